@@ -1,0 +1,72 @@
+# Needs Python 3.11 or newer and make; everything else is installed into .venv.
+# `make check` is what CI runs. Extra arguments: make test ARGS="tests/unit -k loop"
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+LOCK   := requirements/dev.txt
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+ARGS   ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup venv server demo test lint fmt check bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
+
+setup: venv server ## .venv with everything in it, and the Temporal dev server
+
+venv: $(VENV)/.perdure ## .venv alone, without the dev server
+
+# Two stamps: a changed lock installs packages, a changed pyproject only perdure's own metadata.
+$(VENV)/.lock: $(LOCK)
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "perdure needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
+		echo "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "$(PYTHON) cannot create a virtual environment (on Debian: apt install python3-venv)." >&2; exit 1; }
+	@echo "installing $(LOCK) into $(VENV)"
+	@$(PY) -m pip install --quiet --require-hashes -r $(LOCK)
+	@touch $@
+
+$(VENV)/.perdure: $(VENV)/.lock pyproject.toml
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Cheap when the binary is there, and not stamped: the cache lies outside this checkout and may be gone.
+server: venv ## fetch the Temporal dev server once (cached under PERDURE_HOME)
+	@$(VENV)/bin/perdure server install
+
+demo: setup ## a run on real files, killed and resumed; make demo ARGS='--path DIR "question"'
+	@$(VENV)/bin/perdure demo $(ARGS)
+
+test: setup ## the whole test suite
+	@$(VENV)/bin/pytest $(ARGS)
+
+lint: venv ## style, types, the arrows between packages, lengths, determinism
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
+	$(PY) scripts/lint_lengths.py
+	$(PY) scripts/lint_determinism.py
+
+fmt: venv ## format, and fix what ruff can fix
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+check: lint test ## lint, then test
+
+bench: setup ## perdure against bare Temporal, as ratios
+	@$(PY) -m benchmarks $(ARGS)
+
+lock: venv ## resolve requirements/dev.txt anew (ARGS=--upgrade to raise versions)
+	@command -v uv >/dev/null || $(VENV)/bin/uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv
+	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --extra dev pyproject.toml -o $(LOCK) $(ARGS)
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,85 @@
+"""``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import benchmarks
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.lab import open_lab
+from benchmarks.measures import MEASURES, QUICK, Figures, Scale, chosen
+from benchmarks.report import tables
+
+
+async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
+    """What ``only`` names, measures or contestants; nothing named, everything."""
+    measures = [name for name in MEASURES if name in only] or list(MEASURES)
+    who = chosen([name for name in CONTESTANTS if name in only])
+    results: dict[str, Figures] = {}
+    async with open_lab([one.name for one in who]) as lab:
+        for name in measures:
+            began = time.perf_counter()
+            results[name] = await MEASURES[name](lab, who, scale)
+            print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    return results
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    return {
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=benchmarks.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [*MEASURES, *CONTESTANTS]
+    parser.add_argument("--quick", action="store_true", help="less of everything: about a minute, and noisy")
+    parser.add_argument("--only", action="append", default=[], choices=names, help="a measure or contestant; repeat it")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    for given in dataclasses.fields(Scale):
+        default = getattr(Scale(), given.name)
+        kind = _lengths if isinstance(default, tuple) else int
+        parser.add_argument(f"--{given.name.replace('_', '-')}", type=kind, help=f"default {default}")
+    options = parser.parse_args(argv)
+    changed = {
+        given.name: value for given in dataclasses.fields(Scale) if (value := getattr(options, given.name)) is not None
+    }
+    scale = dataclasses.replace(QUICK if options.quick else Scale(), **changed)
+    logging.basicConfig(level=logging.ERROR)
+    where = machine()  # before the load is our own
+    results = asyncio.run(measure(scale, options.only))
+    table = tables(results, runs=scale.runs)
+    if options.output == "json":
+        whole = {"machine": where, "scale": dataclasses.asdict(scale), "results": results, "table": table.splitlines()}
+        print(json.dumps(whole, indent=2))
+    else:
+        print(", ".join(f"{key} {value}" for key, value in where.items()), table, sep="\n\n")
+    sys.stdout.flush()
+    os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+if __name__ == "__main__":
+    main()

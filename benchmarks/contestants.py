@@ -1,0 +1,102 @@
+"""Who runs: how each contestant is served and started. ``python -m benchmarks`` says what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client as TemporalClient
+from temporalio.worker import Worker as TemporalWorker
+
+from benchmarks import floor
+from perdure import Agent, Client, Worker, tool
+from perdure.workflows import AgentWorkflow
+
+MODEL = "gpt-4o-mini"
+"""A name that has a price, so that what pricing costs is in the figures."""
+ACTIVITIES = 100
+"""Activities at once, for every worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """``serve(client, task_queue, store_url)`` is a worker; ``start(iterations, size, kill)`` the workflow's input."""
+
+    name: str
+    workflow: type
+    workflow_name: str
+    serve: Callable[[TemporalClient, str, str], AbstractAsyncContextManager[Any]]
+    start: Callable[[int, int, str | None], dict[str, Any]]
+
+
+def _floor_worker(client: TemporalClient, task_queue: str, _: str) -> TemporalWorker:
+    activities = floor.Activities(MODEL)
+    return TemporalWorker(
+        client,
+        task_queue=task_queue,
+        workflows=[floor.Floor1, floor.Floor2],
+        activities=[activities.model, activities.work, activities.model_and_work],
+        max_concurrent_activities=ACTIVITIES,
+        # The rest as PerdurePlugin sets it.
+        max_heartbeat_throttle_interval=timedelta(milliseconds=500),
+        default_heartbeat_throttle_interval=timedelta(milliseconds=500),
+        sticky_queue_schedule_to_start_timeout=timedelta(seconds=2),
+        graceful_shutdown_timeout=timedelta(milliseconds=1),
+    )
+
+
+def _floor_start(iterations: int, size: int, kill: str | None) -> dict[str, Any]:
+    return {"iterations": iterations, "size": size, "kill": kill}
+
+
+async def work(size: int) -> str:
+    """Do some work.
+
+    Args:
+        size: How many bytes to return.
+    """
+    return "x" * size
+
+
+def _perdure_worker(client: TemporalClient, task_queue: str, store_url: str, *, inline: bool) -> Worker:
+    agent = Agent("bench", f"openai:{MODEL}", tools=[tool(work, inline=inline)], max_iterations=1_000_000)
+    return Worker(
+        Client(client, store_url=store_url),
+        [agent],
+        task_queue=task_queue,
+        drain=0,
+        max_concurrent_activities=ACTIVITIES,
+    )
+
+
+def _perdure_start(iterations: int, size: int, kill: str | None) -> dict[str, Any]:
+    order = f"until {iterations} size {size}"
+    return {"agent": "bench", "message": f"{order} kill {kill} at 1" if kill else order}
+
+
+CONTESTANTS = {
+    one.name: one
+    for one in (
+        Contestant("floor2", floor.Floor2, "Floor2", _floor_worker, _floor_start),
+        Contestant("floor1", floor.Floor1, "Floor1", _floor_worker, _floor_start),
+        Contestant(
+            "perdure",
+            AgentWorkflow,
+            "AgentWorkflow",
+            lambda *given: _perdure_worker(*given, inline=False),
+            _perdure_start,
+        ),
+        Contestant(
+            "perdure-inline",
+            AgentWorkflow,
+            "AgentWorkflow",
+            lambda *given: _perdure_worker(*given, inline=True),
+            _perdure_start,
+        ),
+    )
+}
+BASE = "floor2"
+"""What ratios are to."""

@@ -1,0 +1,109 @@
+"""The floors: the least that a durable agent can do on Temporal, without keeping anything of the conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from openai import AsyncOpenAI
+from temporalio import activity, workflow
+from temporalio.common import RetryPolicy
+
+# perdure's own (perdure/workflows/options.py), written out: a floor stands for a program without perdure.
+OPTIONS: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(minutes=30),
+    "heartbeat_timeout": timedelta(seconds=5),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+    "cancellation_type": workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+}
+
+
+@workflow.defn(sandboxed=False)
+class Floor2:
+    """Two activities an iteration."""
+
+    @workflow.run
+    async def run(self, task: dict[str, Any]) -> str:
+        """``{"iterations", "size", "kill"}``; ``kill`` goes to the model with the call in the middle."""
+        for done in range(task["iterations"]):
+            asked = await workflow.execute_activity("model", _order(task, done), **OPTIONS)
+            await workflow.execute_activity("work", asked, **OPTIONS)
+        return str(await workflow.execute_activity("model", "until 0 size 0", **OPTIONS))
+
+
+@workflow.defn(sandboxed=False)
+class Floor1:
+    """One activity an iteration."""
+
+    @workflow.run
+    async def run(self, task: dict[str, Any]) -> str:
+        """As above."""
+        for done in range(task["iterations"]):
+            await workflow.execute_activity("model_and_work", _order(task, done), **OPTIONS)
+        return str(await workflow.execute_activity("model", "until 0 size 0", **OPTIONS))
+
+
+def _order(task: dict[str, Any], done: int) -> str:
+    order = f"until 1 size {task['size']}"
+    return f"{order} kill {task['kill']} at 0" if task.get("kill") and done == 1 else order
+
+
+class Activities:
+    """The activities of both floors. They heartbeat while they wait, as perdure's do."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._client = AsyncOpenAI(max_retries=0)
+
+    @activity.defn
+    async def model(self, order: str) -> str:
+        """A tiny request; the arguments of the tool call, or the text."""
+        with _heartbeats():
+            reply = await self._client.chat.completions.create(
+                model=self._model, messages=[{"role": "user", "content": order}]
+            )
+            message = reply.choices[0].message
+            for call in message.tool_calls or ():
+                if call.type == "function":
+                    return call.function.arguments
+            return message.content or ""
+
+    @activity.defn
+    async def work(self, arguments: str) -> str:
+        """The tool."""
+        with _heartbeats():
+            return work(arguments)
+
+    @activity.defn
+    async def model_and_work(self, order: str) -> str:
+        """Both."""
+        return work(await self.model(order))
+
+
+def work(arguments: str) -> str:
+    """``size`` bytes of text, as perdure's tool gives it."""
+    return "x" * int(json.loads(arguments)["size"])
+
+
+@contextmanager
+def _heartbeats() -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def beat() -> None:
+        activity.heartbeat()
+        later()
+
+    def later() -> None:
+        nonlocal timer
+        timer = loop.call_later(1.0, beat)
+
+    later()
+    try:
+        yield
+    finally:
+        timer.cancel()

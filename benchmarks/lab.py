@@ -1,0 +1,137 @@
+"""The bench itself: a dev server, a fake model and worker processes of its own, all gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import urllib.request
+import uuid
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client, WorkflowHandle
+
+from benchmarks.contestants import CONTESTANTS, Contestant
+from perdure.embedded.binary import ensure_binary
+from perdure.embedded.home import Home, current_home
+from perdure.embedded.server import ensure_server, stop_server
+
+
+class WorkerProcess:
+    """One worker in a process of its own."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def ready(self) -> None:
+        """Until it polls."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if line != b"ready\n":
+            raise RuntimeError(f"a worker did not start: {line!r}")
+
+    async def cpu(self) -> float:
+        """CPU seconds of all its threads so far."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(b"\n")
+        return float(await self._process.stdout.readline())
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@dataclass(slots=True)
+class Lab:
+    """``model_url``: the fake model's base URL. ``stores``: a SQLite URL per contestant."""
+
+    client: Client
+    address: str
+    model_url: str
+    root: Path
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)
+
+    def queue(self, contestant: Contestant) -> str:
+        """Its task queue."""
+        return f"bench-{contestant.name}"
+
+    def store_url(self, contestant: Contestant) -> str:
+        """Its store."""
+        return f"sqlite:///{self.root}/{contestant.name}.db"
+
+    async def start_worker(self, contestant: Contestant) -> WorkerProcess:
+        """A worker, which may not poll yet."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "benchmarks.worker",
+            contestant.name,
+            self.address,
+            self.queue(contestant),
+            self.store_url(contestant),
+            stdin=PIPE,
+            stdout=PIPE,
+            env={**os.environ, "OPENAI_BASE_URL": self.model_url, "OPENAI_API_KEY": "bench"},
+        )
+        worker = self.workers[contestant.name] = WorkerProcess(process)
+        return worker
+
+    async def start(
+        self, contestant: Contestant, iterations: int, size: int, kill: str | None = None
+    ) -> WorkflowHandle[Any, Any]:
+        """Start a run."""
+        return await self.client.start_workflow(
+            contestant.workflow_name,
+            contestant.start(iterations, size, kill),
+            id=f"{contestant.name}-{uuid.uuid4().hex}",
+            task_queue=self.queue(contestant),
+        )
+
+    async def get(self, path: str) -> bytes:
+        """Ask the fake model."""
+
+        def ask() -> bytes:
+            with urllib.request.urlopen(self.model_url.removesuffix("/v1") + path) as answer:  # noqa: S310  # loopback
+                return bytes(answer.read())
+
+        return await asyncio.to_thread(ask)
+
+
+@asynccontextmanager
+async def open_lab(names: Sequence[str]) -> AsyncIterator[Lab]:
+    """Everything up, with a worker for each of ``names``, for the length of the block."""
+    binary = await ensure_binary(current_home().create())
+    os.environ["PERDURE_TEMPORAL_CLI"] = str(binary.path)  # the server below gets a home without a cache
+    async with AsyncExitStack() as stack:
+        # Under the home, not /tmp: that may be memory, and a sync of the disk belongs to the figures.
+        root = Path(tempfile.mkdtemp(prefix="bench-", dir=current_home().root))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        home = Home(root)
+        stack.push_async_callback(stop_server, home)
+        server = await ensure_server(home)
+        model = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.mock_model", stdin=PIPE, stdout=PIPE
+        )
+        stack.push_async_callback(WorkerProcess(model).kill)
+        assert model.stdout is not None
+        url = (await model.stdout.readline()).decode().strip()
+        lab = Lab(await Client.connect(server.address), server.address, url, root)
+        stack.push_async_callback(_stop_workers, lab)
+        for name in names:
+            await lab.start_worker(CONTESTANTS[name])
+        await asyncio.gather(*(worker.ready() for worker in lab.workers.values()))
+        yield lab
+
+
+async def _stop_workers(lab: Lab) -> None:
+    await asyncio.gather(*(worker.kill() for worker in lab.workers.values()))

@@ -1,0 +1,183 @@
+"""What is measured, each as a function of the lab that returns plain figures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from temporalio.client import WorkflowHandle
+from temporalio.worker import Replayer
+
+from benchmarks.contestants import BASE, CONTESTANTS, Contestant
+from benchmarks.lab import Lab
+from perdure import Client
+from perdure.types.messages import canonical
+
+TINY = 64
+"""Bytes of a tool result where time is measured."""
+RESULT = 4096
+"""Bytes of a tool result where history is measured."""
+_SETTLE = 0.05  # what a worker does behind a result belongs to the run
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    iterations: int = 30
+    rounds: int = 15
+    runs: int = 50
+    """Concurrent ones."""
+    each: int = 6
+    """Iterations of each concurrent run."""
+    run_rounds: int = 3
+    histories: tuple[int, ...] = (10, 50, 100, 200)
+    kills: int = 3
+
+
+QUICK = Scale(iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1)
+
+Figures = dict[str, dict[str, Any]]
+"""By contestant."""
+
+
+async def single(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
+    """One run at a time: wall and worker CPU per iteration."""
+    rounds = await _rounds(lab, who, scale.rounds, runs=1, each=scale.iterations)
+    figures: Figures = {}
+    for one in who:
+        mine, base = rounds[one.name], rounds[BASE]
+        figures[one.name] = {
+            "wall_ms": _median([wall * 1000 for wall, _ in mine]),
+            "cpu_ms": _median([cpu * 1000 for _, cpu in mine]),
+            "wall_ratio": _median([a / b for (a, _), (b, _) in zip(mine, base, strict=True)]),
+            "cpu_ratio": _median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+        }
+    return figures
+
+
+async def concurrent(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
+    """Many runs at once: iterations a second, and worker CPU per iteration."""
+    rounds = await _rounds(lab, who, scale.run_rounds, runs=scale.runs, each=scale.each)
+    figures: Figures = {}
+    for one in who:
+        mine, base = rounds[one.name], rounds[BASE]
+        figures[one.name] = {
+            "iterations_s": _median([1 / wall for wall, _ in mine]),
+            "cpu_ms": _median([cpu * 1000 for _, cpu in mine]),
+            "rate_ratio": _median([b / a for (a, _), (b, _) in zip(mine, base, strict=True)]),
+            "cpu_ratio": _median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+        }
+    return figures
+
+
+async def _rounds(
+    lab: Lab, who: Sequence[Contestant], rounds: int, *, runs: int, each: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Wall and worker CPU seconds per iteration of every round; a round before the first warms everything up."""
+    measured: dict[str, list[tuple[float, float]]] = {one.name: [] for one in who}
+    for number in range(-1, rounds):
+        turn = number % len(who)
+        for one in (*who[turn:], *who[:turn]):  # nobody always comes first
+            seconds = await _timed(lab, one, runs, each if number >= 0 else min(each, 2))
+            if number >= 0:
+                measured[one.name].append(seconds)
+    return measured
+
+
+async def _timed(lab: Lab, one: Contestant, runs: int, each: int) -> tuple[float, float]:
+    worker = lab.workers[one.name]
+    cpu, began = await worker.cpu(), time.perf_counter()
+    await asyncio.gather(*(_run(lab, one, each, TINY) for _ in range(runs)))
+    wall = time.perf_counter() - began
+    await asyncio.sleep(_SETTLE)
+    return wall / (runs * each), (await worker.cpu() - cpu) / (runs * each)
+
+
+async def _run(lab: Lab, one: Contestant, iterations: int, size: int) -> WorkflowHandle[Any, Any]:
+    handle = await lab.start(one, iterations, size)
+    await handle.result()
+    return handle
+
+
+async def histories(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
+    """History of runs with 4 KB tool results by length, what of it is messages, and the replay of the longest."""
+    figures: Figures = {}
+    for one in who:
+        mine: dict[str, Any] = {"bytes": {}, "events": {}, "message_bytes": {}}
+        for iterations in scale.histories:
+            handle = await _run(lab, one, iterations, RESULT)
+            history = await handle.fetch_history()
+            mine["bytes"][iterations] = sum(event.ByteSize() for event in history.events)
+            mine["events"][iterations] = len(history.events)
+            mine["message_bytes"][iterations] = await _message_bytes(lab, one, handle.id)
+        replayer = Replayer(workflows=[one.workflow])
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            await replayer.replay_workflow(history)
+            times.append(time.perf_counter() - began)
+        mine["replay_ms"] = min(times) * 1000
+        figures[one.name] = mine
+    return figures
+
+
+async def _message_bytes(lab: Lab, one: Contestant, run_id: str) -> int | None:
+    """Bytes of the transcript; a floor has none."""
+    if one.workflow_name.startswith("Floor"):
+        return None
+    client = Client(lab.client, store_url=lab.store_url(one))
+    try:
+        return len(canonical(await client.run(run_id).transcript()))
+    finally:
+        await client.close()
+
+
+async def recovery(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
+    """SIGKILL in the middle of a model call, a new worker started at once: seconds to the next model call."""
+    figures: Figures = {}
+    for one in who:
+        seconds = [await _kill(lab, one) for _ in range(scale.kills)]
+        figures[one.name] = {"seconds": _median(seconds), "most": max(seconds)}
+    return figures
+
+
+async def _kill(lab: Lab, one: Contestant) -> float:
+    name = uuid.uuid4().hex
+    handle = await lab.start(one, 3, TINY, kill=name)
+    await _seen(lab, name, 1)
+    await asyncio.sleep(1.2)  # heartbeats have begun: a loss before the first is noticed no earlier
+    killed = time.time()
+    await lab.workers[one.name].kill()
+    new = await lab.start_worker(one)
+    times = await _seen(lab, name, 2)
+    await new.ready()
+    await handle.result()
+    return times[1] - killed
+
+
+async def _seen(lab: Lab, name: str, count: int) -> list[float]:
+    """When the call arrived, once it has done so ``count`` times."""
+    while True:
+        times: list[float] = json.loads(await lab.get(f"/seen/{name}"))
+        if len(times) >= count:
+            return times
+        await asyncio.sleep(0.05)
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+MEASURES = {"single": single, "concurrent": concurrent, "history": histories, "recovery": recovery}
+
+
+def chosen(names: Sequence[str]) -> list[Contestant]:
+    """The contestants of those names, the base among them and first; none named: all."""
+    return [one for one in CONTESTANTS.values() if not names or one.name in names or one.name == BASE]

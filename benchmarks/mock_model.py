@@ -1,0 +1,139 @@
+"""A model that costs next to nothing, the same for every contestant: chat completions over loopback.
+
+The first user message is the order, ``until 50 size 64``: ask for the tool ``work`` (argument ``size``) while the
+request has fewer than 50 assistant messages, then answer with text. ``kill 7f3a at 3`` behind it stops the first
+reply to a request with 3 assistant messages in its middle, for good; ``GET /seen/7f3a`` then has the times
+(``time.time()``) at which that request arrived. Streams if the request says so; all events leave in one write.
+
+``python -m benchmarks.mock_model`` prints its base URL and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from functools import lru_cache
+from typing import Any
+
+_ORDER = re.compile(rb"until (\d+) size (\d+)(?: kill (\w+) at (\d+))?")
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_MODEL = re.compile(rb'"model": ?"([^"]+)"')
+_STREAM = re.compile(rb'"stream": ?true')
+_ASSISTANT = re.compile(rb'"role": ?"assistant"')
+_SHORT = 4096  # the order and the parameters stand in front, or the request is short
+
+_seen: dict[str, list[float]] = {}
+
+
+class Model(asyncio.Protocol):
+    """One connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See base class."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._data = bytearray()
+        self._body_at = 0
+        self._end = 0
+
+    def data_received(self, data: bytes) -> None:
+        """See base class."""
+        self._data += data
+        while self._complete():
+            body = bytes(self._data[self._body_at : self._end])
+            line = bytes(self._data[: self._data.find(b"\r\n")])
+            del self._data[: self._end]
+            self._end = 0
+            self._answer(line, body)
+
+    def _complete(self) -> bool:
+        if not self._end:
+            head = self._data.find(b"\r\n\r\n")
+            if head < 0:
+                return False
+            length = _LENGTH.search(self._data, 0, head)
+            self._body_at = head + 4
+            self._end = self._body_at + (int(length[1]) if length else 0)
+        return len(self._data) >= self._end
+
+    def _answer(self, line: bytes, body: bytes) -> None:
+        if line.startswith(b"GET /seen/"):
+            name = line.split(b" ")[1].rpartition(b"/")[2].decode()
+            self._transport.write(_json(json.dumps(_seen.get(name, []))))
+            return
+        order = _ORDER.search(body, 0, _SHORT)
+        model = _MODEL.search(body, 0, _SHORT) or _MODEL.search(body)
+        if order is None or model is None:
+            self._transport.write(_json('{"error": {"message": "no order"}}', b"400 Bad Request"))
+            return
+        said = len(_ASSISTANT.findall(body))
+        size = int(order[2]) if said < int(order[1]) else None
+        streamed = _STREAM.search(body, 0, _SHORT) is not None
+        reply = (_stream if streamed else _whole)(model[1].decode(), said, size)
+        if order[3] and said == int(order[4]):
+            seen = _seen.setdefault(order[3].decode(), [])
+            seen.append(time.time())
+            if len(seen) == 1:
+                reply = reply[: len(reply) // 2]
+        self._transport.write(reply)
+
+
+def _json(body: str, status: bytes = b"200 OK") -> bytes:
+    data = body.encode()
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(data)) + data
+
+
+@lru_cache(maxsize=4096)
+def _whole(model: str, said: int, size: int | None) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+    message |= {"content": "Done."} if size is None else {"tool_calls": [_call(said, size)]}
+    choice = {"index": 0, "message": message, "finish_reason": _reason(size), "logprobs": None}
+    head = {"id": f"chatcmpl-{said}", "object": "chat.completion", "created": 1_700_000_000, "model": model}
+    return _json(json.dumps(head | {"choices": [choice], "usage": _USAGE}))
+
+
+@lru_cache(maxsize=4096)
+def _stream(model: str, said: int, size: int | None) -> bytes:
+    if size is None:
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"content": "Done."}]
+    else:
+        call = _call(said, size)
+        arguments = call["function"]["arguments"]
+        first = call | {"index": 0, "function": {"name": "work", "arguments": ""}}
+        piece = {"index": 0, "function": {"arguments": arguments}}
+        deltas = [{"role": "assistant", "content": None, "tool_calls": [first]}, {"tool_calls": [piece]}]
+    head = {"id": f"chatcmpl-{said}", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": model}
+    chunks = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": _reason(size)}]})
+    chunks.append(head | {"choices": [], "usage": _USAGE})
+    events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks] + [b"data: [DONE]\n\n"]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+    head_line = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked"
+    return head_line + b"\r\n\r\n" + body + b"0\r\n\r\n"
+
+
+_USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+
+
+def _call(said: int, size: int) -> dict[str, Any]:
+    function = {"name": "work", "arguments": json.dumps({"size": size})}
+    return {"id": f"call_{said}", "type": "function", "function": function}
+
+
+def _reason(size: int | None) -> str:
+    return "stop" if size is None else "tool_calls"
+
+
+async def main() -> None:
+    """Serve until standard input ends."""
+    server = await asyncio.get_running_loop().create_server(Model, "127.0.0.1", 0, backlog=1024)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,101 @@
+"""The figures as tables, with the targets that perdure has set itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.measures import RESULT, Figures
+
+TARGETS: Mapping[tuple[str, str, str], float] = {
+    ("single", "wall_ratio", "perdure"): 1.15,
+    ("single", "wall_ratio", "perdure-inline"): 0.8,
+    ("single", "cpu_ratio", "perdure"): 1.2,
+    ("single", "cpu_ratio", "perdure-inline"): 0.9,
+    ("concurrent", "rate_ratio", "perdure"): 0.95,
+    ("concurrent", "rate_ratio", "perdure-inline"): 1.25,
+    ("recovery", "seconds", "perdure"): 9.0,
+    ("recovery", "seconds", "perdure-inline"): 9.0,
+}
+"""At most, but for a rate: at least."""
+GROWTH = 2.1
+"""Bytes of history at twice the length."""
+
+_ROWS = (
+    ("single", "one run, wall per iteration", "wall_ms", "{:.1f} ms", "wall_ratio"),
+    ("single", "one run, worker CPU per iteration", "cpu_ms", "{:.1f} ms", "cpu_ratio"),
+    ("concurrent", "{runs} runs, iterations per second", "iterations_s", "{:.0f}", "rate_ratio"),
+    ("concurrent", "{runs} runs, worker CPU per iteration", "cpu_ms", "{:.1f} ms", "cpu_ratio"),
+    ("recovery", "SIGKILL in a model call to the next", "seconds", "{:.1f} s", None),
+)
+
+
+def tables(results: Mapping[str, Figures], *, runs: int) -> str:
+    """Everything that was measured, as text."""
+    names = list(next(iter(results.values()))) if results else []
+    lines = [["", *names]]
+    for measure, title, key, form, ratio in _ROWS:
+        if measure in results:
+            figures = results[measure]
+            cells = [_cell(measure, name, figures[name], key, form, ratio) for name in names]
+            lines.append([title.format(runs=runs), *cells])
+    if "history" in results:
+        lines += _history(results["history"], names)
+    return _aligned(lines) + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
+
+
+def _cell(measure: str, name: str, mine: Mapping[str, Any], key: str, form: str, ratio: str | None) -> str:
+    text = form.format(mine[key])
+    if ratio is not None:
+        text += f" ({mine[ratio]:.2f})"
+    judged = ratio or key
+    target = TARGETS.get((measure, judged, name))
+    if target is None:
+        return text
+    met = mine[judged] >= target if judged == "rate_ratio" else mine[judged] <= target
+    return f"{text} {_mark(met)} {'≥' if judged == 'rate_ratio' else '≤'} {target:g}"
+
+
+def _history(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    lengths = list(figures[names[0]]["bytes"])
+    for length in lengths:
+        cells = [f"{figures[n]['bytes'][length] / 1000:.0f} kB, {figures[n]['events'][length]} events" for n in names]
+        yield [f"history of {length} iterations, {RESULT} B results", *cells]
+    if lengths[-1] // 2 in lengths:
+        title = f"bytes at {lengths[-1]} / bytes at {lengths[-1] // 2}"
+        grown = [growth(figures[name]) for name in names]
+        yield [title, *(f"{by:.2f} {_mark(by <= GROWTH)} ≤ {GROWTH}" for by in grown)]
+    yield [f"of 1.3 x messages + 3 kB an iteration, at {lengths[-1]}", *(_share(figures[name]) for name in names)]
+    replay = [f"{figures[name]['replay_ms']:.0f} ms" for name in names]
+    yield [f"replay of {lengths[-1]} iterations", *replay]
+
+
+def growth(mine: Mapping[str, Any]) -> float:
+    """Bytes of the longest history by those of the one half as long."""
+    longest = max(mine["bytes"])
+    return float(mine["bytes"][longest] / mine["bytes"][longest // 2])
+
+
+def allowed(mine: Mapping[str, Any], length: int) -> float | None:
+    """Bytes that a history of ``length`` iterations may have; None for a contestant without a transcript."""
+    messages = mine["message_bytes"][length]
+    return None if messages is None else 1.3 * messages + 3000 * length
+
+
+def _share(mine: Mapping[str, Any]) -> str:
+    longest = max(mine["bytes"])
+    most = allowed(mine, longest)
+    if most is None:
+        return "-"
+    return f"{mine['bytes'][longest] / most:.2f} {_mark(mine['bytes'][longest] <= most)} ≤ 1"
+
+
+def _mark(met: bool) -> str:
+    return "✓" if met else "✗"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -1,0 +1,34 @@
+"""A contestant's worker process. Prints ``ready``, then for every line of input its CPU seconds; ends with its input.
+
+python -m benchmarks.worker NAME ADDRESS TASK_QUEUE STORE_URL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+
+from temporalio.client import Client
+
+from benchmarks.contestants import CONTESTANTS
+
+
+async def main(name: str, address: str, task_queue: str, store_url: str) -> None:
+    """Serve until standard input ends."""
+    client = await Client.connect(address)
+    async with CONTESTANTS[name].serve(client, task_queue, store_url):
+        print("ready", flush=True)
+        await asyncio.to_thread(_answer)
+
+
+def _answer() -> None:
+    for _ in sys.stdin:
+        print(time.process_time(), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
+    sys.stdout.flush()
+    os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)

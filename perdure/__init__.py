@@ -1,0 +1,68 @@
+"""perdure: durable agents on Temporal.
+
+Names are loaded when first used, so ``import perdure`` is quick and loads no SDK and no database driver.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .client import Client
+    from .providers.registry import register_provider
+    from .run import Run
+    from .runtime import local
+    from .tools import RunContext, Tool, ToolContext, tool
+    from .types.messages import Message
+    from .types.wire import Response, Status
+    from .worker import PerdurePlugin, Worker
+
+_HOME = {
+    "Agent": "agent",
+    "Client": "client",
+    "Message": "types.messages",
+    "PerdurePlugin": "worker",
+    "Response": "types.wire",
+    "Run": "run",
+    "RunContext": "tools",
+    "Status": "types.wire",
+    "Tool": "tools",
+    "ToolContext": "tools",
+    "Worker": "worker",
+    "local": "runtime",
+    "register_provider": "providers.registry",
+    "tool": "tools",
+}
+
+__all__ = [
+    "Agent",
+    "Client",
+    "Message",
+    "PerdurePlugin",
+    "Response",
+    "Run",
+    "RunContext",
+    "Status",
+    "Tool",
+    "ToolContext",
+    "Worker",
+    "local",
+    "register_provider",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module(".errors", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,99 @@
+"""The agents that a worker serves, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..agent import Agent
+from ..errors import AgentNotFoundError, DefinitionError
+
+
+class Agents:
+    """Agents by name. Refuses two of one name, and a cycle of subagents."""
+
+    def __init__(self, agents: Iterable[Agent] = ()) -> None:
+        """Raises ``DefinitionError``."""
+        self._agents: dict[str, Agent] = {}
+        if isinstance(agents, Agent):
+            raise DefinitionError(f"agents must be a list, not {agents!r}", hint=f"Write agents=[{agents.name}].")
+        for agent in agents:
+            self._add(agent)
+        check_subagents(self._agents)
+
+    def add(self, agent: Agent) -> None:
+        """Serve ``agent`` too, and its subagents; the same object twice counts once. Raises ``DefinitionError``."""
+        self._add(agent)
+        check_subagents(self._agents)
+
+    def _add(self, agent: Agent) -> None:
+        if not isinstance(agent, Agent):
+            raise DefinitionError(
+                f"a worker serves agents, not {agent!r:.100}", hint='Make one: Agent("name", "openai:gpt-5", …).'
+            )
+        known = self._agents.get(agent.name)
+        if known is agent:
+            return
+        if known is not None:
+            raise DefinitionError(
+                f"two agents are called {agent.name!r}",
+                hint="Agents of one worker need different names: rename one.",
+            )
+        self._agents[agent.name] = agent
+        for subagent in agent.subagents:
+            if isinstance(subagent, Agent):
+                self._add(subagent)
+
+    def get(self, name: str) -> Agent:
+        """The agent of that name. Raises ``AgentNotFoundError``, which names the ones that are here."""
+        agent = self._agents.get(name)
+        if agent is None:
+            here = ", ".join(sorted(self._agents)) or "none"
+            raise AgentNotFoundError(
+                f"no agent {name!r} on this worker (it serves: {here})",
+                hint="Register it with a worker on this task queue, or correct the name.",
+            )
+        return agent
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(self._agents.values())
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+
+def check_subagents(agents: Mapping[str, Agent]) -> None:
+    """Raise ``DefinitionError`` for a cycle of subagents, for a name that nobody has, and, for now, for any at all."""
+    below = {name: [_name(one) for one in agent.subagents] for name, agent in agents.items()}
+    for name, subagents in below.items():
+        for subagent in subagents:
+            if subagent not in below:
+                raise DefinitionError(
+                    f"agent {name!r} has a subagent {subagent!r}, which this worker does not serve",
+                    hint=f"Pass it to the worker too, or correct the name; it serves: {', '.join(sorted(below))}.",
+                )
+    for name in below:
+        if cycle := _cycle(name, below, ()):
+            raise DefinitionError(
+                f"a cycle of subagents: {' → '.join(cycle)}",
+                hint=f"They would call each other without end: take {cycle[1]!r} out of the subagents of {cycle[0]!r}.",
+            )
+    for name, subagents in below.items():
+        if subagents:
+            raise DefinitionError(
+                f"agent {name!r} has subagents ({', '.join(subagents)}), and this perdure cannot run subagents yet",
+                hint="They come in a later release. For now, start the other agent from a tool.",
+            )
+
+
+def _name(agent: Agent | str) -> str:
+    return agent if isinstance(agent, str) else agent.name
+
+
+def _cycle(name: str, below: Mapping[str, Sequence[str]], path: tuple[str, ...]) -> tuple[str, ...]:
+    """The way from ``name`` back to itself, or to where the path was before; empty without one."""
+    if name in path:
+        return (*path[path.index(name) :], name)
+    for subagent in below[name]:
+        if found := _cycle(subagent, below, (*path, name)):
+            return found
+    return ()

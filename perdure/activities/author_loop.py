@@ -1,0 +1,192 @@
+"""Where authors' code runs: an event loop of its own in a thread, and threads for sync functions.
+
+The SDK sends heartbeats through the worker's loop. A tool that blocks must not stall it: the run would look lost, and
+every other run with it. Here it only stalls its own kind, and a warning names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from .threads import Threads
+
+logger = logging.getLogger("perdure.worker")
+
+PROBE = 1.0
+"""Seconds between two looks at the loop; what blocks it longer is named."""
+POOL = 64
+"""Sync functions that run at once."""
+CANCEL_WAIT = 10.0
+"""Seconds that a cancelled async function is given to end before nobody waits for it any more."""
+_STOP = 2.0
+
+_whose: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
+
+
+class AuthorLoop:
+    """Runs authors' functions away from the worker's loop. Start it before use, and stop it at the end."""
+
+    def start(self) -> None:
+        """Start the threads. After :meth:`stop` it may be started again."""
+        # Each start has its own: a thread that was blocked at the stop must not touch what came after.
+        loop, stopping = asyncio.new_event_loop(), threading.Event()
+        loop.set_task_factory(_task)
+        self._loop, self._stopping = loop, stopping
+        self._pool = Threads(POOL, "perdure-tool")
+        self._threads = [
+            threading.Thread(target=_serve, args=(loop, stopping), name="perdure-author", daemon=True),
+            threading.Thread(target=_watch, args=(loop, stopping), name="perdure-watch", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the loop, cancelling what still runs. A blocked thread is left behind: it cannot be ended."""
+        self._stopping.set()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join(_STOP)
+        self._pool.stop()
+
+    async def run(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``fn`` there, whether sync or async, and return what it returns.
+
+        Cancelling this cancels an async ``fn`` at its next ``await`` and waits for it, ``CANCEL_WAIT`` seconds at
+        most; if it ends with a result all the same, that is returned. A sync one runs to its end in its thread, and
+        its result is dropped. Of what it raises only an ``Exception`` gets here: ``sys.exit()`` in a tool, or a
+        cancellation that is not ours, comes as ``RuntimeError``.
+        """
+        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004  # asks whether the call is a coroutine, not whether there is one
+            return await self._on_loop(name, fn(*args, **kwargs))
+        context = contextvars.copy_context()
+        result = await asyncio.wrap_future(self._pool.submit(lambda: context.run(_call, fn, args, kwargs)))
+        if inspect.isawaitable(result):  # a sync function that returns a coroutine: partial, lambda, decorator
+            return await self._on_loop(name, _await(result))
+        return result
+
+    async def _on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        loop = self._loop
+        ended: Future[Any] = Future()
+        tasks: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            _whose.set(name)  # in the context of this callback, which the task and its own tasks inherit
+            task = loop.create_task(_contained(coroutine))
+            task.add_done_callback(lambda done: _settle(ended, done, coroutine))
+            tasks.append(task)
+
+        try:
+            loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # closed: the worker has stopped
+            coroutine.close()
+            raise
+        ending = asyncio.wrap_future(ended)
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:  # ours: one of the function's own comes as RuntimeError
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            await asyncio.wait([ending], timeout=CANCEL_WAIT)
+            if not ending.done():
+                logger.warning("%s was cancelled %g s ago and still runs; nobody waits for it", name, CANCEL_WAIT)
+                raise
+            if ending.exception() is not None:
+                raise
+            return ending.result()  # it ended after all: what it did is done
+
+
+def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """A task named after the function that it works for, also one that the function began."""
+    options["name"] = options.get("name") or _whose.get()
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+def _serve(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        while not stopping.is_set():
+            _run_forever(loop)
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt) as error:  # of a task that a tool left behind: not a reason to end here
+        logger.warning("%r in a task that a tool began; it is ignored", error)
+
+
+def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
+    """Knock at the loop; if nobody answers in time, say whose code it is in."""
+    while not stopping.is_set():
+        answered = threading.Event()
+        try:
+            loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:  # closed meanwhile
+            return
+        if not answered.wait(PROBE) and not stopping.is_set():
+            logger.warning(
+                "%s blocks its event loop; other async tools wait for it. "
+                "Make it a plain def, which runs in a thread, or await what it waits for.",
+                _running(loop),
+            )
+            while not answered.wait(PROBE) and not stopping.is_set():
+                pass
+        stopping.wait(PROBE)
+
+
+def _running(loop: asyncio.AbstractEventLoop) -> str:
+    task = asyncio.current_task(loop)
+    return task.get_name() if task is not None else "an async function"
+
+
+def _settle(ended: Future[Any], task: asyncio.Task[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
+    coroutine.close()  # cancelled before it began, it would be reported as never awaited
+    if task.cancelled():
+        ended.set_exception(RuntimeError("the function ended with CancelledError, and nobody had cancelled it"))
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
+
+
+async def _contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await coroutine
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # SystemExit would end the loop, and every other tool with it
+        raise _as_exception(error) from error
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
+        raise _as_exception(error) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _as_exception(error) from error
+
+
+def _as_exception(error: BaseException) -> RuntimeError:
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return RuntimeError(f"the function raised {said}")

@@ -1,0 +1,141 @@
+"""The bare tool call: prepare (check the arguments again), execute, finalise (text for the model)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from temporalio import activity
+from temporalio.common import RawValue
+
+from ..loop.calls import unknown
+from ..ports import ToolCall
+from ..tools import ArgumentsError, Tool, ToolContext, error_text, serialise
+from ..types.wire import ToolOutput
+from .agents import Agents
+from .author_loop import AuthorLoop
+
+
+class ToolActivity:
+    """Runs tools of the agents that this worker serves. An exception of a tool is a result for the model."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        author: AuthorLoop,
+        resources: Callable[[], Any] = lambda: None,
+        heartbeat: Callable[[], Callable[..., None]] = lambda: _nothing,
+    ) -> None:
+        """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread."""
+        self._heartbeat = heartbeat
+        self._agents = agents
+        self._author = author
+        self._resources = resources
+
+    @activity.defn(dynamic=True)
+    async def tool(self, args: Sequence[RawValue]) -> Any:
+        """The activity of every tool. Stages stand between it and Temporal: what it is given is a ``ToolCall``."""
+        return await self.call(cast(ToolCall, args))
+
+    async def call(self, call: ToolCall) -> ToolOutput:
+        """Run the tool and say what came of it."""
+        task = call.input
+        agent = self._agents.get(task.agent)
+        tool = agent.toolbox.get(task.name)
+        if tool is None:  # the code changed since the model was shown the tool
+            return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
+        given_up = threading.Event()
+        try:
+            return await self._execute(call, tool, _work(tool, call, self._context(call, given_up)))
+        finally:
+            given_up.set()
+
+    async def _execute(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
+        name = f"tool {tool.name} of agent {call.input.agent}"
+        try:
+            async with asyncio.timeout(tool.timeout) as limit:
+                return ToolOutput(key=call.key, content=await self._author.run(name, work))
+        except TimeoutError as error:
+            if not limit.expired():  # the tool's own, not ours
+                return _failed(call, error_text(error))
+            return _failed(
+                call, f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_may_go_on(tool)}"
+            )
+        except asyncio.CancelledError:
+            return _cancelled(call, tool)
+        except ArgumentsError as error:
+            return _failed(call, str(error))
+        except Exception as error:
+            return _failed(call, error_text(error))
+
+    def _context(self, call: ToolCall, given_up: threading.Event) -> ToolContext[Any]:
+        task = call.input
+        return ToolContext(
+            run_id=task.context_id,
+            task_id=task.task_id,
+            agent=task.agent,
+            iteration=task.iteration,
+            context=task.context,
+            resources=self._resources(),
+            call_id=task.call_id,
+            attempt=call.attempt,
+            idempotency_key=call.key,
+            heartbeat=self._heartbeat(),
+            cancelled=_cancellation(given_up),
+        )
+
+
+def _work(tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
+    """All that may run an author's code: validators, the function, serialisers. It goes to the author's loop whole."""
+    arguments = dict(call.arguments)
+
+    async def asynchronous() -> str:
+        return serialise(await tool.bind(arguments, context)())
+
+    def plain() -> Any:
+        value = tool.bind(arguments, context)()
+        return _awaited(value) if inspect.isawaitable(value) else serialise(value)
+
+    return asynchronous if tool.is_async else plain
+
+
+async def _awaited(value: Awaitable[Any]) -> str:
+    return serialise(await value)
+
+
+def _nothing(*details: Any) -> None:
+    """Outside Temporal nobody waits for a heartbeat."""
+
+
+def _cancellation(given_up: threading.Event) -> Callable[[], bool]:
+    """Whether nobody waits for the call any more, for any thread.
+
+    A context can be entered once at a time, so each look at ``activity.is_cancelled`` takes a copy.
+    """
+    context = contextvars.copy_context()
+    return lambda: given_up.is_set() or context.copy().run(activity.is_cancelled)
+
+
+def _failed(call: ToolCall, text: str) -> ToolOutput:
+    return ToolOutput(key=call.key, content=text, is_error=True)
+
+
+def _cancelled(call: ToolCall, tool: Tool) -> ToolOutput:
+    """A call that was cancelled by the run. On a worker's shutdown the cancellation goes on up instead.
+
+    Then the journal has an intent and no outcome, which is the truth: the next attempt tells the model so, or runs an
+    idempotent tool again.
+    """
+    details = activity.cancellation_details()
+    if details is None or not details.cancel_requested:
+        raise asyncio.CancelledError
+    text = f"Cancelled: {tool.name} was cancelled while it ran{_may_go_on(tool)}"
+    return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
+
+
+def _may_go_on(tool: Tool) -> str:
+    return "" if tool.is_async else "; a plain function cannot be stopped, so it may still complete"

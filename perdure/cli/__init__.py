@@ -1,0 +1,61 @@
+"""The command ``perdure``; adding a command is one line below.
+
+A command's module imports only typer and the standard library until it is called, so ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import typer
+
+from ..errors import PerdureError
+from . import demo, dev, doctor, env, listing, run, server, show, steer, worker
+from .failure import report
+
+app = typer.Typer(
+    name="perdure",
+    help="Durable agents: runs that survive crashes, deploys and month-long waits.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(run.run)
+app.command()(dev.dev)
+app.command()(worker.worker)
+app.command("list")(listing.list_)
+app.command()(show.show)
+app.command()(steer.inject)
+app.command()(steer.cancel)
+app.command()(steer.resume)
+app.add_typer(server.app, name="server")
+app.command()(env.env)
+app.command()(doctor.doctor)
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code (see :mod:`perdure.cli.failure`)."""
+    code = _run()
+    for stream in (sys.stdout, sys.stderr):
+        # A reader that went away (`perdure list | head -1`) is no failure.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # A Temporal client that is left to the interpreter's exit aborts it now and then (FACTS.md).
+    os._exit(code)
+
+
+def _run() -> int:
+    try:
+        app(prog_name="perdure")
+    except PerdureError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    return 1

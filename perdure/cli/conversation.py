@@ -1,0 +1,122 @@
+"""A conversation as a person wants to read it: numbered iterations, calls with their arguments, results shortened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..types.messages import Message, ToolResultPart
+
+_MARGIN = 8
+_WIDEST = 110
+_RESULT_LINES = 3
+_SYSTEM_LINES = 2
+_ARGUMENT = 60
+
+_STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+def styled(text: str, style: str, *, on: bool) -> str:
+    """``text`` in a colour or weight, where ``on``."""
+    return f"\033[{_STYLES[style]}m{text}\033[0m" if on and text else text
+
+
+def colours() -> bool:
+    """Whether stdout takes colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def width() -> int:
+    """Columns to write in: the terminal's, but no more than is good to read."""
+    return min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
+
+
+def conversation(messages: Sequence[Message], *, full: bool = False, colour: bool = False) -> Iterator[str]:
+    """The lines of a conversation. ``full``: nothing is shortened."""
+    iteration = 0
+    results: dict[str, ToolResultPart] = {part.call_id: part for message in messages for part in message.tool_results}
+    for message in messages:
+        if message.role == "assistant":
+            iteration += 1
+            label = styled(f"[{iteration}]".ljust(_MARGIN), "bold", on=colour)
+            yield from _assistant(message, label, results, full=full, colour=colour)
+        elif message.role == "system":
+            lines = _cut(message.text, None if full else _SYSTEM_LINES)
+            yield from _block(styled("system".ljust(_MARGIN), "dim", on=colour), lines, "dim", colour=colour)
+        elif message.role == "user":
+            label = styled("user".ljust(_MARGIN), "cyan", on=colour)
+            yield from _block(label, _wrapped(message.text), "cyan", colour=colour)
+
+
+def _assistant(
+    message: Message, label: str, results: Mapping[str, ToolResultPart], *, full: bool, colour: bool
+) -> Iterator[str]:
+    lines = _wrapped(message.text.strip())
+    if lines:
+        yield from _block(label, lines, None, colour=colour)
+        label = " " * _MARGIN
+    for call in message.tool_calls:
+        said = call.malformed if call.malformed is not None else arguments(call.arguments, full=full)
+        yield f"{label}{styled('→', 'blue', on=colour)} {styled(call.name, 'blue', on=colour)}({said})"
+        label = " " * _MARGIN
+        result = results.get(call.id)
+        if result is None:
+            yield f"{label}{styled('… no result yet', 'yellow', on=colour)}"
+        else:
+            yield from _result(result, full=full, colour=colour)
+    if not lines and not message.tool_calls:
+        yield f"{label}{styled('(an empty reply)', 'dim', on=colour)}"
+
+
+def _result(result: ToolResultPart, *, full: bool, colour: bool) -> Iterator[str]:
+    lines = _cut(result.content or "(nothing)", None if full else _RESULT_LINES, indent=2)
+    style = "red" if result.is_error else "dim"
+    mark = styled("✗ " if result.is_error else "← ", style, on=colour)
+    yield from _block(" " * _MARGIN + mark, lines, style, colour=colour, indent=_MARGIN + 2)
+
+
+def arguments(given: Mapping[str, Any], *, full: bool = False) -> str:
+    """A call's arguments, long ones shortened."""
+    shown = []
+    for name, value in given.items():
+        text = json.dumps(value, ensure_ascii=False)
+        shown.append(f"{name}={text if full or len(text) <= _ARGUMENT else text[:_ARGUMENT] + '…'}")
+    return ", ".join(shown)
+
+
+def _block(
+    label: str, lines: Sequence[str], style: str | None, *, colour: bool, indent: int = _MARGIN
+) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        start = label if number == 0 else " " * indent
+        yield f"{start}{styled(line, style, on=colour) if style else line}".rstrip()
+
+
+def _cut(text: str, most: int | None, indent: int = 0) -> list[str]:
+    """The first lines, and how much was left out."""
+    if most is None:
+        return _wrapped(text, indent)
+    # What cannot be shown need not be wrapped: a result may have megabytes.
+    lines = _wrapped(text[: most * _WIDEST * 2].strip(), indent)
+    if len(lines) <= most and len(text) <= most * _WIDEST * 2:
+        return lines
+    return [*lines[:most], f"… {len(text):,} characters in all"]
+
+
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    columns = max(width() - _MARGIN - indent, 30)
+    lines: list[str] = []
+    for line in text.splitlines():
+        lines += textwrap.wrap(printable(line), columns, replace_whitespace=False, break_on_hyphens=False) or [""]
+    return lines
+
+
+def printable(line: str) -> str:
+    """``line`` without control characters: a tool's result must not steer the terminal that shows it."""
+    return "".join(char if char.isprintable() else " " for char in line.expandtabs(4))

@@ -1,0 +1,161 @@
+"""``perdure demo``: a run on real files whose worker is killed in the middle, on this machine, without a key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...errors import InvalidInputError, RunError
+from ..connection import Server, connected, ui_url
+from ..conversation import colours, conversation, styled
+from ..options import AddressOption, NamespaceOption, ProfileOption
+
+if TYPE_CHECKING:
+    from ...client import Client
+    from ...run import Run
+    from ...types.wire import Response
+    from .cast import Cast
+    from .sight import Tries
+    from .story import Story
+
+REAL_MODEL = "openai:gpt-5-mini"
+# In two pieces: whoever searches the source for it should not find this line.
+QUESTION = "Where is `class Agent" + "Workflow`, and what does it do?"
+OTHER_QUESTION = "What is in this folder?"
+_SMALL_SECONDS, _REAL_SECONDS = 55.0, 600.0
+"""How long it may take before it is given up."""
+
+
+def demo(
+    question: Annotated[str | None, typer.Argument(help="What to ask about the files.", show_default=False)] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="The folder to ask about; else perdure's own source.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help=f'"demo", or a real one; {REAL_MODEL} if OPENAI_API_KEY is set.', show_default=False),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep worker and model until Ctrl-C, to look around.")] = False,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+) -> None:
+    """Run an agent on real files, kill -9 its worker in the middle, and watch the run go on.
+
+    Needs no key and no server of yours. Exit code 0 only if everything that it claims was true.
+    """
+    folder = path or Path(__file__).parent.parent.parent
+    if not folder.is_dir():
+        raise InvalidInputError(f"there is no folder {folder}", hint="--path names a folder with text files.")
+    question = question or (OTHER_QUESTION if path else QUESTION)
+    model = model or (REAL_MODEL if os.environ.get("OPENAI_API_KEY") else "demo")
+    try:
+        held = asyncio.run(_demo(Server(address, namespace, profile), folder.resolve(), question, model, keep))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.stderr.write("\nstopped; worker and model are gone, the run is closed\n")
+        raise typer.Exit(130) from None
+    if not held:
+        raise typer.Exit(1)
+
+
+async def _demo(server: Server, folder: Path, question: str, model: str, keep: bool) -> bool:
+    """Whether all that was claimed was true."""
+    from ... import config
+    from .cast import SMALL, Cast
+
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: nothing is left behind
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    queue = f"perdure-demo-{os.urandom(4).hex()}"  # its own, so that no other worker takes the run up
+    async with connected(server, start_server=True, task_queue=queue) as client:
+        client.store_url = client.store_url or config.home_store_url()
+        async with Cast(client, folder, model) as cast:
+            limit = _SMALL_SECONDS if model == SMALL else _REAL_SECONDS
+            held = await _play(client, cast, folder, question, limit)
+            if keep:
+                _title(f"Worker and model stay until Ctrl-C; queue {queue}")
+                await asyncio.Event().wait()
+        return held
+
+
+async def _play(client: Client, cast: Cast, folder: Path, question: str, limit: float) -> bool:
+    from .agent import NAME
+    from .sight import tries
+    from .story import Story
+
+    await cast.start_model()
+    await _introduce(client, cast, folder, question)
+    run: Run | None = None
+    try:
+        async with asyncio.timeout(limit):
+            story = Story(cast)
+            worker = await cast.start_worker()
+            story.say("worker", f"{worker.pid} serves agent {NAME}")
+            run = await client.start(NAME, question, id=f"demo-{os.urandom(4).hex()}")
+            story.say("run", f"{run.id} started")
+            response = await story.play(run)
+            return await _report(client, run, response, story, await cast.asked(), await tries(run))
+    except TimeoutError:
+        reason = (await run.status()).reason if run else None
+        raise RunError(f"the demo is not done after {limit:g} s" + (f": {reason}" if reason else "")) from None
+    finally:
+        if run is not None:
+            await _end(run)
+
+
+async def _introduce(client: Client, cast: Cast, folder: Path, question: str) -> None:
+    from ..connection import address
+
+    small = "rules, in a process of its own" if cast.base_url else "a real one: this costs a little"
+    where = "embedded Temporal, which stays: `perdure server stop` ends it" if await ui_url(client) else "your Temporal"
+    _title("An agent, its worker killed in the middle")
+    for label, text in (
+        ("question", question),
+        ("folder", str(folder)),
+        ("model", f"{cast.model} ({small})"),
+        ("server", f"{address(client)} ({where})"),
+    ):
+        print(f"  {styled(label.ljust(9), 'dim', on=colours())} {text}")
+    print(flush=True)
+
+
+async def _report(client: Client, run: Run, response: Response, story: Story, asked: int | None, tried: Tries) -> bool:
+    from .claims import claims
+
+    colour = colours()
+    _title("The conversation")
+    for line in conversation(response.messages, colour=colour):
+        print(line)
+    _title("What was shown")
+    made = claims(response, story.facts, tried, asked)
+    for claim in made:
+        mark = styled("✓", "green", on=colour) if claim.holds else styled("✗ NOT TRUE:", "red", on=colour)
+        print(f"  {mark} {claim.text}")
+    if story.facts.back_after is not None:
+        print(f"    {story.facts.back_after:.1f} s from the kill to the next model call")
+    _title("Look at it")
+    if ui := await ui_url(client, run.id):
+        print(f"  {ui}")
+    print(f"  perdure show {run.id}", flush=True)
+    return all(claim.holds for claim in made)
+
+
+def _title(text: str) -> None:
+    print(f"\n{styled(text, 'bold', on=colours())}", flush=True)
+
+
+async def _end(run: Run) -> None:
+    """A run that the demo gave up would wait for a worker for ever."""
+    from temporalio.service import RPCError
+
+    try:
+        await run.handle.terminate("the demo was given up")
+    except RPCError:
+        return  # it has ended

@@ -1,0 +1,166 @@
+"""``perdure dev``: serve a file's agents on this machine, and again whenever the file changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidInputError
+from .connection import Server, connected, ui_url, without_password
+from .connection import address as address_of
+from .conversation import colours, styled
+from .options import AddressOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from .children import Child
+
+POLL = 0.3
+"""Seconds between two looks at the files."""
+_ENDING = 8.0
+"""Seconds that a worker is given to end: what it drains, and a little more."""
+
+Snapshot = dict[Path, tuple[int, int]]
+
+
+def dev(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The Python file with the agents.")],
+    task_queue: QueueOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+) -> None:
+    """Serve a file's agents on this machine's embedded server; a changed file is loaded again."""
+    path = Path(file)
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {file}", hint=f"Looked for {path.absolute()}.")
+    asyncio.run(_dev(file, Server(address, namespace, profile, store_url), task_queue))
+
+
+async def _dev(file: str, server: Server, task_queue: str | None) -> None:
+    from .. import config
+    from ..runtime import entry_queue
+
+    queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
+    async with connected(server, start_server=True, task_queue=queue) as client:
+        client.store_url = client.store_url or config.home_store_url()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        _say("perdure dev", f"{file}, Ctrl-C ends")
+        _say("  queue", queue)
+        _say("  server", f"{address_of(client)}, store {without_password(client.store_url)}")
+        if ui := await ui_url(client):
+            _say("  UI", ui)
+        await Reloader(file, client).run(stop)
+
+
+class Reloader:
+    """Keeps one worker process serving the newest version of the file that works."""
+
+    def __init__(self, file: str, client: Client) -> None:
+        self._file = file
+        self._client = client
+        self._current: Child | None = None
+        self._files: set[Path] = {Path(file).absolute()}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop``; then the worker drains."""
+        try:
+            while not stop.is_set():
+                # Taken before it is loaded: what changes meanwhile is loaded again.
+                before = snapshot(self._files)
+                await self._load()
+                # Files that this load was the first to name were not looked at before it.
+                before = {path: before.get(path, state) for path, state in snapshot(self._files).items()}
+                await self._changed(before, stop)
+        finally:
+            if self._current is not None:
+                await self._current.stop(within=_ENDING)
+
+    async def _changed(self, before: Snapshot, stop: asyncio.Event) -> None:
+        """Until a file is not as it was, or the worker has ended by itself."""
+        while not stop.is_set() and snapshot(self._files) == before:
+            if self._current is not None and not self._current.alive:
+                _say("stopped", "the worker ended; starting another", "red")
+                self._current = None
+                await asyncio.sleep(POLL)
+                return
+            try:
+                await asyncio.wait_for(stop.wait(), POLL)
+            except TimeoutError:
+                continue
+
+    async def _load(self) -> None:
+        """Start a worker on the files as they are. If they do not work, the one that serves goes on."""
+        from .children import Child
+
+        assert self._client.store_url is not None, "set by the command"
+        place = (self._client.task_queue, address_of(self._client), self._client.temporal.namespace)
+        child = await Child.start("perdure.cli.dev_worker", self._file, *place, self._client.store_url)
+        try:
+            said = await child.says()
+        except BaseException:
+            await child.kill()
+            raise
+        if said is None or said["event"] != "serving":
+            await child.stop(within=_ENDING)
+            self._broken(said)
+            return
+        previous, self._current = self._current, child
+        self._files = _watched(self._file, said["files"])
+        self._serving(said["agents"], again=previous is not None)
+        child.relay()
+        if previous is not None:
+            await previous.stop(within=_ENDING)
+
+    def _serving(self, agents: list[str], *, again: bool) -> None:
+        count = len(self._files)
+        files = f"watching {count} file{'s' if count > 1 else ''}"
+        _say("reloaded" if again else "  serving", f"{', '.join(agents)}; {files}", "green")
+        if not again:
+            _say("  try", f'perdure run {agents[0]} "…" --task-queue {self._client.task_queue}')
+
+    def _broken(self, said: dict[str, Any] | None) -> None:
+        if said is None:
+            _say("broken", "the worker ended while it loaded the file", "red")
+        else:
+            self._files = self._files | _watched(self._file, said["files"])
+            _say("broken", said["error"], "red")
+            if said["hint"]:
+                _say("", said["hint"])
+        serving = "the previous version goes on serving" if self._current else "nothing is served"
+        _say("", f"{serving}; save the file again when it is mended")
+
+
+def _watched(file: str, files: Iterable[str]) -> set[Path]:
+    """The files that were loaded, and the folder of the entry: a module that was missing may appear there."""
+    return {Path(file).absolute().parent, *(Path(name) for name in files)}
+
+
+def snapshot(paths: Iterable[Path]) -> Snapshot:
+    """What tells a changed file: its time and size. Of a folder, only whether Python files come and go."""
+    seen: Snapshot = {}
+    for path in paths:
+        try:
+            if path.is_dir():
+                seen[path] = (sum(hash(name) for name in path.glob("*.py")), 0)
+            else:
+                stat = path.stat()
+                seen[path] = (stat.st_mtime_ns, stat.st_size)
+        except OSError:  # an editor that is just replacing it
+            seen[path] = (0, 0)
+    return seen
+
+
+def _say(label: str, text: str, style: str = "dim") -> None:
+    sys.stdout.write(f"{styled(label.ljust(11), style, on=colours())} {text}\n")
+    sys.stdout.flush()

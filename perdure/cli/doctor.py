@@ -1,0 +1,47 @@
+"""``perdure doctor``: what is set up on this machine, and the way out where something is not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+
+import typer
+
+from .options import (
+    AddressOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    print_json,
+)
+
+_MARKS = {"ok": ("\033[32m", "ok  "), "warn": ("\033[33m", "warn"), "fail": ("\033[31m", "fail")}
+
+
+def doctor(
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing."""
+    from ..embedded import diagnosis
+
+    findings = [*diagnosis.machine(), *asyncio.run(diagnosis.servers(address, namespace, profile))]
+    if as_json or output is not Output.TEXT:
+        chosen = Output.JSON if as_json else output
+        print_json([asdict(finding) for finding in findings], output=chosen)
+    else:
+        colours = sys.stdout.isatty()
+        for finding in findings:
+            colour, mark = _MARKS[finding.status]
+            print(f"{colour if colours else ''}{mark}{chr(27) + '[0m' if colours else ''}  ", end="")
+            print(f"{finding.check:<14} {finding.detail}")
+            if finding.hint:
+                print(f"{'':6}{'':<14} → {finding.hint}")
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(1)

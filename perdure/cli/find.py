@@ -1,0 +1,64 @@
+"""Which run an id, or the beginning of one, means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidInputError, RunNotFoundError
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..run import Run
+
+_SHOWN = 5
+_MOST = 500
+"""Rows of the store that are looked through for a prefix: runs that Temporal has forgotten."""
+
+
+async def find_run(client: Client, prefix: str) -> Run:
+    """The run whose id is ``prefix``, or the only one whose id begins so.
+
+    Raises ``RunNotFoundError``; ``InvalidInputError`` when there are several, which it names.
+    """
+    from temporalio.service import RPCError, RPCStatusCode
+
+    run = client.run(prefix)
+    try:
+        await run.handle.describe()
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:
+            raise
+    else:
+        return run
+    return client.run(unique(prefix, await _candidates(client, prefix)))
+
+
+def unique(prefix: str, ids: Iterable[str]) -> str:
+    """The id that ``prefix`` means, among ``ids``. Errors as of :func:`find_run`."""
+    found = sorted({known for known in ids if known.startswith(prefix)})
+    if prefix in found:
+        return prefix
+    if not found:
+        raise RunNotFoundError(f"there is no run {prefix!r}", hint="`perdure list` shows the runs there are.")
+    if len(found) > 1:
+        shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+        raise InvalidInputError(f"{len(found)} runs begin with {prefix!r}", hint=f"Give more of the id: {shown}")
+    return found[0]
+
+
+async def _candidates(client: Client, prefix: str) -> set[str]:
+    from ..types.wire import WORKFLOW
+
+    if not prefix:
+        return set()
+    quoted = prefix.replace("\\", "\\\\").replace("'", "\\'")
+    ids: set[str] = set()
+    query = f"WorkflowType = '{WORKFLOW}' AND WorkflowId STARTS_WITH '{quoted}'"
+    async for seen in client.temporal.list_workflows(query):
+        ids.add(seen.id)
+        if len(ids) > _SHOWN:
+            return ids
+    if client.store_url is not None:
+        ids.update(row.context_id for row in await (await client.store()).runs(limit=_MOST))
+    return ids

@@ -1,0 +1,63 @@
+"""What a run is at, on stderr: a live line on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import PerdureError
+from .show import activity
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+_LOOK = 0.5
+"""Seconds between two looks: each is a query that a worker answers."""
+
+
+@asynccontextmanager
+async def follow(run: Run) -> AsyncIterator[None]:
+    """Show what ``run`` is at for the length of the block."""
+    with _display(run.id) as show:
+        looking = asyncio.ensure_future(_look(run, show))
+        try:
+            yield
+        finally:
+            looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
+
+
+async def _look(run: Run, show: Callable[[str], None]) -> None:
+    shown = ""
+    while True:
+        with contextlib.suppress(PerdureError):  # the run's own end says what there is to say
+            status = await run.status()
+            now = activity(status)
+            if now and now != shown:
+                show(now)
+                shown = now
+        await asyncio.sleep(_LOOK)
+
+
+@contextmanager
+def _display(id: str) -> Iterator[Callable[[str], None]]:
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"run {id}\n")
+        yield lambda text: _line(f"  {text}")
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"[bold]{escape(id)}[/]") as live:
+        yield lambda text: live.update(f"[bold]{escape(id)}[/]  {escape(text)}")
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,189 @@
+"""``perdure show``: one run: its conversation, what it cost, what it is at."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import PerdureError, RunNotFoundError, StoreError
+from .connection import Server, connected, ui_url
+from .options import (
+    AddressOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    chosen,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..run import Run
+    from ..types.messages import Message, Usage
+    from ..types.wire import Status
+
+
+@dataclass
+class Shown:
+    """All that is known of a run."""
+
+    status: Status
+    messages: list[Message] | None
+    """None where this machine cannot read the transcript; ``note`` says why."""
+    note: str | None = None
+    error: PerdureError | None = None
+    """What a failed run failed with."""
+    ui: str | None = None
+
+    @property
+    def replies(self) -> list[Message]:
+        """What models said."""
+        return [message for message in self.messages or () if message.role == "assistant"]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens, of the transcript if it is there: a closed run's status has none."""
+        from ..types.messages import Usage
+
+        counted = [message.usage for message in self.replies if message.usage is not None]
+        return sum(counted, Usage()) if counted else self.status.usage
+
+    @property
+    def cost(self) -> float | None:
+        """Dollars; None where no call had a price."""
+        prices = [message.cost_usd for message in self.replies if message.cost_usd is not None]
+        return sum(prices) if prices else self.status.cost_usd
+
+
+def show(
+    id: RunArgument,
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run: its conversation with numbered iterations, what it cost, and what it is at or waits for."""
+
+    async def go() -> Shown:
+        from .find import find_run
+
+        async with connected(Server(address, namespace, profile, store_url)) as client:
+            return await gather(client, await find_run(client, id))
+
+    shown = asyncio.run(go())
+    output = chosen(output, as_json)
+    if output is not Output.TEXT:
+        print_json(as_plain(shown), output=output)
+        return
+    for line in lines(shown, full=full):
+        print(line)
+
+
+async def gather(client: Client, run: Run) -> Shown:
+    """Ask Temporal and the store; what one of them does not know or cannot say is left out, and said so."""
+    try:
+        status = await run.status()
+    except RunNotFoundError:
+        status = await _of_store(client, run.id)
+    shown = Shown(status, None, ui=await ui_url(client, run.id))
+    try:
+        shown.messages = await run.transcript()
+    except (StoreError, RunNotFoundError) as error:
+        shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
+    if status.state == "failed":
+        try:
+            await run.result()
+        except PerdureError as error:
+            shown.error = error
+    return shown
+
+
+async def _of_store(client: Client, id: str) -> Status:
+    """What is known of a run that Temporal has forgotten. Raises ``RunNotFoundError``."""
+    from ..types.wire import Status
+
+    row = await (await client.store()).run(id)
+    if row is None:
+        raise RunNotFoundError(f"there is no run {id!r}", hint="`perdure list` shows the runs there are.")
+    facts = {"state": row.status, "agent": row.agent, "context_id": id, "head": row.head, "iteration": row.iterations}
+    return Status.model_validate(facts)
+
+
+def as_plain(shown: Shown) -> dict[str, Any]:
+    """For ``-o json``."""
+    return {
+        "id": shown.status.context_id,
+        "status": shown.status.model_dump(mode="json"),
+        "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
+        "model_calls": len(shown.replies),
+        "usage": shown.usage.model_dump(mode="json"),
+        "cost_usd": shown.cost,
+        "error": None if shown.error is None else {"type": type(shown.error).__name__, "message": shown.error.message},
+        "note": shown.note,
+        "ui_url": shown.ui,
+    }
+
+
+def lines(shown: Shown, *, full: bool = False) -> list[str]:
+    """For people."""
+    from .conversation import colours, conversation, styled
+
+    colour = colours()
+    status = shown.status
+    tint = {"completed": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}.get(status.state, "cyan")
+    state = styled(status.state, tint, on=colour)
+    said = [f"{styled(status.context_id, 'bold', on=colour)}  {state}  agent {status.agent}"]
+    if counts := _counts(shown):
+        said.append(styled(f"  {counts}", "dim", on=colour))
+    if shown.ui:
+        said.append(styled(f"  {shown.ui}", "dim", on=colour))
+    said.append("")
+    if shown.messages:
+        said += [*conversation(shown.messages, full=full, colour=colour), ""]
+    if shown.note:
+        said.append(styled(shown.note, "yellow", on=colour))
+    if shown.error:
+        said.append(styled(f"failed: {type(shown.error).__name__}: {shown.error}", "red", on=colour))
+    elif doing := activity(status):
+        said.append(styled(doing, "yellow" if status.reason else "cyan", on=colour))
+    return said[:-1] if not said[-1] else said
+
+
+def _counts(shown: Shown) -> str:
+    calls, usage = len(shown.replies) or shown.status.iteration, shown.usage
+    said = [f"{calls} model call{'' if calls == 1 else 's'}"] if calls else []
+    if usage.total_tokens:
+        said.append(f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out")
+    if shown.cost is not None:
+        said.append(f"${shown.cost:.4f}")
+    return " · ".join(said)
+
+
+def activity(status: Status) -> str | None:
+    """What an open run is at, or waits for, in a line; None for a closed one."""
+    if status.state in ("completed", "failed", "cancelled"):
+        return None
+    if status.state == "paused":
+        return f"paused: {status.reason}; `perdure resume {status.context_id}` goes on when the cause is gone"
+    if status.doing == "nothing":  # nobody answered the query
+        return status.reason or status.state
+    if status.doing == "tools":
+        at = "tools: " + (", ".join(call.name for call in status.calls) or "done")
+    elif status.doing == "message":
+        at = "waits for a message"
+    else:
+        at = {"model": "the model thinks", "closing": "recording the end"}[status.doing]
+    at = f"iteration {status.iteration + (status.doing == 'model')} · {at}"
+    if status.queued and status.doing == "tools":  # what a model call was given is queued until it has answered
+        at += f" · {status.queued} message{'s' if status.queued > 1 else ''} waiting to be read"
+    return f"{at} · {status.reason}" if status.reason else at

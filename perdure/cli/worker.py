@@ -1,0 +1,123 @@
+"""``perdure worker``: serve an author's agents until told to stop, then finish what was begun."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .connection import Server, address, connected, without_password
+from .options import AddressOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..worker import Worker
+    from .load import Loaded
+
+TargetArgument = Annotated[str, typer.Argument(metavar="FILE|MODULE", help="agents.py, or shop.agents")]
+
+
+def worker(
+    target: TargetArgument,
+    task_queue: QueueOption = None,
+    drain: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Seconds that running tools are given at the end; else the longest of their timeouts and 30 s."
+        ),
+    ] = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+) -> None:
+    """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
+    from .load import load
+
+    log_to_stderr()
+    loaded = load(target)
+    server = Server(address, namespace, profile, store_url)
+    asyncio.run(_serve(loaded, server, task_queue, drain))
+
+
+def log_to_stderr() -> None:
+    """What the engine and the SDK have to say, in lines that a log collector can use."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("temporalio.activity").addFilter(_in_a_line)
+
+
+def _in_a_line(record: logging.LogRecord) -> bool:
+    """A failed attempt is told in a line: its traceback would be the engine's, and Temporal keeps the failure."""
+    from temporalio.exceptions import ApplicationError
+
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ApplicationError):
+        facts = record.__dict__.get("temporal_activity", {})
+        place = f"{facts.get('activity_type')} of {facts.get('workflow_id')}, attempt {facts.get('attempt')}"
+        record.msg, record.args, record.exc_info = f"{place}: {' '.join(str(error).split())}", (), None
+    return True
+
+
+async def _serve(loaded: Loaded, server: Server, task_queue: str | None, drain: float | None) -> None:
+    async with connected(server, task_queue=task_queue) as client:
+        await serve(client, loaded, drain=drain, ready=lambda worker: print(line(client, worker), flush=True))
+
+
+async def serve(
+    client: Client,
+    loaded: Loaded,
+    *,
+    drain: float | None = None,
+    ready: Callable[[Worker], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain. ``ready`` is called once it serves.
+
+    With ``stop`` it is part of another command, which says what happens.
+    """
+    from ..worker import Worker
+
+    talks = stop is None
+    stop = stop or asyncio.Event()
+    _on_signals(stop, talks=talks)
+    worker = Worker(client, loaded.agents, drain=drain)
+    async with worker:
+        ready(worker)
+        await stop.wait()
+
+
+def line(client: Client, worker: Worker) -> str:
+    """What is served, where: one line."""
+    from .. import config
+
+    names = ", ".join(sorted(agent.name for agent in worker.agents))
+    store = without_password(client.store_url or config.home_store_url())
+    namespace = client.temporal.namespace
+    place = address(client) if namespace == "default" else f"{address(client)}, namespace {namespace}"
+    return f"serving {names} on queue {worker.task_queue} of {place}, store {store}"
+
+
+def _on_signals(stop: asyncio.Event, *, talks: bool) -> None:
+    """The first signal drains; the second ends the process at once, its runs go on elsewhere."""
+    loop = asyncio.get_running_loop()
+
+    def say(text: str) -> None:
+        if talks:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def heard(number: signal.Signals) -> None:
+        if stop.is_set():
+            say("ended at once; the runs go on with the next worker")
+            os._exit(128 + number)
+        say(f"{number.name}: finishing what runs; once more ends at once")
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, heard, number)

@@ -1,0 +1,36 @@
+"""Settings from the environment, in one place. Temporal's own are read by ``temporalio.envconfig``."""
+
+from __future__ import annotations
+
+import getpass
+import os
+
+from .embedded.home import current_home
+
+TASK_QUEUE = "perdure"
+
+
+def task_queue(given: str | None = None) -> str:
+    """The argument, then ``PERDURE_TASK_QUEUE``, then ``perdure``."""
+    return given or os.environ.get("PERDURE_TASK_QUEUE") or TASK_QUEUE
+
+
+def store_url(given: str | None = None) -> str | None:
+    """The argument, then ``PERDURE_STORE_URL``; None when neither names a store."""
+    return given or os.environ.get("PERDURE_STORE_URL") or None
+
+
+def home_store_url() -> str:
+    """The store under ``PERDURE_HOME``, which is what the embedded engine uses."""
+    return f"sqlite:///{current_home().store_db}"
+
+
+def user(given: str | None = None) -> str:
+    """Who acts: the argument, then ``PERDURE_USER``, then the user of the operating system."""
+    named = given or os.environ.get("PERDURE_USER")
+    if named:
+        return named
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under an id without a name
+        return f"uid-{os.getuid()}"

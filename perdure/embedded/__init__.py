@@ -1,0 +1,1 @@
+"""The embedded runtime: a Temporal dev server on this machine, found, fetched, started and shared."""

@@ -1,0 +1,159 @@
+"""Which Temporal server a program talks to, and how to connect to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
+from temporalio.service import RPCError, TLSConfig
+
+from ..errors import RuntimeSetupError, ServerUnreachableError
+from . import rpc
+from .home import Home, current_home
+from .record import ServerInfo, read_record
+from .server import ensure_server, running_server
+
+CONNECT_SECONDS = 5.0
+"""How long a server may take to answer before it counts as unreachable."""
+
+_TEMPORAL_DEFAULT = "localhost:7233"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, and where its address came from."""
+
+    config: ClientConnectConfig
+    """Arguments for ``Client.connect(**config)``; ``target_host`` and ``namespace`` are always set."""
+    origin: str
+    """For people: "TEMPORAL_ADDRESS", "the profile 'prod'", "the embedded server"."""
+    embedded: ServerInfo | None = None
+    """Set when it is this machine's embedded server."""
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self.config["target_host"]
+
+    @property
+    def namespace(self) -> str:
+        """The Temporal namespace."""
+        return self.config["namespace"]
+
+
+async def resolve(
+    *,
+    address: str | None = None,
+    namespace: str | None = None,
+    profile: str | None = None,
+    api_key: str | None = None,
+    tls: bool | TLSConfig | None = None,
+    start: bool = False,
+    home: Home | None = None,
+) -> Target:
+    """Find the server: the arguments, then TEMPORAL_* or a profile, then the embedded server that runs.
+
+    Args:
+        start: start the embedded server when nothing else is named and none runs.
+
+    Raises:
+        ServerUnreachableError: nothing is named, no embedded server runs, and ``start`` is false.
+        RuntimeSetupError: the profile cannot be read, or the embedded server cannot be started.
+    """
+    config = _load(profile)
+    given: dict[str, Any] = {"target_host": address, "namespace": namespace, "api_key": api_key, "tls": tls}
+    if api_key and tls is None and "tls" not in config:
+        given["tls"] = True  # as envconfig does it: a key in clear text would be a leak
+    config.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]  # names of the TypedDict, from a dict
+    config.setdefault("namespace", "default")
+    named_profile = profile or os.environ.get("TEMPORAL_PROFILE")
+    if "target_host" not in config and named_profile:
+        config["target_host"] = _TEMPORAL_DEFAULT
+    if "target_host" in config:
+        return Target(config, _origin(address, named_profile), embedded=_is_embedded(config["target_host"], home))
+    server = await ensure_server(home) if start else await running_server(home)
+    if server is None:
+        raise ServerUnreachableError(
+            "no Temporal server is named and no embedded one runs",
+            hint="Start one with `perdure server start`, or set TEMPORAL_ADDRESS.",
+        )
+    if start and config["namespace"] != "default":
+        await rpc.ensure_namespace(server.address, config["namespace"])
+    return Target(
+        {"target_host": server.address, "namespace": config["namespace"]},
+        "the embedded server",
+        embedded=server,
+    )
+
+
+def _is_embedded(address: str, home: Home | None) -> ServerInfo | None:
+    """The embedded server, if it is the one that was named (as `perdure env` does): its runs have their store here."""
+    record = read_record(home or current_home())
+    return record if record is not None and record.address == address else None
+
+
+async def connect(target: Target, *, seconds: float = CONNECT_SECONDS, **arguments: Any) -> Client:
+    """A Temporal client for ``target``; ``arguments`` are further ones of ``Client.connect``, like plugins.
+
+    Raises:
+        ServerUnreachableError: no Temporal server answers there within ``seconds``.
+    """
+    connecting: Mapping[str, Any] = {**target.config, **arguments}
+    try:
+        async with asyncio.timeout(seconds):
+            return await Client.connect(**connecting)
+    except TimeoutError as error:
+        raise _unreachable(target, f"no answer within {seconds:g} s") from error
+    except (RuntimeError, RPCError) as error:
+        # The bridge raises RuntimeError for all that fails before the first answer.
+        if isinstance(error, RuntimeError) and not str(error).startswith("Failed client connect"):
+            raise
+        raise _unreachable(target, _reason(str(error))) from error
+
+
+def _load(profile: str | None) -> ClientConnectConfig:
+    try:
+        return ClientConfig.load_client_connect_config(profile)
+    except RuntimeError as error:
+        raise RuntimeSetupError(
+            f"Temporal's configuration cannot be used: {error}",
+            hint="Check the profile's name, TEMPORAL_PROFILE and TEMPORAL_CONFIG_FILE.",
+        ) from error
+
+
+def _origin(address: str | None, profile: str | None) -> str:
+    if address:
+        return "the address that was given"
+    if os.environ.get("TEMPORAL_ADDRESS"):
+        return "TEMPORAL_ADDRESS"
+    return f"the profile {profile!r}" if profile else "the profile 'default' of Temporal's configuration file"
+
+
+def _reason(said: str) -> str:
+    """What the bridge's error comes down to."""
+    low = said.lower()
+    for sign, meaning in (
+        ("connection refused", "connection refused"),
+        ("dns error", "the host name is not known"),
+        ("invalidcertificate", "its TLS certificate is not trusted"),
+        ("tls", "the TLS handshake failed"),
+        ("unauthenticated", "the API key or certificate is refused"),
+        ("permissiondenied", "access is denied"),
+        ("call error after connection", "something answers there, but it is no Temporal server"),
+    ):
+        if sign in low:
+            return meaning
+    return said.removeprefix("Failed client connect: ")[:300]
+
+
+def _unreachable(target: Target, reason: str) -> ServerUnreachableError:
+    if target.embedded is not None:
+        hint = "See `perdure server status`, or start it again with `perdure server start`."
+    else:
+        hint = "Check the address and that the server runs, or unset it to use this machine's embedded server."
+    return ServerUnreachableError(f"no Temporal server at {target.address} (from {target.origin}): {reason}", hint=hint)

@@ -1,0 +1,173 @@
+"""The Temporal dev server's binary: where it is, and where to get it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ServerNotFoundError
+from . import fetch
+from .home import CLI_VERSION, Home, current_home
+from .locks import locked
+from .progress import Report, progress
+
+_OLDEST_SERVER = (1, 28)
+"""The first server with update-with-start on by default."""
+
+# "temporal version 1.5.1 (Server 1.29.1, UI 2.42.1)"; one built by `go install` says 0.0.0-DEV.
+_VERSION_LINE = re.compile(r"^temporal version \S+ \(server (\d+)\.(\d+)(\.\w+)?", re.IGNORECASE | re.MULTILINE)
+_CHECK_SECONDS = 30.0
+_FETCH_SECONDS = 1200.0
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A dev server that runs on this machine."""
+
+    path: Path
+    server_version: str
+    source: str
+    """How it was found, in words for people."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A way that was tried and why it failed."""
+
+    way: str
+    reason: str
+
+
+class _UnfitError(Exception):
+    """A file that is not a dev server for us; says why."""
+
+
+async def find_binary(home: Home | None = None) -> Binary | None:
+    """The dev server that is on this machine, in the order of DESIGN.md §6; fetches nothing.
+
+    Raises:
+        ServerNotFoundError: PERDURE_TEMPORAL_CLI names something that does not work.
+    """
+    found, _ = await _look(home or current_home())
+    return found
+
+
+async def ensure_binary(home: Home | None = None) -> Binary:
+    """The dev server on this machine, fetched into the cache if there is none yet (minutes, with a display).
+
+    Raises:
+        ServerNotFoundError: no way worked; it names all of them.
+        RuntimeSetupError: PERDURE_HOME cannot be used.
+    """
+    home = home or current_home()
+    found, failures = await _look(home)
+    if found:
+        return found
+    home.create()
+    with progress(f"fetching the Temporal dev server {CLI_VERSION} (once)") as report:
+        async with locked(home.bin / "fetch.lock", wait=_FETCH_SECONDS, busy="fetching the dev server"):
+            found, failures = await _look(home)
+            return found or await _fetch(home, failures, report)
+
+
+async def _look(home: Home) -> tuple[Binary | None, list[Attempt]]:
+    """The first binary on this machine that works, and what was wrong with those before it."""
+    if named := os.environ.get("PERDURE_TEMPORAL_CLI"):
+        return await _named(named), []
+    failures: list[Attempt] = []
+    for way, path, absent in (
+        ("`temporal` on PATH", _program("temporal"), "there is none"),
+        (f"the cache, {home.binary}", home.binary if home.binary.exists() else None, "it is empty"),
+    ):
+        try:
+            if not path:
+                raise _UnfitError(absent)
+            return Binary(path, await _check(path), way), failures
+        except _UnfitError as unfit:
+            failures.append(Attempt(way, str(unfit)))
+    return None, failures
+
+
+async def _named(named: str) -> Binary:
+    """What PERDURE_TEMPORAL_CLI says. Someone chose it, so it is never passed over in silence."""
+    path = _program(named)
+    try:
+        if path is None:
+            raise _UnfitError("there is no such program")
+        return Binary(path, await _check(path), "PERDURE_TEMPORAL_CLI")
+    except _UnfitError as unfit:
+        raise ServerNotFoundError(
+            f"PERDURE_TEMPORAL_CLI={named} does not work: {unfit}",
+            hint="Let it name a Temporal CLI, or unset it to have one found or fetched.",
+        ) from unfit
+
+
+def _program(named: str) -> Path | None:
+    """An executable given by path or by name. Absolute, since the server runs in another directory."""
+    found = shutil.which(Path(named).expanduser())
+    return Path(found).absolute() if found else None
+
+
+async def _check(path: Path) -> str:
+    """The version of the server inside ``path``, which proves that it runs here."""
+    try:
+        done = await asyncio.to_thread(_run_version, path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _UnfitError(f"{path} --version: {error}") from error
+    output = done.stdout.decode(errors="replace").strip()
+    match = _VERSION_LINE.search(output)
+    if done.returncode or not match:
+        said = output.splitlines()[0][:200] if output else "nothing"
+        raise _UnfitError(f"{path} --version ended with {done.returncode} and said: {said}")
+    version = f"{match[1]}.{match[2]}{match[3] or ''}"
+    if (int(match[1]), int(match[2])) < _OLDEST_SERVER:
+        oldest = ".".join(map(str, _OLDEST_SERVER))
+        raise _UnfitError(f"{path} has server {version}; {oldest} is the oldest that works")
+    return version
+
+
+def _run_version(path: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [path, "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=_CHECK_SECONDS,
+        check=False,
+    )
+
+
+async def _fetch(home: Home, failures: list[Attempt], report: Report) -> Binary:
+    """Try each way of fetching; what it gives is checked before it takes its place in the cache."""
+    for leftover in home.bin.glob(".fetch-*"):  # of a killed process: who holds the lock is alone here
+        shutil.rmtree(leftover, ignore_errors=True)
+    for way in fetch.WAYS:
+        report(way.title)
+        with home.guard():
+            folder = Path(tempfile.mkdtemp(dir=home.bin, prefix=".fetch-"))
+        try:
+            fetched = await way.run(folder, report)
+            version = await _check(fetched)
+            fetched.replace(home.binary)
+            return Binary(home.binary, version, way.title)
+        except (fetch.FetchError, _UnfitError, OSError) as error:
+            failures.append(Attempt(way.title, str(error)))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    raise _not_found(failures)
+
+
+def _not_found(failures: list[Attempt]) -> ServerNotFoundError:
+    tried = [Attempt("PERDURE_TEMPORAL_CLI", "not set"), *failures]
+    lines = "\n".join(f"  {number}. {each.way}: {each.reason}" for number, each in enumerate(tried, 1))
+    return ServerNotFoundError(
+        f"no Temporal dev server was found or could be fetched:\n{lines}",
+        hint="Install the Temporal CLI (https://docs.temporal.io/cli) or Go (https://go.dev/dl), let "
+        "PERDURE_TEMPORAL_CLI name a binary, or set TEMPORAL_ADDRESS to use a server that runs elsewhere.",
+    )

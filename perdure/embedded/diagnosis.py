@@ -1,0 +1,185 @@
+"""What is set up on this machine and what is not: the checks of ``perdure doctor``. They change nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..errors import PerdureError, ServerUnreachableError
+from .address import Target, connect, resolve
+from .binary import find_binary
+from .home import current_home
+from .launch import USUAL_PORTS, is_free
+
+_BASE = ("temporalio", "pydantic", "sqlalchemy", "alembic", "typer", "rich")
+_EXTRAS = {
+    "openai": "openai",
+    "anthropic": "anthropic",
+    "google": "google-genai",
+    "mcp": "mcp",
+    "postgres": "asyncpg",
+    "console": "starlette",
+    "otel": "opentelemetry-sdk",
+}
+_KEYS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
+_DISK_FAIL, _DISK_WARN = 100 * 2**20, 2**30
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was checked, how it stands, and the way out where it does not."""
+
+    check: str
+    status: Status
+    detail: str
+    hint: str | None = None
+
+
+def machine() -> Iterator[Finding]:
+    """Python, packages, keys, home, store and disk."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    old = sys.version_info < (3, 11)
+    yield Finding("python", "fail" if old else "ok", version, "Use Python 3.11 or newer." if old else None)
+    yield from _packages()
+    yield from _keys()
+    yield _home()
+    yield _store()
+    yield _disk()
+
+
+async def servers(address: str | None, namespace: str | None, profile: str | None) -> list[Finding]:
+    """The Temporal server that perdure would use, and what the embedded one needs."""
+    try:
+        target = await resolve(address=address, namespace=namespace, profile=profile)
+    except PerdureError as error:
+        if (named := _names_server(error)) is not None:
+            return [named]
+        return [await _binary(), *_ports(), Finding("server", "ok", "none runs; it is started when needed")]
+    found = [await _binary()] if target.embedded else []
+    return [*found, *await _server(target)]
+
+
+def _names_server(error: PerdureError) -> Finding | None:
+    """A broken configuration. That no server is named and none runs is no fault: None."""
+    if isinstance(error, ServerUnreachableError):
+        return None
+    return Finding("server", "fail", error.message, error.hint)
+
+
+async def _server(target: Target) -> list[Finding]:
+    where = f"{target.address} ({target.origin})"
+    try:
+        client = await connect(target)
+        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=target.namespace))
+    except PerdureError as error:
+        return [Finding("server", "fail", error.message, error.hint)]
+    except RPCError as error:
+        missing = error.status is RPCStatusCode.NOT_FOUND
+        detail = f"{target.namespace}: {'there is none of that name' if missing else error.message}"
+        way_out = "Set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create."
+        return [Finding("server", "ok", where), Finding("namespace", "fail", detail, way_out)]
+    return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace)]
+
+
+async def _binary() -> Finding:
+    try:
+        found = await find_binary()
+    except PerdureError as error:
+        return Finding("dev server", "fail", error.message, error.hint)
+    if found is None:
+        return Finding("dev server", "warn", "no binary yet", "`perdure server install` fetches it now.")
+    return Finding("dev server", "ok", f"{found.path}, server {found.server_version}, from {found.source}")
+
+
+def _ports() -> Iterator[Finding]:
+    taken = [port for port in USUAL_PORTS if not is_free(port)]
+    if taken:
+        detail = f"taken by another program: {', '.join(map(str, taken))}"
+        yield Finding("ports", "warn", detail, "The embedded server takes others then.")
+    else:
+        yield Finding("ports", "ok", f"free: {', '.join(map(str, USUAL_PORTS))}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Finding]:
+    missing = [package for package in _BASE if _version(package) is None]
+    detail = ", ".join(f"{package} {_version(package)}" for package in _BASE if package not in missing)
+    if missing:
+        yield Finding("packages", "fail", f"missing: {', '.join(missing)}", "Install perdure again with pip.")
+    else:
+        yield Finding("packages", "ok", detail)
+    here = {extra: _version(package) for extra, package in _EXTRAS.items()}
+    absent = [extra for extra, version in here.items() if version is None]
+    detail = ", ".join(f"{extra} {version}" for extra, version in here.items() if version) or "none"
+    detail += f"; not installed: {', '.join(absent)}" if absent else ""
+    yield Finding("extras", "ok", detail, f"pip install 'perdure[{','.join(absent)}]'" if absent else None)
+
+
+def _keys() -> Iterator[Finding]:
+    present = [name for name in _KEYS if os.environ.get(name)]
+    if not present:
+        yield Finding("API keys", "warn", "none is set", f"For a real model set one of {', '.join(_KEYS)}.")
+        return
+    yield Finding("API keys", "ok", f"set: {', '.join(present)}")
+    for name in present:
+        if _version(_EXTRAS[_KEYS[name]]) is None:
+            detail = f"{name} is set, but its SDK is not installed"
+            yield Finding("API keys", "warn", detail, f"pip install 'perdure[{_KEYS[name]}]'")
+
+
+def _home() -> Finding:
+    root = current_home().root
+    if not root.exists():
+        return _writable("home", root, f"{root} (made when needed)")
+    if not root.is_dir():
+        return Finding("home", "fail", f"{root} is not a directory", "Set PERDURE_HOME to a directory.")
+    if root.stat().st_mode & 0o077:
+        return Finding("home", "warn", f"{root} is open to other users", f"chmod 700 {root}")
+    return _writable("home", root, str(root))
+
+
+def _store() -> Finding:
+    url = os.environ.get("PERDURE_STORE_URL")
+    if url and not url.startswith("sqlite"):
+        parts = urlsplit(url)  # without the password
+        return Finding("store", "ok", f"{parts.scheme}://{parts.hostname or ''}{parts.path} (not checked here)")
+    path = Path(unquote(urlsplit(url).path)[1:]) if url else current_home().store_db
+    return _writable("store", path, str(path))
+
+
+def _writable(check: str, path: Path, detail: str) -> Finding:
+    """Whether ``path`` can be written, or be made where it is missing."""
+    place = path
+    while not place.exists():
+        place = place.parent
+    if (place.is_dir() or place == path) and os.access(place, os.W_OK):
+        return Finding(check, "ok", detail)
+    return Finding(check, "fail", f"{path}: {place} cannot be written", "Make it writable, or set another one.")
+
+
+def _disk() -> Finding:
+    place = current_home().root
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    status: Literal["ok", "warn", "fail"] = "ok" if free >= _DISK_WARN else "warn" if free >= _DISK_FAIL else "fail"
+    hint = None if status == "ok" else "Free some space, or set PERDURE_HOME to another disk."
+    return Finding("disk", status, f"{free / 2**30:.1f} GiB free at {place}", hint)

@@ -1,0 +1,116 @@
+"""PERDURE_HOME: where the embedded runtime keeps its files on this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import RuntimeSetupError
+
+CLI_VERSION = "1.5.1"
+"""The Temporal CLI that is fetched and cached: the newest that ``go install`` can build."""
+
+_PROBE_BYTES = 256 * 1024
+"""What must fit on the disk before a server is started on it: SQLite's first pages and a log."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """The paths under PERDURE_HOME. Nothing is created until :meth:`create`."""
+
+    root: Path
+
+    @property
+    def server_file(self) -> Path:
+        """The record of the server that was started last."""
+        return self.root / "server.json"
+
+    @property
+    def server_lock(self) -> Path:
+        """Locked by whoever starts or stops the server."""
+        return self.root / "server.lock"
+
+    @property
+    def database_lock(self) -> Path:
+        """Locked by the server process for its whole life: two servers on one database would destroy it."""
+        return self.root / "temporal.lock"
+
+    @property
+    def temporal_db(self) -> Path:
+        """The dev server's database."""
+        return self.root / "temporal.db"
+
+    @property
+    def store_db(self) -> Path:
+        """The transcripts, when PERDURE_STORE_URL names no other store."""
+        return self.root / "perdure.db"
+
+    @property
+    def logs(self) -> Path:
+        """Where detached processes write."""
+        return self.root / "logs"
+
+    @property
+    def server_log(self) -> Path:
+        """Output of the dev server."""
+        return self.logs / "temporal.log"
+
+    @property
+    def bin(self) -> Path:
+        """The cache of fetched binaries."""
+        return self.root / "bin"
+
+    @property
+    def binary(self) -> Path:
+        """The cached dev server."""
+        return self.bin / f"temporal-{CLI_VERSION}"
+
+    def create(self) -> Home:
+        """Make the directories, readable by their owner only: transcripts are private.
+
+        Raises:
+            RuntimeSetupError: the path is a file, or may not be written.
+        """
+        with self.guard():
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.logs.mkdir(mode=0o700, exist_ok=True)
+            self.bin.mkdir(mode=0o700, exist_ok=True)
+        return self
+
+    def check_writable(self) -> None:
+        """Write and remove a small file: a full or read-only disk is named before anything is started.
+
+        Raises:
+            RuntimeSetupError: it could not be written.
+        """
+        with self.guard(), tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn what the file system refuses inside into a RuntimeSetupError with a way out."""
+        try:
+            yield
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> RuntimeSetupError:
+        # FileExistsError is what mkdir says of a file in its place; its own text would mislead.
+        blocker = error.filename if isinstance(error, FileExistsError | NotADirectoryError) else None
+        reason = f"{blocker} is not a directory" if blocker else (error.strerror or str(error))
+        return RuntimeSetupError(
+            f"the home of perdure, {self.root}, cannot be used: {reason}",
+            hint="Make it a writable directory with free space, or set PERDURE_HOME to another one.",
+        )
+
+
+def current_home() -> Home:
+    """The home that PERDURE_HOME names, else ``~/.perdure``."""
+    named = os.environ.get("PERDURE_HOME") or "~/.perdure"
+    return Home(Path(named).expanduser().absolute())

@@ -1,0 +1,271 @@
+"""Every error that perdure raises on purpose.
+
+    PerdureError
+    ├── DefinitionError (also TypeError)         an agent or tool is defined wrongly; raised where it is defined
+    │   └── SettingsError (also ValueError)      a setting that the provider does not have
+    ├── InvalidInputError (also ValueError)      a run was started or steered with a badly shaped argument
+    ├── RunError                                 a run ended without an answer
+    │   ├── LimitError
+    │   │   ├── MaxIterationsError
+    │   │   └── BudgetExceededError
+    │   ├── ParseError                           the model never gave valid typed output
+    │   ├── RunCancelledError
+    │   ├── RunPausedError                       the run waits for an operator; it is not lost
+    │   └── AgentNotFoundError                   no worker on the task queue knows the agent
+    ├── ToolError                                what a tool's exception becomes for the model
+    ├── RunNotFoundError · RunExistsError · RunClosedError
+    ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
+    ├── ProviderError                            the model's API; ``retryable`` says whether to try again
+    │   ├── AuthenticationError · PermissionDeniedError · ModelNotFoundError · BadRequestError
+    │   ├── ContextLengthError · ContentFilterError
+    │   └── RateLimitError · OverloadedError · ProviderServerError · ProviderConnectionError
+    │       · ProviderTimeoutError · TruncatedStreamError · MalformedReplyError          (all retryable)
+    ├── StoreError                               the store cannot be read or written; retryable
+    │   ├── StoreMismatchError                   a store answers, but it is not the run's; retryable
+    │   ├── StoreVersionError                    the store's schema is newer than this program
+    │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
+    │   └── TranscriptUnavailableError           the client was given no store
+    └── RuntimeSetupError
+        ├── ServerNotFoundError · ServerStartError
+        ├── ServerUnreachableError (also ConnectionError)
+        └── NoWorkerError                        nobody polls the task queue
+
+An error that crosses Temporal keeps its class: it travels as ``ApplicationError(type=<class name>)`` and
+:func:`from_type` finds the class again.
+"""
+
+from __future__ import annotations
+
+
+class PerdureError(Exception):
+    """Base of all errors here. ``hint`` is the way out, where there is one."""
+
+    retryable = False
+    """Whether the same attempt may succeed later without anybody changing the request."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class DefinitionError(PerdureError, TypeError):
+    """An agent or a tool is defined wrongly."""
+
+
+class SettingsError(DefinitionError, ValueError):
+    """A setting is unknown, or the provider does not have it."""
+
+
+class InvalidInputError(PerdureError, ValueError):
+    """A run was started or steered with an argument of the wrong shape or size."""
+
+
+class RunError(PerdureError):
+    """A run ended without an answer."""
+
+
+class LimitError(RunError):
+    """A limit of the agent was reached."""
+
+
+class MaxIterationsError(LimitError):
+    """The turn used all its iterations and ``on_limit="error"``."""
+
+
+class BudgetExceededError(LimitError):
+    """The run used all its money or tokens."""
+
+
+class ParseError(RunError):
+    """The model never gave output of the asked type."""
+
+
+class RunCancelledError(RunError):
+    """Somebody cancelled the run."""
+
+
+class RunPausedError(RunError):
+    """The run waits for an operator; nothing is lost, and it goes on after ``resume``."""
+
+
+class AgentNotFoundError(RunError):
+    """No worker on the task queue knows the agent."""
+
+    retryable = True
+
+
+class ToolError(PerdureError):
+    """A tool failed; the model is told ``Type: message``."""
+
+
+class RunNotFoundError(PerdureError):
+    """There is no run of that id."""
+
+
+class RunExistsError(PerdureError):
+    """A run of that id exists already."""
+
+
+class RunClosedError(PerdureError):
+    """The run has ended and takes no more messages."""
+
+
+class ApprovalPendingError(PerdureError):
+    """The run waits for a person's approval; it stays open."""
+
+
+class ApprovalExpiredError(PerdureError):
+    """Nobody decided in time."""
+
+
+class ApprovalDecidedError(PerdureError):
+    """Somebody decided already."""
+
+
+class ProviderError(PerdureError):
+    """A model's API failed. ``retry_after`` is in seconds, where the API said it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        retry_after: float | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+        self.status = status
+
+
+class AuthenticationError(ProviderError):
+    """The API key is missing or wrong."""
+
+
+class PermissionDeniedError(ProviderError):
+    """The key may not do this."""
+
+
+class ModelNotFoundError(ProviderError):
+    """The endpoint has no such model."""
+
+
+class BadRequestError(ProviderError):
+    """The API refuses the request as it stands."""
+
+
+class ContextLengthError(BadRequestError):
+    """The conversation is longer than the model takes."""
+
+
+class ContentFilterError(ProviderError):
+    """The provider's filter refused the request or the reply."""
+
+
+class RateLimitError(ProviderError):
+    """Too many requests or tokens for now."""
+
+    retryable = True
+
+
+class OverloadedError(ProviderError):
+    """The provider is overloaded."""
+
+    retryable = True
+
+
+class ProviderServerError(ProviderError):
+    """The provider failed on its own side."""
+
+    retryable = True
+
+
+class ProviderConnectionError(ProviderError):
+    """The provider cannot be reached."""
+
+    retryable = True
+
+
+class ProviderTimeoutError(ProviderError):
+    """The provider did not answer, or fell silent in the middle of a reply."""
+
+    retryable = True
+
+
+class TruncatedStreamError(ProviderError):
+    """The stream ended before the reply was complete."""
+
+    retryable = True
+
+
+class MalformedReplyError(ProviderError):
+    """The reply is not of the wire format."""
+
+    retryable = True
+
+
+class StoreError(PerdureError):
+    """The store cannot be read or written for now (locked, full, read-only, unreachable)."""
+
+    retryable = True
+
+
+class StoreMismatchError(StoreError):
+    """A store answers, but it is not the one that holds this run."""
+
+
+class StoreVersionError(StoreError):
+    """The store's schema is newer than this program."""
+
+    retryable = False
+
+
+class TranscriptCorruptedError(StoreError):
+    """A node or blob of the transcript is missing from the right store, or its bytes were changed."""
+
+    retryable = False
+
+
+class TranscriptUnavailableError(StoreError):
+    """This client has no store, so it cannot read transcripts."""
+
+    retryable = False
+
+
+class RuntimeSetupError(PerdureError):
+    """What a run needs to run is not there."""
+
+
+class ServerNotFoundError(RuntimeSetupError):
+    """The Temporal dev server could not be found or fetched."""
+
+
+class ServerStartError(RuntimeSetupError):
+    """The Temporal dev server does not start."""
+
+
+class ServerUnreachableError(RuntimeSetupError, ConnectionError):
+    """No Temporal server answers at the address."""
+
+
+class NoWorkerError(RuntimeSetupError):
+    """No worker polls the task queue."""
+
+
+def _tree(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def from_type(name: str | None, message: str, hint: str | None = None) -> PerdureError:
+    """The error of class ``name`` again, as it was before it crossed Temporal; ``RunError`` for a stranger."""
+    cls = _tree(PerdureError).get(name or "")
+    if cls is None:
+        return RunError(f"{name}: {message}" if name else message, hint=hint)
+    return cls(message, hint=hint)

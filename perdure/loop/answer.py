@@ -1,0 +1,27 @@
+"""What the outside sees of a state."""
+
+from __future__ import annotations
+
+from ..types.state import RunState
+from ..types.wire import Response
+
+
+def response(state: RunState) -> Response:
+    """The answer of the turn, with what it took."""
+    turn = state.turn
+    answer = turn.answer if turn else None
+    return Response(
+        content=answer.content if answer else "",
+        blob=answer.blob if answer else None,
+        output=answer.content if answer and answer.blob is None else None,
+        iterations=turn.iteration if turn else 0,
+        usage=state.usage,
+        calls=state.iterations,
+        cost_usd=state.cost_usd,
+        finish_reason=answer.finish_reason if answer else "other",
+        finish_called=answer.called if answer else False,
+        context_id=state.context_id,
+        task_id=turn.task_id if turn else "",
+        head=state.head,
+        store_id=state.store_id,
+    )

@@ -1,0 +1,142 @@
+"""What comes next: for every state exactly one kind of thing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..types.state import PendingCall, RunState, Turn
+from ..types.wire import Closing, New, NewMessage
+from . import sizes
+from .answer import response
+from .finish import REMINDER_ID, force
+from .sizes import size
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Call the model with what is new since the head."""
+
+    new: tuple[New, ...]
+    taken: int
+    """How many messages of the inbox are among ``new``."""
+    purpose: Literal["call", "force_finish"] = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCalls:
+    """Run these tool calls, all at once. Those that do not fit beside them come next."""
+
+    calls: tuple[PendingCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Record how the run ends, and what no model call was given any more."""
+
+    new: tuple[New, ...]
+    taken: int
+    """How many messages of the inbox are among ``new``."""
+    closing: Closing
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for a message, or for an operator."""
+
+    until: Literal["message", "resumed"]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over, and how."""
+
+    status: Literal["completed", "failed", "cancelled"]
+
+
+Next = CallModel | RunCalls | Close | Wait | End
+
+
+def decide(state: RunState) -> Next:
+    """The next step of ``state``; changes nothing."""
+    turn = state.turn
+    if state.cancelled:
+        return _close_once(state, "cancelled")
+    if turn is not None and turn.failure is not None:
+        return _close_once(state, "failed")
+    if state.pause is not None:
+        return Wait("resumed")
+    if waiting := tuple(call for call in state.calls if call.result is None):
+        return RunCalls(_at_once(waiting, state.context))
+    if turn is None or (turn.answer is not None and not state.inbox):
+        return _between_turns(state)
+    return _model_or_limit(state, turn)
+
+
+def _between_turns(state: RunState) -> Next:
+    if not state.closed and (state.mode == "session" or state.turn is None):
+        return Wait("message")
+    # The model activity recorded the answer that it gave. That a limit ended the turn is for us to say.
+    at_limit = state.turn and state.turn.answer and state.turn.answer.finish_reason == "limit"
+    return _close_once(state, "completed") if state.carry or at_limit else End("completed")
+
+
+def _model_or_limit(state: RunState, turn: Turn) -> Next:
+    taken = _room(state)
+    new = (*state.carry, *state.inbox[:taken])
+    limits = state.limits
+    if turn.iteration < limits.max_iterations:
+        return CallModel(new, taken)
+    # "error" and "return" end the turn where its last outcome is applied (apply.py). What still comes here
+    # under them is a message that joined an ended turn: it gets an answer, and no more tools.
+    order = NewMessage(content=force(limits.protocol, limits.max_iterations), id=REMINDER_ID)
+    return CallModel((*new, order), taken, "force_finish")
+
+
+def _at_once(waiting: tuple[PendingCall, ...], context: dict[str, Any] | None) -> tuple[PendingCall, ...]:
+    """Those from the front of ``waiting`` that one workflow task may ask for: at least one."""
+    waiting = waiting[: sizes.CALLS_AT_ONCE]
+    if len(waiting) == 1:
+        return waiting
+    each = size(context) + sizes.CALL_BYTES
+    total = 0
+    for index, pending in enumerate(waiting):
+        total += each + size(pending.call.arguments)
+        if index and total > sizes.CALLS_BYTES:
+            return waiting[:index]
+    return waiting
+
+
+def _room(state: RunState) -> int:
+    """How many messages from the front of the inbox one step is given behind what it must be given.
+
+    At least one, so that steps which bring more results each time cannot keep a long message out; unless it would not
+    fit at all.
+    """
+    if not state.inbox:
+        return 0
+    total = sum(_size(item) for item in state.carry)
+    for index, message in enumerate(state.inbox):
+        total += _size(message)
+        most = sizes.MESSAGES_BYTES if index else sizes.MESSAGE_BYTES + sizes.MESSAGES_BYTES
+        if total > most and (index or state.carry):
+            return index
+    return len(state.inbox)
+
+
+def _size(item: New) -> int:
+    return size(item.model_dump(mode="json", exclude_none=True))
+
+
+def _close_once(state: RunState, status: Literal["completed", "failed", "cancelled"]) -> Close | End:
+    if state.recorded and not state.inbox and not state.carry:
+        return End(status)
+    taken = _room(state)
+    failure = state.turn.failure if state.turn else None
+    closing = Closing(
+        status=status,
+        error_type=failure.type if failure else None,
+        error=failure.message if failure else None,
+        response=response(state).model_dump(mode="json", exclude_none=True),
+    )
+    return Close((*state.carry, *state.inbox[:taken]), taken, closing)

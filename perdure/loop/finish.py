@@ -1,0 +1,79 @@
+"""Finish protocols: how a reply is told from the answer, and what a model is told about it."""
+
+from __future__ import annotations
+
+import re
+from typing import assert_never
+
+from ..types.messages import FinishReason, Message
+from ..types.wire import Finish, FinishProtocol
+
+REMINDER_ID = "perdure:reminder"
+"""Message id of everything that the engine itself says to the model as a user message."""
+
+TAG_PROMPT = (
+    "You work in a loop: you may call tools as often as you need, and you see their results before you go on."
+    " When you have the answer, give it inside <finish> and </finish>; only what stands there is returned. "
+    "As long as you write no <finish> tag, the loop goes on."
+)
+"""Default system prompt of ``finish="tag"``."""
+
+_TAG = re.compile(r"<finish>((?:(?!<finish>).)*?)</finish>", re.DOTALL)
+"""From the nearest opening tag: models like to name the tag before they use it."""
+
+
+def classify(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> Finish | None:
+    """The answer in ``reply``, or None when the loop goes on.
+
+    A reply that calls tools is never the answer: what it asks for is done first. A refusal is the answer, and
+    ``finish_reason`` says what it is.
+    """
+    if reply.tool_calls:
+        return None
+    text = reply.text
+    if reason in ("refusal", "content_filter"):
+        return Finish(content=text)
+    match protocol:
+        case "text":
+            return Finish(content=text) if text.strip() else None
+        case "tag":
+            return _tagged(text, reason)
+        case _:
+            assert_never(protocol)
+
+
+def _tagged(text: str, reason: FinishReason) -> Finish | None:
+    """The last ``<finish>`` element; an unclosed one counts only if the model stopped by itself."""
+    if closed := _TAG.findall(text):
+        return Finish(content=closed[-1].strip(), called=True)
+    _, opened, rest = text.rpartition("<finish>")
+    return Finish(content=rest.strip(), called=True) if opened and reason == "stop" else None
+
+
+def forced(protocol: FinishProtocol, text: str) -> Finish:
+    """The answer of a reply that had to be one: the tag's content if it is there, else all of it."""
+    found = _tagged(text, "stop") if protocol == "tag" else None
+    return found or Finish(content=text)
+
+
+def reminder(protocol: FinishProtocol) -> str:
+    """What the model is told after a reply with neither answer nor tool calls."""
+    match protocol:
+        case "text":
+            return "Your last reply was empty. Call a tool, or write the answer."
+        case "tag":
+            return (
+                "Your last reply had no tool call and no <finish> tag. "
+                "Go on, or give the answer inside <finish></finish>."
+            )
+        case _:
+            assert_never(protocol)
+
+
+def force(protocol: FinishProtocol, limit: int) -> str:
+    """What the model is told when the turn's iterations are used up."""
+    where = " inside <finish></finish>" if protocol == "tag" else ""
+    return (
+        f"You have used all {limit} steps of this task. Give your final answer now{where}, "
+        "from what you know so far. You cannot call tools any more."
+    )

@@ -1,0 +1,31 @@
+"""How much may be said at once, so that Temporal takes it.
+
+Temporal ends a run that asks for an activity with more than 2 MB, and a workflow task whose answer has more than 4 MB
+is tried again for ever. So what comes in is measured where it comes in, and what goes out is cut into steps. Bytes are
+those of JSON as Python's SDK writes it: a ``ж`` that came as two bytes goes out as six.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MESSAGE_BYTES = 1024 * 1024
+"""Of one message. A longer one goes by way of the store."""
+ID_BYTES = 400
+"""Of a message's id. A thousand of them are carried from execution to execution."""
+CONTEXT_BYTES = 16 * 1024
+"""Of the run's own data, which every activity is told, so that history has it again and again."""
+MESSAGES_BYTES = 512 * 1024
+"""Of all that one step is given, unless a single message is larger. What waits beyond it comes next."""
+CALLS_BYTES = 2 * 1024 * 1024
+"""Of the inputs of all tool calls that begin at once; the others begin when these have ended."""
+CALLS_AT_ONCE = 500
+"""Tool calls that begin at once. Temporal lets a run have 2,000 open activities."""
+CALL_BYTES = 1024
+"""Of a tool call's input, besides its arguments and the context."""
+
+
+def size(value: Any) -> int:
+    """Bytes of ``value``, plain JSON, on its way through Temporal."""
+    return len(json.dumps(value))

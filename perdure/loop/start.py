@@ -1,0 +1,77 @@
+"""From a start's JSON to the first state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import InvalidInputError
+from ..types.state import RunState, read_state
+from ..types.wire import Start, UserMessage
+from .apply import receive, unfit
+from .sizes import CONTEXT_BYTES, size
+
+CARRIED = "state"
+"""The only key of the input of an execution that continues an earlier one."""
+
+
+def open_state(raw: Any, context_id: str, scope: str) -> RunState:
+    """The state of a new run, or the one that an earlier execution carried over.
+
+    Raises ``InvalidInputError`` that names what is wrong with ``raw``.
+    """
+    if isinstance(raw, dict) and raw.keys() == {CARRIED}:
+        return read_state(raw[CARRIED])
+    start = parse_start(raw)
+    state = RunState(
+        context_id=context_id,
+        agent=start.agent,
+        mode=start.mode,
+        scope=scope,
+        context=start.context,
+        max_history_events=start.max_history_events,
+        store_id=start.store_id,
+        head=start.history,
+    )
+    if start.message is not None and not receive(state, _plain(start.message)):
+        raise InvalidInputError(state.refused[-1])
+    return state
+
+
+def carry_over(state: RunState) -> dict[str, Any]:
+    """The input of the execution that goes on from ``state``; read back by :func:`open_state`."""
+    return {CARRIED: state.model_dump(mode="json", exclude_none=True)}
+
+
+def parse_start(raw: Any) -> Start:
+    """The start of a run. Raises ``InvalidInputError`` that names the wrong field and what is expected."""
+    expected = 'Start it with {"agent": "<name>", "message": "<text>"}.'
+    if not isinstance(raw, dict):
+        raise InvalidInputError(f"the input must be one JSON object, not {type(raw).__name__}", hint=expected)
+    try:
+        start = Start.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(place) for place in problem['loc']) or 'input'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
+    _check_sizes(start)
+    return start
+
+
+def _check_sizes(start: Start) -> None:
+    """What came in at one size may go out at three times of it; a run that cannot be carried on must not begin."""
+    found = size(start.context)
+    if found > CONTEXT_BYTES:
+        raise InvalidInputError(
+            f"the context has {found:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
+            hint="Every step of the run is told all of it: keep large data elsewhere, and give a tool its key.",
+        )
+    if start.message is not None and (why := unfit(UserMessage.model_validate(_plain(start.message)))):
+        raise InvalidInputError(why)
+
+
+def _plain(message: str | UserMessage) -> dict[str, Any]:
+    return {"content": message} if isinstance(message, str) else message.model_dump()

@@ -1,0 +1,58 @@
+"""The state as the ``status`` query shows it."""
+
+from __future__ import annotations
+
+from ..types.state import RunState
+from ..types.wire import ChildStatus, Status
+from .decide import CallModel, Close, End, RunCalls, Wait, decide
+
+
+def status(state: RunState, since: str | None = None) -> Status:
+    """The state as the ``status`` query gives it; ``since`` (ISO 8601) is when the present step began."""
+    step = decide(state)
+    match step:
+        case CallModel():
+            phase, work = "running", "model"
+        case RunCalls():
+            phase, work = "running", "tools"
+        case Close():
+            phase, work = "running", "closing"
+        case Wait(until="resumed"):
+            phase, work = "paused", "nothing"
+        case Wait():
+            phase, work = "waiting", "message"
+        case End(status=ended):
+            phase, work = ended, "nothing"
+    return Status.model_validate(
+        {
+            "state": phase,
+            "doing": work,
+            "since": state.pause.since if state.pause else since,
+            "reason": _reason(state),
+            "agent": state.agent,
+            "context_id": state.context_id,
+            "task_id": state.turn.task_id if state.turn else None,
+            "mode": state.mode,
+            "iteration": state.turn.iteration if state.turn else 0,
+            "turn": state.turns,
+            "head": state.head,
+            "store_id": state.store_id,
+            "usage": state.usage,
+            "cost_usd": state.cost_usd,
+            "calls": [
+                ChildStatus(call_id=call.call.id, name=call.call.name, kind=call.call.disposition.kind)
+                for call in state.calls
+                if call.result is None
+            ],
+            "queued": len(state.inbox),
+            "refused": state.refused,
+        }
+    )
+
+
+def _reason(state: RunState) -> str | None:
+    if state.pause:
+        return state.pause.reason
+    if state.turn and state.turn.failure:
+        return f"{state.turn.failure.type}: {state.turn.failure.message}"
+    return None

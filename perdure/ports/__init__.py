@@ -1,0 +1,36 @@
+"""The boundaries: what the engine asks of a model, of a store, and of whoever stands around a call.
+
+Each protocol is small, names no SDK, and ships a public fake in ``perdure.testing``.
+"""
+
+from .model import Completed, ModelRequest, Provider, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
+from .stage import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
+from .store import Blob, Chain, Claim, Commit, Journal, Node, Outcome, RunRow, Runs, Store, Transcripts
+
+__all__ = [
+    "Blob",
+    "Chain",
+    "Claim",
+    "Commit",
+    "Completed",
+    "Journal",
+    "ModelCall",
+    "ModelReply",
+    "ModelRequest",
+    "NextModel",
+    "NextTool",
+    "Node",
+    "Outcome",
+    "Provider",
+    "RunRow",
+    "Runs",
+    "Stage",
+    "Store",
+    "StreamEvent",
+    "TextDelta",
+    "ThinkingDelta",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolSpec",
+    "Transcripts",
+]

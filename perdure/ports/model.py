@@ -1,0 +1,88 @@
+"""What the engine asks of a model's API, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..types.messages import FinishReason, Message, Part, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model sees it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema of the arguments: always an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One call of a model. The messages are in order, without the system prompt; results follow their calls."""
+
+    model: str
+    """Name at the provider, without the prefix."""
+    messages: Sequence[Message]
+    system: str | None = None
+    tools: Sequence[ToolSpec] = ()
+    tool_choice: str | None = None
+    """Name of the one tool that must be called; None leaves the choice to the model."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Canonical settings (temperature, max_tokens, …), checked when the agent was defined."""
+    provider_options: Mapping[str, Any] = field(default_factory=dict)
+    """Sent unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the reply."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingDelta:
+    """More of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a tool call's arguments (raw JSON text)."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The whole reply; the last event of every stream. A stream that ends without it was cut.
+
+    Tool-call ids may be missing (empty) or repeated: the engine gives each call of the reply one of its own.
+    """
+
+    parts: tuple[Part, ...]
+    finish_reason: FinishReason = "stop"
+    usage: Usage = field(default_factory=Usage)
+    model: str = ""
+    """As the API names the model that answered."""
+
+
+StreamEvent = TextDelta | ThinkingDelta | ToolCallDelta | Completed
+
+
+class Provider(Protocol):
+    """A model API. One attempt per call: Temporal retries, so the SDK's own retries are off.
+
+    Raises only ``ProviderError`` subclasses; foreign exceptions are translated inside.
+    """
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        """Call the model and yield what arrives, ``Completed`` last."""
+        ...

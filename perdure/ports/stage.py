@@ -1,0 +1,70 @@
+"""Calls on their way through the stages, and the stages themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..types.messages import Message
+from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
+from .store import Commit
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A model call on its way through the stages. Stages fill in what the inner ones need."""
+
+    input: ModelInput
+    owner: str = ""
+    """Names this attempt: workflow run, activity and attempt number."""
+    attempt: int = 1
+    asked_at: str = ""
+    """When its first attempt was scheduled (``RunRow.asked_at``)."""
+    prefix: Sequence[Message] = ()
+    """The transcript up to the head; set by the transcript stage."""
+    fresh: Sequence[Message] = ()
+    """What is new since the head; set by the transcript stage."""
+
+
+@dataclass(slots=True)
+class ModelReply:
+    """A reply on its way back out. ``output.head`` is set by the transcript stage."""
+
+    output: ModelOutput
+    message: Message | None
+    """What the model said; None when nothing was called (``close``)."""
+    system: str | None = None
+    """The system prompt that the model was given."""
+    commit: Commit = field(default_factory=Commit)
+    """What the journal stage writes together with the outcome; made by the transcript stage."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call on its way through the stages."""
+
+    input: ToolInput
+    key: str
+    """Journal key; also the tool's idempotency key."""
+    owner: str
+    """Names this attempt: workflow run, activity and attempt number."""
+    attempt: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """From the input, or set by the transcript stage where they are too large for history."""
+
+
+NextModel = Callable[[ModelCall], Awaitable[ModelReply]]
+NextTool = Callable[[ToolCall], Awaitable[ToolOutput]]
+
+
+class Stage(Protocol):
+    """Middleware around the bare call. ``next`` is the rest of the way in; not calling it answers in its place."""
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Around a model call."""
+        ...
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call, also an inline one."""
+        ...

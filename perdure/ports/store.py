@@ -1,0 +1,175 @@
+"""What the engine asks of a store: journal, transcripts, runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..types.messages import BlobRef, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A link of a transcript. ``hash`` covers ``parent`` and ``body`` (canonical bytes of messages)."""
+
+    hash: str
+    parent: str | None
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes kept by their hash (sha256, hexadecimal)."""
+
+    hash: str
+    body: bytes
+
+    @classmethod
+    def of(cls, text: str) -> Blob:
+        """The blob of ``text``: its UTF-8 bytes."""
+        body = text.encode()
+        return cls(hashlib.sha256(body).hexdigest(), body)
+
+    @property
+    def ref(self) -> BlobRef:
+        """What stands in its place."""
+        return BlobRef(hash=self.hash, size=len(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an effect came to: the JSON of a ``ModelOutput`` or ``ToolOutput``."""
+
+    key: str
+    kind: Literal["model", "tool"]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A conversation as ``list`` and ``show`` need it after Temporal's retention."""
+
+    context_id: str
+    agent: str
+    scope: str
+    head: str | None
+    status: str
+    iterations: int = 0
+    result: bytes | None = None
+    """JSON of the ``Response``; of a failed run with ``error_type`` and ``error`` besides."""
+    asked_at: str = ""
+    """When Temporal scheduled the call that says so, the same for all its attempts (ISO 8601, UTC, microseconds). A row
+    never replaces one that was asked for later: the calls of a conversation are scheduled one after the other, through
+    resets and new executions too, so what a worker says that was taken for lost comes too late."""
+    created_at: str = ""
+    """ISO 8601, UTC; set by the store at the first write."""
+    updated_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What is written at once, or not at all."""
+
+    nodes: Sequence[Node] = ()
+    blobs: Sequence[Blob] = ()
+    outcome: Outcome | None = None
+    run: RunRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Answer to a tool's intent: may it act?"""
+
+    state: Literal["new", "begun", "done"]
+    """``new``: nobody began it, go. ``begun``: somebody did, and left no outcome. ``done``: here is the outcome."""
+    outcome: bytes | None = None
+    starts: int = 1
+    """How many owners have begun, this one included if it may go. Not counted for ``done``."""
+
+
+class Journal(Protocol):
+    """Outcomes of paid effects. All methods raise ``StoreError`` when the store fails."""
+
+    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The recorded outcomes among ``keys``."""
+        ...
+
+    async def claim(self, key: str, owner: str, *, again: bool = False) -> Claim:
+        """Record the intent of ``owner`` (one attempt) to act.
+
+        The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or
+        takes the claim over and gets ``new`` with ``again`` (an idempotent tool). A recorded outcome wins: ``done``.
+        """
+        ...
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        """Write everything in one transaction; nodes and blobs that are there already count as written.
+
+        Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key;
+        then nothing of this commit's run row is written. None without an outcome. A run row that was asked for
+        earlier than the recorded one (``asked_at``) is dropped; the rest is written.
+        """
+        ...
+
+
+class Transcripts(Protocol):
+    """Nodes and blobs."""
+
+    async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+        """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``.
+
+        Raises ``TranscriptCorruptedError`` when a node is missing.
+        """
+        ...
+
+    async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+        """The blobs that are there."""
+        ...
+
+
+class Chain(Protocol):
+    """Transcripts as messages: loaded from nodes, verified, kept in memory; cut into nodes and blobs to be written."""
+
+    async def load(self, head: str | None) -> list[Message]:
+        """The conversation up to ``head``, blobs filled in. Raises ``TranscriptCorruptedError``."""
+        ...
+
+    def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
+        """The node that follows ``head``, and the blobs that it refers to; nothing is written."""
+        ...
+
+    def remember(self, node: Node, messages: Sequence[Message]) -> None:
+        """Keep a node in memory, so that the next load need not read it."""
+        ...
+
+    async def resolve_blob(self, ref: BlobRef) -> str:
+        """The text of a blob. Raises ``TranscriptCorruptedError``."""
+        ...
+
+
+class Runs(Protocol):
+    """The ``runs`` table."""
+
+    async def run(self, context_id: str) -> RunRow | None:
+        """One row."""
+        ...
+
+    async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
+        """Rows, the newest first."""
+        ...
+
+
+class Store(Journal, Transcripts, Runs, Protocol):
+    """All of it, in one database. ``store_id`` names the database for good; it is known once the store is open."""
+
+    store_id: str
+
+    async def open(self) -> None:
+        """Connect, migrate the schema, read the ``store_id``. Raises ``StoreError``."""
+        ...
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        ...

@@ -1,0 +1,158 @@
+"""A streamed chat completion, put together: chunks in, events out, ``Completed`` at the end.
+
+Tolerant of what servers that call themselves compatible send; strict where a guess would lose something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import MalformedReplyError, TruncatedStreamError
+from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, Usage, clean
+from .chat_calls import CallSlots
+from .openai_errors import in_stream
+
+_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "refusal": "refusal",
+}
+
+
+class Text:
+    """Text that arrives in pieces, a piece perhaps ending between the halves of a surrogate pair."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._half = ""
+
+    def add(self, piece: str) -> str:
+        """What can be shown of ``piece``, with the half that was kept back before."""
+        piece = self._half + piece
+        self._half = ""
+        if piece and "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        piece = clean(piece)
+        self._pieces.append(piece)
+        return piece
+
+    def whole(self) -> str:
+        """All of it."""
+        return "".join(self._pieces) + clean(self._half)
+
+
+class ChatReply:
+    """One reply under assembly. ``endpoint`` names the API in errors."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._text = Text()
+        self._thinking = Text()
+        self._calls = CallSlots()
+        self._refused = False
+        self._reason: str | None = None
+        self._usage = Usage()
+        self._model = ""
+
+    def feed(self, chunk: object) -> Iterator[StreamEvent]:
+        """Take one chunk. Raises ``MalformedReplyError``, or the error that the chunk carries."""
+        if not isinstance(chunk, Mapping):
+            raise MalformedReplyError(f"{self._endpoint} sent a chunk that is no JSON object: {str(chunk)[:200]!r}")
+        if chunk.get("object") == "error" or chunk.get("error"):
+            raise in_stream(chunk.get("error") or chunk, "", self._endpoint)
+        if isinstance(model := chunk.get("model"), str) and model:
+            self._model = model
+        if isinstance(usage := chunk.get("usage"), Mapping):
+            self._usage = read_usage(usage)
+        for choice in _list(chunk.get("choices")):
+            if isinstance(choice, Mapping) and not choice.get("index"):
+                yield from self._choice(choice)
+
+    def _choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        delta = choice.get("delta") or choice.get("message") or {}
+        if not isinstance(delta, Mapping):
+            raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
+        thinking = _string(delta.get("reasoning_content")) or _string(delta.get("reasoning"))
+        if thinking and (shown := self._thinking.add(thinking)):
+            yield ThinkingDelta(shown)
+        if isinstance(refusal := delta.get("refusal"), str) and refusal:
+            self._refused = True
+            yield from self._content(refusal)
+        yield from self._content(delta.get("content"))
+        for entry in _list(delta.get("tool_calls")):
+            if not isinstance(entry, Mapping):
+                raise MalformedReplyError(f"{self._endpoint} sent a tool call that is no JSON object")
+            yield self._call(entry)
+        if isinstance(reason := choice.get("finish_reason"), str) and reason:
+            self._reason = reason
+
+    def _content(self, content: object) -> Iterator[StreamEvent]:
+        """Text, or a list of typed pieces, as some servers send it."""
+        for piece in _list(content) if isinstance(content, list) else [content]:
+            text = _string(piece) or (_string(piece.get("text")) if isinstance(piece, Mapping) else "")
+            if text and (shown := self._text.add(text)):
+                yield TextDelta(shown)
+
+    def _call(self, entry: Mapping[str, Any]) -> ToolCallDelta:
+        slot, arguments = self._calls.add(entry)
+        return ToolCallDelta(index=slot.index, id=slot.id, name=slot.name, arguments=clean(arguments))
+
+    def complete(self) -> Completed:
+        """The whole reply. Raises ``TruncatedStreamError`` when the stream never said why it ended."""
+        if self._reason is None:
+            raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
+        parts: list[Part] = []
+        if thinking := self._thinking.whole():
+            parts.append(ThinkingPart(text=thinking))
+        if text := self._text.whole():
+            parts.append(TextPart(text=text))
+        parts.extend(self._calls.parts())
+        return Completed(tuple(parts), self._finish_reason(), self._usage, self._model)
+
+    def _finish_reason(self) -> FinishReason:
+        reason = _REASONS.get(self._reason or "", "other")
+        if reason == "stop" and self._refused:
+            return "refusal"
+        return "tool_calls" if reason in ("stop", "other") and self._calls else reason
+
+
+def read_usage(usage: Mapping[str, Any]) -> Usage:
+    """Usage as the API counts it; what is missing is 0."""
+    read = _details(usage, "prompt_tokens_details")
+    written = _details(usage, "completion_tokens_details")
+    return Usage(
+        input_tokens=_count(usage, "prompt_tokens"),
+        output_tokens=_count(usage, "completion_tokens"),
+        cached_tokens=_count(read, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens"),
+        reasoning_tokens=_count(written, "reasoning_tokens"),
+    )
+
+
+def whole_reply(body: bytes) -> object:
+    """The JSON of an answer that is no stream, as one chunk. Raises ``ValueError`` where it is none."""
+    return json.loads(body)
+
+
+def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    details = usage.get(key)
+    return details if isinstance(details, Mapping) else {}
+
+
+def _count(usage: Mapping[str, Any], key: str) -> int:
+    value = usage.get(key)
+    return max(0, int(value)) if isinstance(value, int | float) else 0
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

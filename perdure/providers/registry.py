@@ -1,0 +1,146 @@
+"""Which provider a model name means. Importing this loads no SDK; built-ins load when first used."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..errors import DefinitionError
+from ..ports import Provider
+
+ProviderFactory = Callable[[], Provider]
+
+_ALIASES = {"openai-chat": "openai"}
+_LATER = ("anthropic", "google", "openai-responses")
+
+
+def _openai() -> Provider:
+    from .openai_chat import OpenAIChat, missing_sdk
+
+    if find_spec("openai") is None:
+        raise missing_sdk()
+    return OpenAIChat()
+
+
+_factories: dict[str, ProviderFactory] = {"openai": _openai}
+_providers: dict[str, Provider] = {}
+_users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""How many workers of an event loop use the providers."""
+
+
+def register_provider(name: str, provider: Provider | ProviderFactory) -> None:
+    """Make ``provider`` known under ``name``, the first part of ``name:model``.
+
+    A factory is called when the provider is first used. Replaces what had the name. Raises
+    ``DefinitionError`` for a name that cannot stand before a colon, or an object without an async ``stream``
+    method.
+    """
+    if not name or name.strip() != name or ":" in name:
+        raise DefinitionError(f"A provider's name is a text without blanks at its ends and without ':', not {name!r}.")
+    _providers.pop(name, None)
+    if not isinstance(provider, type) and hasattr(provider, "stream"):
+        _factories.pop(name, None)
+        _providers[name] = provider
+    elif callable(provider):
+        _factories[name] = provider
+    else:
+        raise DefinitionError(
+            f"The provider {name!r} has no stream method and is no factory: {provider!r}.",
+            hint="A provider is one async generator method: async def stream(self, request): yield …",
+        )
+
+
+def known_providers() -> tuple[str, ...]:
+    """Names that a model may begin with, in order."""
+    return tuple(sorted({*_factories, *_providers, *_ALIASES}))
+
+
+def get_provider(name: str) -> Provider:
+    """The provider of that name, made when first asked for.
+
+    Raises ``DefinitionError`` for an unknown name, ``RuntimeSetupError`` for an SDK that is not installed.
+    """
+    name = _canonical(name)
+    if name not in _providers:
+        _providers[name] = _factories[name]()
+    return _providers[name]
+
+
+def parse_model(model: str) -> tuple[str, str]:
+    """``"openai:gpt-5"`` → ``("openai", "gpt-5")``. Raises ``DefinitionError``."""
+    provider, colon, name = model.partition(":")
+    if not colon or not provider or not name.strip():
+        raise DefinitionError(
+            f"A model is named provider:model, for instance 'openai:gpt-5', not {model!r}.",
+            hint=f"Known providers: {', '.join(known_providers())}.",
+        )
+    _canonical(provider)
+    return provider, name
+
+
+def check_settings(name: str, settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
+    """Let the provider refuse settings that it lacks; one that has no ``check_settings`` takes everything.
+
+    Needs no SDK. Raises ``SettingsError``; ``DefinitionError`` for an unknown provider.
+    """
+    name = _canonical(name)
+    check: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None
+    if _factories.get(name) is _openai:
+        from . import openai_chat
+
+        check = openai_chat.check_settings
+    else:
+        check = getattr(get_provider(name), "check_settings", None)
+    if check is not None:
+        check(settings, provider_options)
+
+
+@asynccontextmanager
+async def using_providers() -> AsyncIterator[None]:
+    """Keep the providers' connections open for the length of the block.
+
+    Several workers of one event loop share them: the last that leaves closes them, or it would cut the others' replies,
+    which were paid for.
+    """
+    loop = asyncio.get_running_loop()
+    _users[loop] = _users.get(loop, 0) + 1
+    try:
+        yield
+    finally:
+        _users[loop] -= 1
+        if not _users[loop]:
+            del _users[loop]
+            await close_providers()
+
+
+async def close_providers() -> None:
+    """Close those that were used, as far as they can be closed; the next use opens them again."""
+    for provider in list(_providers.values()):
+        close = getattr(provider, "aclose", None)
+        if close is not None:
+            closing = close()
+            if inspect.isawaitable(closing):
+                await closing
+
+
+def _canonical(name: str) -> str:
+    if name in _factories or name in _providers:
+        return name
+    if name in _ALIASES:
+        return _ALIASES[name]
+    if name in _LATER:
+        raise DefinitionError(
+            f"The provider {name!r} comes in a later release. For now: {', '.join(known_providers())}.",
+            hint="Many APIs also speak OpenAI's format: register_provider(name, OpenAIChat(base_url=…)).",
+        )
+    close = difflib.get_close_matches(name, known_providers(), 1)
+    raise DefinitionError(
+        f"Unknown provider {name!r}. Known providers: {', '.join(known_providers())}.",
+        hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
+    )

@@ -1,0 +1,79 @@
+"""The canonical settings: one spelling for all providers, each checked when the agent is defined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import SettingsError
+
+SUPPORT: dict[str, tuple[str, ...]] = {
+    "temperature": ("openai", "openai-responses", "anthropic", "google"),
+    "top_p": ("openai", "openai-responses", "anthropic", "google"),
+    "max_tokens": ("openai", "openai-responses", "anthropic", "google"),
+    "top_k": ("anthropic", "google"),
+    "stop": ("openai", "anthropic", "google"),
+    "seed": ("openai",),
+    "metadata": ("anthropic",),
+    "reasoning_effort": ("openai", "openai-responses"),
+}
+"""Every canonical setting, and the providers that have it."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(s, str) for s in value))
+
+
+_SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "temperature": ("a number", _is_number),
+    "top_p": ("a number", _is_number),
+    "max_tokens": ("a whole number above 0", lambda value: _is_integer(value) and value > 0),  # type: ignore[operator]  # _is_integer says that it is an int
+    "top_k": ("a whole number", _is_integer),
+    "stop": ("a text or a list of texts", _is_stop),
+    "seed": ("a whole number", _is_integer),
+    "metadata": ("a dictionary", lambda value: isinstance(value, Mapping)),
+    "reasoning_effort": ("a text such as 'low'", lambda value: isinstance(value, str)),
+}
+
+
+def check_canonical(provider: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` without what is None. Raises ``SettingsError`` naming key, ``provider`` and who has it."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    for key, value in given.items():
+        if key not in SUPPORT:
+            raise SettingsError(
+                f"Unknown setting {key!r} for provider {provider!r}. Settings are: {', '.join(SUPPORT)}.",
+                hint=f"A parameter of one API alone goes unchanged through provider_options={{{key!r}: …}}.",
+            )
+        if provider not in SUPPORT[key]:
+            raise SettingsError(
+                f"Provider {provider!r} has no setting {key!r}; supported by: {', '.join(SUPPORT[key])}.",
+                hint=f"An endpoint that takes it anyway gets it through provider_options={{{key!r}: …}}.",
+            )
+        shape, fits = _SHAPES[key]
+        if not fits(value):
+            raise SettingsError(f"Setting {key!r} for provider {provider!r} is {shape}, not {value!r}.")
+    return given
+
+
+def check_options(provider: str, options: Mapping[str, Any], taken: Mapping[str, str]) -> None:
+    """Refuse options that meet what the adapter sets itself: ``taken`` has wire names, and what sets them.
+
+    Raises ``SettingsError``, also for options that are not JSON.
+    """
+    for key in options:
+        if key in taken:
+            raise SettingsError(f"provider_options[{key!r}] for provider {provider!r} collides: {taken[key]} sets it.")
+    try:
+        json.dumps(dict(options), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"provider_options for provider {provider!r} must be plain JSON: {error}") from None

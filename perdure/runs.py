@@ -1,0 +1,167 @@
+"""What can be told of runs from outside: lists, closed runs, and why one does not get on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.converter import DataConverter
+from temporalio.exceptions import ApplicationError, FailureError
+
+from .errors import StoreError
+from .types.wire import WORKFLOW, Status
+
+if TYPE_CHECKING:
+    from .client import Client
+
+_STATUS = {
+    WorkflowExecutionStatus.RUNNING: "running",
+    WorkflowExecutionStatus.COMPLETED: "completed",
+    WorkflowExecutionStatus.FAILED: "failed",
+    WorkflowExecutionStatus.CANCELED: "cancelled",
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
+    WorkflowExecutionStatus.TIMED_OUT: "timed out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A line of ``perdure list``. Times are UTC."""
+
+    id: str
+    agent: str
+    status: str
+    started: datetime | None = None
+    closed: datetime | None = None
+
+
+async def list_runs(
+    client: Client, *, agent: str | None = None, status: str | None = None, limit: int = 50
+) -> list[RunSummary]:
+    """Runs, the newest first. An execution that continued as new is not a run of its own."""
+    found: dict[str, RunSummary] = {}
+    known: set[str] = set()
+    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
+    async for seen in client.temporal.list_workflows(query):
+        if seen.id in known:
+            continue
+        known.add(seen.id)
+        name = await agent_of(client, seen)
+        state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
+        summary = RunSummary(seen.id, name, state, seen.start_time, seen.close_time)
+        if _wanted(summary, agent, status):
+            found[seen.id] = summary
+        if len(found) >= limit:
+            break
+    if client.store_url is not None and len(found) < limit:
+        for row in await (await client.store()).runs(agent=agent, status=status, limit=limit):
+            started = datetime.fromisoformat(row.created_at)
+            if row.context_id not in known:  # Temporal knows better: a terminated run tells the store nothing
+                found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
+    newest = sorted(found.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
+    return newest[:limit]
+
+
+async def agent_of(client: Client, seen: WorkflowExecution) -> str:
+    """The agent of a run, as its memo says; the store's word for one that a plain Temporal client started.
+
+    "" where neither knows: a list is worth more than a name that is missing in it.
+    """
+    try:
+        named = str((await seen.memo()).get("agent", ""))
+    except Exception:  # somebody else's codec wrote it
+        named = ""
+    if named or client.store_url is None:
+        return named
+    try:
+        row = await (await client.store()).run(seen.id)
+    except StoreError:
+        return ""
+    return row.agent if row is not None else ""
+
+
+def _wanted(run: RunSummary, agent: str | None, status: str | None) -> bool:
+    return (agent is None or run.agent == agent) and (status is None or run.status == status)
+
+
+def closed_status(seen: WorkflowExecutionDescription) -> Status | None:
+    """The status of a run that has ended; None while it is open."""
+    if seen.status is None or seen.status == WorkflowExecutionStatus.RUNNING:
+        return None
+    said = _STATUS.get(seen.status, "failed")
+    state = said if said in ("completed", "cancelled") else "failed"
+    reason = None if said in ("completed", "cancelled", "failed") else said
+    since = seen.close_time.isoformat() if seen.close_time else None
+    return Status.model_validate({"state": state, "agent": "", "context_id": seen.id, "since": since, "reason": reason})
+
+
+async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
+    """Why the run does not get on, in a line: what its activities wait for or failed with."""
+    raw = seen.raw_description
+    converter = client.temporal.data_converter
+    for pending in raw.pending_activities:
+        name = pending.activity_type.name
+        begun = pending.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        # An attempt that is under way says more than the one that failed before it.
+        if begun and (waiting := await _waiting(converter, pending.heartbeat_details.payloads)):
+            return f"{name} waits: {_line(waiting)}"
+        if pending.HasField("last_failure"):
+            return f"{name}, attempt {pending.attempt}: {await _failure(converter, pending.last_failure)}"
+        if not begun:
+            return f"{name} waits for a worker"
+    if raw.HasField("pending_workflow_task") and raw.pending_workflow_task.attempt > 1:
+        return f"a worker fails to go on with it, attempt {raw.pending_workflow_task.attempt}; its log says why"
+    return None
+
+
+async def _failure(converter: DataConverter, failure: Failure) -> str:
+    """Class and message of what an attempt failed with."""
+    try:
+        error = await converter.decode_failure(failure)
+    except Exception as unreadable:  # a codec is anybody's code, often a server: it may be away
+        return f"{failure.message} (it cannot be decoded: {_line(str(unreadable))})"
+    if isinstance(error, FailureError):
+        kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
+        return f"{kind or 'Failure'}: {_line(error.message)}"
+    return f"{type(error).__name__}: {_line(str(error))}"
+
+
+def _line(message: str) -> str:
+    """An error and its way out, which stand on lines of their own, in one."""
+    return " ".join(message.split())
+
+
+async def has_poller(client: Client, run: WorkflowExecutionDescription) -> bool:
+    """Whether a worker has polled the run's task queue since the run started.
+
+    The server names pollers for minutes after they are gone; but one that lives would have taken the run at once.
+    """
+    request = DescribeTaskQueueRequest(
+        namespace=client.temporal.namespace,
+        task_queue=TaskQueue(name=run.task_queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+    )
+    described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
+    seen = (poller.last_access_time.ToDatetime(UTC) for poller in described.pollers)
+    return any(moment >= run.start_time for moment in seen)
+
+
+async def _waiting(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:
+    """What the engine's heartbeats say that the activity waits for, if anything."""
+    try:
+        decoded = await converter.decode(payloads) if payloads else []
+    except Exception:  # a codec that is away, or a tool's own details of a type that is not known here
+        return None
+    for details in decoded:
+        if isinstance(details, dict) and isinstance(details.get("waiting"), str):
+            return str(details["waiting"])
+    return None

@@ -1,0 +1,28 @@
+"""What stands around the bare call of a model or a tool, from the outside in:
+
+tracing → inline tools → prepare → journal → transcript → hooks → the call.
+
+Each stage is plain middleware (``ports.Stage``). :mod:`.interceptor` attaches them to Temporal; :func:`compose`
+makes the same chain for a call inside the process, as inline tools need it.
+"""
+
+from .compose import compose_model, compose_tool
+from .hooks import HookStage
+from .inline import InlineStage
+from .interceptor import StageInterceptor
+from .journal import JournalStage
+from .prepare import PrepareStage
+from .tracing import TracingStage
+from .transcript import TranscriptStage
+
+__all__ = [
+    "HookStage",
+    "InlineStage",
+    "JournalStage",
+    "PrepareStage",
+    "StageInterceptor",
+    "TracingStage",
+    "TranscriptStage",
+    "compose_model",
+    "compose_tool",
+]

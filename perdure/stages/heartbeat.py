@@ -1,0 +1,80 @@
+"""Heartbeats of an activity, from a task of its own, so that no call has to think of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from types import TracebackType
+
+from pydantic_core import to_jsonable_python
+from temporalio import activity
+
+INTERVAL = 1.0
+"""Seconds between heartbeats; a fifth of the timeout (workflows/options.py)."""
+
+_current: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
+
+
+class Heartbeat:
+    """``async with Heartbeat():`` heartbeats until the end of the block; its details say what is waited for."""
+
+    def __init__(self) -> None:
+        self._details: tuple[object, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Heartbeat:
+        self._token = _current.set(self)
+        self._beat = activity.heartbeat
+        self._context = copy_context()  # the activity's: heartbeat() finds its activity there
+        self._later()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        _current.reset(self._token)
+
+    def note(self, *details: object) -> None:
+        """What the next heartbeats say; shown as the reason of a stuck run."""
+        self._details = details
+
+    def reporter(self) -> Callable[..., None]:
+        """A function that heartbeats at once with details of the author's, and again with them; from any thread."""
+        loop = asyncio.get_running_loop()
+
+        def report(*details: object) -> None:
+            # Here, where the author's code sees the error: a heartbeat that cannot be encoded cancels its activity.
+            plain = tuple(to_jsonable_python(detail) for detail in details)
+            loop.call_soon_threadsafe(self._report, plain, context=self._context)
+
+        return report
+
+    def _report(self, details: tuple[object, ...]) -> None:
+        self._details = details
+        self._beat(*details)
+
+    def _later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick, context=self._context)
+
+    def _tick(self) -> None:
+        self._beat(*self._details)
+        self._later()
+
+
+def note(reason: str) -> None:
+    """Say in the heartbeats of the current activity, if there is one, why it waits; "" when it no longer does."""
+    if (current := _current.get()) is not None:
+        current.note(*([{"waiting": reason}] if reason else []))
+
+
+def reporter() -> Callable[..., None]:
+    """What a tool's ``ctx.heartbeat`` does in the current activity: nothing where there is none."""
+    current = _current.get()
+    return current.reporter() if current is not None else _nothing
+
+
+def _nothing(*details: object) -> None:
+    """No activity, no heartbeat."""

@@ -1,0 +1,117 @@
+"""The journal stage: an effect that was paid for is never paid for again.
+
+A model call: the outcome is looked up before, and recorded after, in one transaction with the transcript's node.
+A tool call: the intent is recorded first, so that a retry can tell "never begun" (run it), "done" (return it) and
+"begun, outcome unknown" apart; the last is run again only for an idempotent tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..errors import StoreError
+from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
+from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
+from .keys import model_key
+from .outcome import read_outcome
+
+LAST_TRY = 10.0
+"""Seconds that a cancelled activity still tries to record what it has paid for."""
+
+
+class JournalStage:
+    """Looks outcomes up and records them.
+
+    ``waiting`` is told why a record has to wait for the store, and "" when it is there.
+    """
+
+    def __init__(self, journal: Journal, waiting: Callable[[str], None] = lambda _: None) -> None:
+        self._journal = journal
+        self._waiting = waiting
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """The recorded outcome, or that of ``next``, recorded."""
+        key = model_key(call.input)
+        recorded = (await self._journal.find([key])).get(key)
+        if recorded is not None:
+            return ModelReply(read_outcome(ModelOutput, recorded, key), message=None)
+        reply = await next(call)
+        body = reply.output.model_dump_json(exclude_none=True).encode()
+        commit = Commit(reply.commit.nodes, reply.commit.blobs, Outcome(key, "model", body), reply.commit.run)
+        first = await self._record(commit)
+        if first != body:  # another attempt was quicker; what it said is what counts
+            reply.output = read_outcome(ModelOutput, first, key)
+        return reply
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """The recorded outcome, or that of ``next`` if it may act, recorded."""
+        claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent)
+        if claim.outcome is not None:
+            return read_outcome(ToolOutput, claim.outcome, call.key)
+        output = _given_up(call, claim) or await next(call)
+        output, blobs = _fit(output)
+        body = output.model_dump_json(exclude_none=True).encode()
+        first = await self._record(Commit(blobs=blobs, outcome=Outcome(call.key, "tool", body)))
+        return output if first == body else read_outcome(ToolOutput, first, call.key)
+
+    async def _record(self, commit: Commit) -> bytes:
+        """Write ``commit``, whatever comes: a cancelled activity finishes the write first."""
+        task = asyncio.ensure_future(self._insist(commit))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            try:
+                return await asyncio.wait_for(task, LAST_TRY)
+            except TimeoutError:
+                raise StoreError(f"cancelled, and the store did not take the outcome within {LAST_TRY:g} s") from None
+
+    async def _insist(self, commit: Commit) -> bytes:
+        """Write ``commit`` as soon as the store takes it.
+
+        Failing the attempt instead would throw away a paid reply, or the outcome of an act that cannot be undone.
+        """
+        delay, waited = 0.2, False
+        while True:
+            try:
+                first = await self._journal.commit(commit)
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                waited = True
+                self._waiting(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 5.0)
+            else:
+                if waited:
+                    self._waiting("")
+                assert first is not None, "a commit with an outcome returns the recorded one"
+                return first
+
+
+def _given_up(call: ToolCall, claim: Claim) -> ToolOutput | None:
+    """What the model is told of a call that began, whose end nobody saw, and that may not run (once more)."""
+    name, retries = call.input.name, call.input.retries
+    if claim.state == "begun":
+        text = (
+            f"OutcomeUnknown: {name} was started, and its worker was lost before it reported back. "
+            "It may have happened or not, and it was not run again. Check before you repeat it."
+        )
+    elif retries is not None and claim.starts > retries + 1:
+        text = (
+            f"OutcomeUnknown: {name} was started {retries + 1} times and its worker was lost each time; "
+            "it is not run again. It may have happened or not."
+        )
+    else:
+        return None
+    return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")
+
+
+def _fit(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
+    """Results above the threshold go to the store whole, and to history by reference."""
+    if output.content is None or len(output.content) * 4 <= INLINE_BYTES:
+        return output, []
+    blob = Blob.of(output.content)
+    if len(blob.body) <= INLINE_BYTES:
+        return output, []
+    return output.model_copy(update={"content": None, "blob": blob.ref}), [blob]

@@ -1,0 +1,46 @@
+"""Journal keys: which effect a call is, the same for every attempt of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ..types.messages import Data
+from ..types.wire import ModelInput, ToolInput
+
+
+def model_key(task: ModelInput) -> str:
+    """Key of a model call: its scope and number, and what the model is asked."""
+    digest = {
+        "agent": task.agent,
+        "purpose": task.purpose,
+        "head": task.head,
+        "new": [{"kind": item.kind, **_given(item)} for item in task.new],
+        "overrides": task.overrides,
+        "closing": _given(task.closing) if task.closing else None,
+    }
+    return _key(task.scope, task.op, "model", digest)
+
+
+def tool_key(task: ToolInput) -> str:
+    """Key of a tool call: its scope and number, the call and its arguments.
+
+    Arguments too large for history stand in the node of ``head``, whose hash covers them.
+    """
+    digest = {
+        "call_id": task.call_id,
+        "name": task.name,
+        "arguments": task.arguments if task.arguments is not None else task.head,
+    }
+    return _key(task.scope, task.op, "tool", digest)
+
+
+def _given(data: Data) -> dict[str, Any]:
+    """Without defaults: a field that a later version adds must not change the keys of calls that do not use it."""
+    return data.model_dump(exclude_defaults=True)
+
+
+def _key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
+    text = json.dumps([scope, op, kind, digest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

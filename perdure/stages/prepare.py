@@ -1,0 +1,46 @@
+"""What a tool call needs before it may begin, outside the journal: nothing here acts, so it may fail and be retried.
+
+Behind the journal's claim the same failure would leave "begun, outcome unknown", and the model would be told of a
+call that never ran. A deploy under way is enough: the worker that took the call does not know the agent yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import TranscriptCorruptedError
+from ..ports import Chain, ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.wire import ToolOutput
+from .transcript import check_store
+
+
+class PrepareStage:
+    """Checks store and agent, and fills in arguments that are too large for history.
+
+    ``find_agent`` raises ``AgentNotFoundError`` for an agent that is not here.
+    """
+
+    def __init__(self, chain: Chain, store_id: str, find_agent: Callable[[str], object]) -> None:
+        self._chain = chain
+        self._store_id = store_id
+        self._find_agent = find_agent
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Nothing to do: a model call that failed before its reply may simply be made again."""
+        return await next(call)
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Raises ``AgentNotFoundError``, ``StoreMismatchError``, ``TranscriptCorruptedError``."""
+        check_store(call.input, self._store_id)
+        self._find_agent(call.input.agent)
+        if call.input.arguments is None:
+            call.arguments = await self._arguments(call)
+        return await next(call)
+
+    async def _arguments(self, call: ToolCall) -> dict[str, object]:
+        messages = await self._chain.load(call.input.head)
+        for message in reversed(messages):
+            for part in message.tool_calls:
+                if part.id == call.input.call_id:
+                    return part.arguments
+        raise TranscriptCorruptedError(f"tool call {call.input.call_id} is not in the transcript at {call.input.head}")

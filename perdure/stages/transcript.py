@@ -1,0 +1,192 @@
+"""The transcript stage: a model call is given one hash and gets a conversation; its reply becomes the next node."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+
+from ..errors import StoreMismatchError, TranscriptCorruptedError
+from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, RunRow, ToolCall
+from ..types.messages import BlobRef, Message, ToolResultPart
+from ..types.wire import (
+    INLINE_BYTES,
+    OUTPUT_BYTES,
+    Call,
+    CallFacts,
+    ModelInput,
+    ModelOutput,
+    NewMessage,
+    NewResult,
+    Response,
+    ToolOutput,
+)
+from .outcome import read_outcome
+
+logger = logging.getLogger("perdure.worker")
+
+
+class TranscriptStage:
+    """Loads what was said before the call, and makes the node of what is said now."""
+
+    def __init__(self, chain: Chain, journal: Journal, store_id: str) -> None:
+        self._chain = chain
+        self._journal = journal
+        self._store_id = store_id
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Give the call its conversation, and the reply its head and what is to be written."""
+        task = call.input
+        check_store(task, self._store_id)
+        call.fresh = await self._fresh(task)
+        if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
+            call.prefix = await self._chain.load(task.head)
+        reply = await next(call)
+        said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
+        blobs: list[Blob] = []
+        head = task.head
+        nodes = []
+        if said:
+            node, blobs = self._chain.extend(task.head, said)
+            self._chain.remember(node, said)
+            head, nodes = node.hash, [node]
+        reply.output = _fit(reply.output, blobs).model_copy(update={"head": head, "store_id": self._store_id})
+        reply.commit = Commit(nodes, blobs, run=_row(call, reply.output))
+        return reply
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Nothing to do: the next model call is given the result by its key."""
+        return await next(call)
+
+    async def _fresh(self, task: ModelInput) -> list[Message]:
+        """The new items as messages: neighbouring results are one message, in the order of their calls."""
+        ending = task.purpose == "close"
+        keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
+        recorded = await self._journal.find(keys) if keys else {}
+        messages: list[Message] = []
+        results: list[ToolResultPart] = []
+        for item in task.new:
+            if isinstance(item, NewResult):
+                results.append(await self._result(item, recorded, ending=ending))
+                continue
+            if results:
+                messages.append(Message(role="tool", parts=tuple(results)))
+                results = []
+            messages.append(await self._message(item))
+        if results:
+            messages.append(Message(role="tool", parts=tuple(results)))
+        return messages
+
+    async def _message(self, item: NewMessage) -> Message:
+        """A text that is not there is said to be missing, to the model and to whoever reads the transcript.
+
+        It never was part of the transcript, and waiting for it would keep every other message out for ever.
+        """
+        content = item.content
+        if isinstance(content, str):
+            return Message.user(content, id=item.id)
+        try:
+            text = await self._sent(content, item.store_id)
+        except TranscriptCorruptedError as error:
+            name = f"message {item.id}" if item.id else "a message"
+            text = f"[{name} could not be read: {error.message}. Its sender has to send it again, under another id.]"
+            logger.warning("a run goes on without a message: %s", text)
+        return Message.user(text, id=item.id)
+
+    async def _sent(self, blob: BlobRef, store_id: str | None) -> str:
+        if store_id not in (None, self._store_id):
+            raise TranscriptCorruptedError(
+                f"its text ({blob.size:,} bytes, blob {blob.hash}) is in store {store_id}, "
+                f"and the run is kept in store {self._store_id}"
+            )
+        return await self._chain.resolve_blob(blob)
+
+    async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
+        """Without a result that should be there no model is called; but a run ends without it."""
+        text, is_error = item.text or "", item.is_error
+        if item.key is not None:
+            try:
+                text, is_error = await self._outcome(item, item.key, recorded)
+            except TranscriptCorruptedError as error:
+                if not ending:
+                    raise
+                text, is_error = f"[the result could not be read: {error.message}]", True
+        return ToolResultPart(call_id=item.call_id, name=item.name, content=text, is_error=is_error)
+
+    async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> tuple[str, bool]:
+        if key not in recorded:
+            raise TranscriptCorruptedError(
+                f"the result of tool call {item.call_id} ({item.name}) is not in the journal (key {key})",
+                hint="Restore the store from a backup, then resume the run.",
+            )
+        output = read_outcome(ToolOutput, recorded[key], key)
+        text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
+        return text, output.is_error
+
+    def _system(self, call: ModelCall, reply: ModelReply) -> list[Message]:
+        """The system prompt is recorded when it is not the one that the model saw last."""
+        if reply.system is None:
+            return []
+        last = next((message for message in reversed(call.prefix) if message.role == "system"), None)
+        return [] if last is not None and last.text == reply.system else [Message.system(reply.system)]
+
+
+def check_store(task: CallFacts, store_id: str) -> None:
+    """Raise ``StoreMismatchError`` for a run that is kept in another store."""
+    if task.store_id is not None and task.store_id != store_id:
+        raise StoreMismatchError(
+            f"run {task.context_id} is kept in store {task.store_id}, this worker has store {store_id}",
+            hint="Point PERDURE_STORE_URL of every worker on this task queue at the same store.",
+        )
+
+
+def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
+    """Large text and arguments stay out of history; adds the blobs that this needs to ``blobs``."""
+    output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls))})
+    if len(output.text) * 4 <= INLINE_BYTES or len(output.text.encode()) <= INLINE_BYTES:
+        return output
+    content = output.finish.content if output.finish else output.text
+    blob = Blob.of(content)
+    blobs.append(blob)
+    finish = output.finish.model_copy(update={"content": ""}) if output.finish else None
+    return output.model_copy(update={"text": "", "blob": blob.ref, "finish": finish})
+
+
+def _fit_calls(calls: Iterable[Call]) -> Iterator[Call]:
+    """Arguments that do not fit, each for itself or all together, are read from the transcript node instead."""
+    left = OUTPUT_BYTES
+    for call in calls:
+        size = len(json.dumps(call.arguments))
+        if size > INLINE_BYTES or size > left:
+            call = call.model_copy(update={"arguments": None})
+        else:
+            left -= size
+        yield call
+
+
+def _row(call: ModelCall, output: ModelOutput) -> RunRow:
+    """The run as it stands after this call; the workflow may still go on, and the next call says so."""
+    task = call.input
+    closing = task.closing
+    status: str = "running"
+    result: bytes | None = None
+    if closing is not None:
+        status = closing.status
+        why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
+        result = json.dumps({**(closing.response or {}), **why}).encode()
+    elif output.finish is not None:
+        status = "completed"
+        answer = Response(
+            content=output.finish.content,
+            blob=output.blob,
+            iterations=task.iteration,
+            finish_reason=output.finish_reason,
+            finish_called=output.finish.called,
+            context_id=task.context_id,
+            task_id=task.task_id,
+            head=output.head,
+            store_id=output.store_id,
+        )
+        result = answer.model_dump_json(exclude_none=True).encode()
+    head, asked_at = output.head, call.asked_at
+    return RunRow(task.context_id, task.agent, task.scope, head, status, task.iteration, result, asked_at)

@@ -1,0 +1,34 @@
+"""Where transcripts, outcomes and runs are kept. Importing this loads no database driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import RuntimeSetupError
+from .chain import Chain
+
+if TYPE_CHECKING:
+    from ..ports import Store
+
+__all__ = ["Chain", "open_store"]
+
+
+def open_store(url: str) -> Store:
+    """The store at ``url``, not opened yet: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``.
+
+    Raises ``RuntimeSetupError`` for a URL that names no store.
+    """
+    scheme = url.partition(":")[0].partition("+")[0]
+    if scheme == "sqlite":
+        from .sqlite import SqliteStore
+
+        return SqliteStore(url)
+    if scheme in ("postgresql", "postgres"):
+        raise RuntimeSetupError(
+            "this perdure cannot keep its store in PostgreSQL yet",
+            hint="perdure 0.2 brings it with the extra perdure[postgres]; until then use sqlite:///path.",
+        )
+    raise RuntimeSetupError(
+        f"no store is known for URLs of the scheme {scheme!r}",  # the URL itself may hold a password
+        hint="Set PERDURE_STORE_URL to sqlite:///path.",
+    )

@@ -1,0 +1,238 @@
+"""The transcript as a chain of content-addressed nodes, like commits: hashing, loading, extending.
+
+A node's hash covers its parent's hash and its own bytes, so a head names one conversation for good. A worker
+keeps the decoded messages of the nodes that it saw last; whatever is loaded from the store is verified first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from ..errors import TranscriptCorruptedError
+from ..ports import Blob, Node, Transcripts
+from ..types.messages import BlobRef, Message, Part, TextPart, ToolResultPart, canonical, parse_messages
+from ..types.wire import INLINE_BYTES
+from .lru import ByteLRU
+
+CACHE_BYTES = 256 * 1024 * 1024
+"""Default budget of the decoded nodes that one worker keeps."""
+
+_MESSAGE_BYTES = 1500  # what a decoded message takes besides its text, measured with tracemalloc
+_SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
+_KNOWN = 256  # ends of cached chains that the store is told of
+
+_RESTORE = "Restore it from a backup and `resume` the run, or fork the run from a head that is intact."
+
+
+def node_hash(parent: str | None, body: bytes) -> str:
+    """The name of a node: sha256 (hexadecimal) over version, parent and body.
+
+    The header tells a root from any parent and says how long the parent is: no two pairs give the same bytes.
+    """
+    link = "root" if parent is None else f"parent {len(parent)}\n{parent}"
+    digest = hashlib.sha256(f"perdure node v1 {link}\n".encode())
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def blob_hash(body: bytes) -> str:
+    """The name of a blob: sha256 of its bytes, hexadecimal."""
+    return hashlib.sha256(body).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A decoded node."""
+
+    parent: str | None
+    messages: tuple[Message, ...]
+
+
+class Chain:
+    """Transcripts by their heads. One per worker and store, used from one event loop."""
+
+    def __init__(self, transcripts: Transcripts, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._transcripts = transcripts
+        self._links: ByteLRU[_Link] = ByteLRU(cache_bytes, self._evicted)
+        self._ends: dict[str, None] = {}
+        """Cached nodes without a cached child, the latest last: where a load may stop."""
+
+    async def load(self, head: str | None) -> list[Message]:
+        """The conversation up to ``head``, large texts filled in. No head, no messages.
+
+        Messages that were loaded or remembered before are the same objects again. Raises ``StoreError``, and
+        ``TranscriptCorruptedError`` for a node or blob that is missing or altered.
+        """
+        fresh: dict[str, _Link] = {}  # what this load read, also where it is more than the cache holds
+        while True:
+            path, links, gap = self._walk(head, fresh)
+            if gap is None:
+                break
+            await self._fetch(gap, fresh)
+        path.reverse()
+        self._links.touch(path)  # the head last, so that a chain leaves the cache from its root
+        if path and path[-1] in self._ends:
+            self._ends[path[-1]] = self._ends.pop(path[-1])
+        return [message for link in reversed(links) for message in link.messages]
+
+    def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
+        """The node that puts ``messages`` after ``head``, and the blobs that it refers to. Writes nothing.
+
+        Text of more than ``INLINE_BYTES`` (UTF-8) is stored as a blob.
+        """
+        blobs: list[Blob] = []
+        body = canonical([_outline(message, blobs) for message in messages])
+        return Node(node_hash(head, body), head, body), blobs
+
+    def remember(self, node: Node, messages: Sequence[Message]) -> None:
+        """Keep what was just written, so that loading it is free and gives these very objects.
+
+        ``messages`` are those that ``extend`` was given. A message that itself refers to a blob is not kept:
+        the next load resolves it.
+        """
+        if not any(_refs(messages)):
+            self._keep(node.hash, _Link(node.parent, tuple(messages)), _size(node, messages))
+
+    async def resolve_blob(self, ref: BlobRef) -> str:
+        """The text of ``ref``. Raises ``TranscriptCorruptedError`` where it is missing or altered."""
+        found = await self._transcripts.blobs([ref.hash])
+        return _text(ref, found)
+
+    def _walk(self, head: str | None, fresh: dict[str, _Link]) -> tuple[list[str], list[_Link], str | None]:
+        """From the head towards the root as far as it is known; third, the first node that is not."""
+        path: list[str] = []
+        links: list[_Link] = []
+        peek = self._links.peek
+        while head is not None:
+            link = fresh.get(head) or peek(head)
+            if link is None:
+                return path, links, head
+            path.append(head)
+            links.append(link)
+            head = link.parent
+        return path, links, None
+
+    async def _fetch(self, head: str, fresh: dict[str, _Link]) -> None:
+        """Read and verify the chain that ends in ``head``, down to what is cached."""
+        nodes = await self._transcripts.nodes(head, until=list(self._ends)[-_KNOWN:])
+        decoded: list[tuple[Node, list[Message]]] = []
+        pause = _Pause()
+        for node in nodes:
+            decoded.append((node, _decode(node)))
+            await pause.after(len(node.body))
+        refs = {ref.hash: ref for _, messages in decoded for ref in _refs(messages)}
+        found = await self._transcripts.blobs(list(refs)) if refs else {}
+        for node, stored in decoded:
+            messages = [_inline(message, found) for message in stored]
+            link = self._links.peek(node.hash) or _Link(node.parent, tuple(messages))
+            fresh[node.hash] = link
+            self._keep(node.hash, link, _size(node, messages))
+            await pause.after(sum(ref.size for ref in _refs(stored)))
+        if head not in fresh:
+            raise TranscriptCorruptedError(f"node {head} of the transcript is missing from the store", hint=_RESTORE)
+
+    def _keep(self, name: str, link: _Link, size: int) -> None:
+        if link.parent is not None:
+            self._ends.pop(link.parent, None)
+        self._ends[name] = None
+        self._links.put(name, link, size)
+
+    def _evicted(self, name: str) -> None:
+        self._ends.pop(name, None)
+
+
+class _Pause:
+    """Lets the event loop turn (heartbeats, other runs) while a long chain is decoded."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    async def after(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes >= _SLICE_BYTES:
+            self._bytes = 0
+            await asyncio.sleep(0)
+
+
+def _decode(node: Node) -> list[Message]:
+    if node_hash(node.parent, node.body) != node.hash:
+        raise TranscriptCorruptedError(
+            f"node {node.hash} of the transcript was altered: its bytes no longer have that hash",
+            hint=_RESTORE,
+        )
+    try:
+        return parse_messages(node.body)
+    except ValidationError as error:  # the hash is right, so these are the bytes that somebody wrote
+        raise TranscriptCorruptedError(
+            f"node {node.hash} is intact, but not in a form that this perdure reads",
+            hint="A newer perdure may have written it: run workers of that version.",
+        ) from error
+
+
+def _refs(messages: Iterable[Message]) -> Iterator[BlobRef]:
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, TextPart | ToolResultPart) and part.blob is not None:
+                yield part.blob
+
+
+def _outline(message: Message, blobs: list[Blob]) -> Message:
+    """The form that is stored: large texts replaced by references, their bytes added to ``blobs``."""
+    parts = tuple(_outline_part(part, blobs) for part in message.parts)
+    changed = any(new is not old for new, old in zip(parts, message.parts, strict=True))
+    return message.model_copy(update={"parts": parts}) if changed else message
+
+
+def _outline_part(part: Part, blobs: list[Blob]) -> Part:
+    if not isinstance(part, TextPart | ToolResultPart):
+        return part
+    text = part.text if isinstance(part, TextPart) else part.content
+    if 4 * len(text) <= INLINE_BYTES or len(text.encode()) <= INLINE_BYTES:
+        return part
+    blob = Blob.of(text)
+    blobs.append(blob)
+    return part.model_copy(update={"text" if isinstance(part, TextPart) else "content": "", "blob": blob.ref})
+
+
+def _inline(message: Message, found: dict[str, bytes]) -> Message:
+    """The form that callers see: references replaced by their texts."""
+    if not any(_refs([message])):
+        return message
+    return message.model_copy(update={"parts": tuple(_inline_part(part, found) for part in message.parts)})
+
+
+def _inline_part(part: Part, found: dict[str, bytes]) -> Part:
+    if not isinstance(part, TextPart | ToolResultPart) or part.blob is None:
+        return part
+    text = _text(part.blob, found)
+    return part.model_copy(update={"text" if isinstance(part, TextPart) else "content": text, "blob": None})
+
+
+def _text(ref: BlobRef, found: dict[str, bytes]) -> str:
+    body = found.get(ref.hash)
+    if body is None:
+        raise TranscriptCorruptedError(f"blob {ref.hash} ({ref.size} bytes) is missing from the store", hint=_RESTORE)
+    if blob_hash(body) != ref.hash:
+        raise TranscriptCorruptedError(
+            f"blob {ref.hash} was altered: its bytes no longer have that hash", hint=_RESTORE
+        )
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise TranscriptCorruptedError(f"blob {ref.hash} is not UTF-8 text", hint=_RESTORE) from error
+
+
+def _size(node: Node, messages: Sequence[Message]) -> int:
+    """Bytes that a link takes: its texts, again for the wire encoding that a provider keeps, and objects."""
+    texts = sum(
+        len(part.text if isinstance(part, TextPart) else part.content)
+        for message in messages
+        for part in message.parts
+        if isinstance(part, TextPart | ToolResultPart)
+    )
+    return 2 * max(texts, len(node.body)) + _MESSAGE_BYTES * (1 + len(messages))

@@ -1,0 +1,65 @@
+"""The schema's versions, applied when a store is opened. alembic is loaded only where one is to apply."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from ...errors import StoreError, StoreVersionError
+
+CURRENT = "0001"
+"""The newest version in ``versions/``. Numbered, so that a newer one is known as such."""
+VERSION_TABLE = "perdure_version"
+"""Not alembic's default name: the database may be shared with a program that uses alembic too."""
+
+_one_at_a_time = threading.Lock()  # alembic keeps the environment that it runs in a module-level variable
+
+
+def version(connection: Connection) -> str | None:
+    """The schema's version; None for a database that never was a store."""
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return None
+    row = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608  # a constant
+    return None if row is None else str(row)
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether nothing is to be applied. Raises ``StoreVersionError`` for a newer schema."""
+    found = version(connection)
+    if found is not None and found > CURRENT:
+        raise StoreVersionError(
+            f"the store has schema {found}, this perdure knows up to {CURRENT}",
+            hint="Upgrade perdure here: a newer version uses this store already.",
+        )
+    return found == CURRENT
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to ``CURRENT`` in the caller's transaction, which must exclude other writers.
+
+    Raises ``StoreVersionError`` for a newer schema, ``StoreError`` for a SQLite file of another program.
+    """
+    if is_current(connection):
+        return
+    tables = sa.inspect(connection).get_table_names() if connection.dialect.name == "sqlite" else []
+    if tables and VERSION_TABLE not in tables:
+        raise StoreError(
+            f"the file is the database of another program (tables {', '.join(tables[:5])})",
+            hint="Set PERDURE_STORE_URL to a file of its own.",
+        )
+    _run_alembic(connection)
+
+
+def _run_alembic(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    with _one_at_a_time:
+        command.upgrade(config, CURRENT)

@@ -1,0 +1,179 @@
+"""Every operation on the tables, as a plain function over a ``Database``.
+
+An adapter opens the transaction and runs one function in it; every function here is safe to run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Dialect, bindparam
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.elements import ClauseElement
+
+from ..errors import TranscriptCorruptedError
+from ..ports import Claim, Commit, Node, RunRow
+from .statement import ByKeys, Database, Statement, insert, insert_missing
+from .tables import RUN_COLUMNS, blobs_table, journal, meta, nodes_table, runs_table
+
+
+def _record(dialect: Dialect) -> Insert:
+    """Give a journal entry its outcome, unless it has one."""
+    new_row = insert(dialect, journal)
+    new = {name: new_row.excluded[name] for name in ("kind", "outcome", "done_at")}
+    return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal.c.outcome.is_(None))
+
+
+def _upsert_run(dialect: Dialect) -> Insert:
+    new_row = insert(dialect, runs_table)
+    kept = ("context_id", "created_at")
+    new = {column.name: new_row.excluded[column.name] for column in runs_table.columns if column.name not in kept}
+    not_older = new_row.excluded.asked_at >= runs_table.c.asked_at
+    return new_row.on_conflict_do_update(index_elements=["context_id"], set_=new, where=not_older)
+
+
+def _chain(until: list[Any]) -> ClauseElement:
+    """The nodes from ``head`` towards the root, in any order.
+
+    UNION, not UNION ALL, over names alone: it ends even if somebody altered the rows into a circle.
+    """
+    names = sa.select(nodes_table.c.hash, nodes_table.c.parent).where(nodes_table.c.hash == bindparam("head"))
+    found = names.cte("chain", recursive=True)
+    above = nodes_table.alias("above")
+    more = sa.select(above.c.hash, above.c.parent).join(found, above.c.hash == found.c.parent)
+    found = found.union(more.where(above.c.hash.not_in(until)))
+    return sa.select(nodes_table).join(found, nodes_table.c.hash == found.c.hash)
+
+
+def _list_runs(agent: bool, status: bool) -> Statement:
+    query = sa.select(runs_table)
+    if agent:
+        query = query.where(runs_table.c.agent == bindparam("agent"))
+    if status:
+        query = query.where(runs_table.c.status == bindparam("status"))
+    order = runs_table.c.created_at.desc(), runs_table.c.context_id.desc()
+    return Statement(lambda _: query.order_by(*order).limit(bindparam("limit", type_=sa.Integer)))
+
+
+_BY_KEY = journal.c.key == bindparam("key")
+FIND = ByKeys(lambda keys: sa.select(journal.c.key, journal.c.outcome).where(journal.c.key.in_(keys)))
+CLAIM = insert_missing(journal)
+# The lock keeps two retries on PostgreSQL from taking one claim over; SQLite has one writer and ignores it.
+CLAIMED = Statement(
+    lambda _: sa.select(journal.c.owner, journal.c.starts, journal.c.outcome).where(_BY_KEY).with_for_update()
+)
+TAKE_OVER = Statement(
+    lambda _: (
+        sa.update(journal)
+        .values(owner=bindparam("owner"), starts=bindparam("starts"), claimed_at=bindparam("now"))
+        .where(_BY_KEY)
+    )
+)
+RECORD = Statement(_record)
+INSERT_NODE = insert_missing(nodes_table)
+INSERT_BLOB = insert_missing(blobs_table)
+UPSERT_RUN = Statement(_upsert_run)
+CHAIN = ByKeys(_chain)
+BLOBS = ByKeys(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
+RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
+RUNS = {(agent, status): _list_runs(agent, status) for agent in (False, True) for status in (False, True)}
+NAME_STORE = insert_missing(meta)
+STORE_ID = Statement(lambda _: sa.select(meta.c.store_id))
+
+
+def name_store(database: Database, proposed: str, now: str) -> str:
+    """The ``store_id``: the recorded one, else ``proposed`` from now on."""
+    NAME_STORE.run(database, id=1, store_id=proposed, created_at=now)
+    return str(STORE_ID.run(database).fetchone()[0])
+
+
+def store_id(database: Database) -> str | None:
+    """The recorded ``store_id``."""
+    row = STORE_ID.run(database).fetchone()
+    return None if row is None else str(row[0])
+
+
+def find(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
+    """The recorded outcomes among ``keys``."""
+    return {key: _bytes(outcome) for key, outcome in FIND.each(database, keys) if outcome is not None}
+
+
+def claim(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
+    """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
+    entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None}
+    if CLAIM.run(database, **entry, claimed_at=now, done_at=None).rowcount == 1:
+        return Claim("new")
+    claimed_by, starts, outcome = CLAIMED.run(database, key=key).fetchone()
+    if outcome is not None:
+        return Claim("done", _bytes(outcome))
+    if claimed_by == owner:
+        return Claim("new", starts=starts)
+    if not again:
+        return Claim("begun", starts=starts)
+    TAKE_OVER.run(database, key=key, owner=owner, starts=starts + 1, now=now)
+    return Claim("new", starts=starts + 1)
+
+
+def commit(database: Database, commit: Commit, now: str) -> bytes | None:
+    """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
+    # In one order everywhere, so that two transactions on PostgreSQL never wait for each other in a circle.
+    for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
+        INSERT_BLOB.run(database, hash=blob.hash, body=blob.body)
+    for node in sorted(commit.nodes, key=lambda node: node.hash):
+        INSERT_NODE.run(database, hash=node.hash, parent=node.parent, body=node.body)
+    outcome = commit.outcome
+    if outcome is not None:
+        entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
+        if RECORD.run(database, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
+            return _bytes(CLAIMED.run(database, key=outcome.key).fetchone()[-1])
+    if commit.run is not None:
+        row = {name: getattr(commit.run, name) for name in RUN_COLUMNS}
+        row["created_at"] = row["updated_at"] = now
+        UPSERT_RUN.run(database, **row)
+    return outcome.body if outcome is not None else None
+
+
+def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
+    """The chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.nodes`."""
+    known = set(until)
+    if head in known:
+        return []
+    rows = CHAIN.run(database, list(until[: ByKeys.MOST]), head=head)
+    found = {row[0]: Node(row[0], row[1], _bytes(row[2])) for row in rows}
+    chain: list[Node] = []
+    at: str | None = head
+    while at is not None and at not in known:
+        node = found.pop(at, None)  # popped, so that a circle ends here too
+        if node is None:
+            raise TranscriptCorruptedError(
+                f"node {at} of the transcript that ends in {head} is missing from the store",
+                hint="Restore it from a backup of the store, or fork the run from a head that is intact.",
+            )
+        chain.append(node)
+        at = node.parent
+    chain.reverse()
+    return chain
+
+
+def blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
+    """The blobs that are there."""
+    return {name: _bytes(body) for name, body in BLOBS.each(database, hashes)}
+
+
+def run(database: Database, context_id: str) -> RunRow | None:
+    """One row of the runs."""
+    row = RUN.run(database, context_id=context_id).fetchone()
+    return None if row is None else RunRow(*row)
+
+
+def runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
+    """Rows of the runs, the newest first."""
+    statement = RUNS[agent is not None, status is not None]
+    return [RunRow(*row) for row in statement.run(database, agent=agent, status=status, limit=limit)]
+
+
+def _bytes(value: Any) -> bytes:
+    """SQLite keeps a type per value: bytes that somebody altered by hand may come back as text."""
+    return value.encode() if isinstance(value, str) else bytes(value)

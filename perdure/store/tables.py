@@ -1,0 +1,62 @@
+"""The tables of the newest schema. ``migrations/`` makes them; a test keeps the two alike."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import sqlalchemy as sa
+
+from ..ports import RunRow
+
+metadata = sa.MetaData()
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
+    sa.Column("store_id", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+)
+nodes_table = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("parent", sa.Text),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+blobs_table = sa.Table(
+    "blobs",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+journal = sa.Table(
+    "journal",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text),
+    sa.Column("owner", sa.Text),
+    sa.Column("starts", sa.Integer, nullable=False),
+    sa.Column("outcome", sa.LargeBinary),
+    sa.Column("claimed_at", sa.Text),
+    sa.Column("done_at", sa.Text),
+)
+runs_table = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("agent", sa.Text, nullable=False),
+    sa.Column("scope", sa.Text, nullable=False),
+    sa.Column("head", sa.Text),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("iterations", sa.Integer, nullable=False),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("asked_at", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("updated_at", sa.Text, nullable=False),
+    sa.Index("runs_created_at", "created_at"),
+    sa.Index("runs_agent", "agent", "created_at"),
+    sa.Index("runs_status", "status", "created_at"),
+)
+RUN_COLUMNS = tuple(runs_table.columns.keys())
+assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

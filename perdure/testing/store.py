@@ -1,0 +1,122 @@
+"""A store in memory: the public fake of the ``Store`` port, with the semantics of the real ones."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ..errors import StoreError, TranscriptCorruptedError
+from ..ports import Claim, Commit, Node, RunRow
+
+
+@dataclass(slots=True)
+class Entry:
+    """A journal entry: claimed by ``owner``, done once there is an ``outcome``."""
+
+    owner: str | None = None
+    starts: int = 0
+    outcome: bytes | None = None
+
+
+class MemoryStore:
+    """A ``Store`` that forgets everything with the object, for tests of what uses one.
+
+    Everything is open to a test: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to let
+    every call raise, read ``commits`` for what was written, in order.
+    """
+
+    def __init__(self, *, now: Callable[[], str] | None = None) -> None:
+        self.store_id = ""
+        self.failure: StoreError | None = None
+        self.all_nodes: dict[str, Node] = {}
+        self.all_blobs: dict[str, bytes] = {}
+        self.journal: dict[str, Entry] = {}
+        self.all_runs: dict[str, RunRow] = {}
+        self.commits: list[Commit] = []
+        self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
+        self._id = uuid.uuid4().hex
+
+    async def open(self) -> None:
+        """Make the ``store_id`` known."""
+        self._check()
+        self.store_id = self._id
+
+    async def close(self) -> None:
+        """Nothing to give back; what was written stays."""
+
+    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The recorded outcomes among ``keys``."""
+        self._check()
+        found = {key: self.journal[key].outcome for key in keys if key in self.journal}
+        return {key: outcome for key, outcome in found.items() if outcome is not None}
+
+    async def claim(self, key: str, owner: str, *, again: bool = False) -> Claim:
+        """Record the intent of ``owner`` to act."""
+        self._check()
+        entry = self.journal.get(key)
+        if entry is None:
+            self.journal[key] = Entry(owner, 1)
+            return Claim("new")
+        if entry.outcome is not None:
+            return Claim("done", entry.outcome)
+        if entry.owner != owner and not again:
+            return Claim("begun", starts=entry.starts)
+        if entry.owner != owner:
+            entry.owner, entry.starts = owner, entry.starts + 1
+        return Claim("new", starts=entry.starts)
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        """Write everything at once; the recorded outcome."""
+        self._check()
+        self.commits.append(commit)
+        for node in commit.nodes:
+            self.all_nodes.setdefault(node.hash, node)
+        for blob in commit.blobs:
+            self.all_blobs.setdefault(blob.hash, blob.body)
+        if commit.outcome is not None:
+            entry = self.journal.setdefault(commit.outcome.key, Entry())
+            if entry.outcome is not None:
+                return entry.outcome
+            entry.outcome = commit.outcome.body
+        if commit.run is not None:
+            now, old = self._now(), self.all_runs.get(commit.run.context_id)
+            row = replace(commit.run, created_at=old.created_at if old else now, updated_at=now)
+            if old is None or row.asked_at >= old.asked_at:
+                self.all_runs[row.context_id] = row
+        return commit.outcome.body if commit.outcome is not None else None
+
+    async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+        """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``."""
+        self._check()
+        chain: list[Node] = []
+        at: str | None = head
+        while at is not None and at not in until:
+            if at not in self.all_nodes:
+                raise TranscriptCorruptedError(
+                    f"node {at} is missing from the store", hint="Fork the run from a head that is intact."
+                )
+            chain.append(self.all_nodes[at])
+            at = chain[-1].parent
+        return chain[::-1]
+
+    async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+        """The blobs that are there."""
+        self._check()
+        return {name: self.all_blobs[name] for name in hashes if name in self.all_blobs}
+
+    async def run(self, context_id: str) -> RunRow | None:
+        """One row."""
+        self._check()
+        return self.all_runs.get(context_id)
+
+    async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
+        """Rows, the newest first."""
+        self._check()
+        rows = [row for row in self.all_runs.values() if agent in (None, row.agent) and status in (None, row.status)]
+        return sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)[:limit]
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,20 @@
+"""Tools: functions that a model may call."""
+
+from perdure.tools.arguments import ArgumentsError
+from perdure.tools.context import RunContext, ToolContext
+from perdure.tools.result import ResultError, error_text, serialise
+from perdure.tools.tool import Tool, as_tool, tool
+from perdure.tools.toolbox import Toolbox
+
+__all__ = [
+    "ArgumentsError",
+    "ResultError",
+    "RunContext",
+    "Tool",
+    "ToolContext",
+    "Toolbox",
+    "as_tool",
+    "error_text",
+    "serialise",
+    "tool",
+]

@@ -1,0 +1,96 @@
+"""What a tool, a prompt or a hook is told of the run that it works for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, cast
+
+from typing_extensions import TypeVar
+
+# With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
+ContextT = TypeVar("ContextT", default=Any)
+
+
+class RunContext(Generic[ContextT]):
+    """Facts of the run. The engine makes it; ``RunContext[UserContext]`` types ``context``."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        task_id: str,
+        agent: str,
+        iteration: int = 1,
+        context: ContextT | None = None,
+        resources: Any = None,
+    ) -> None:
+        self.run_id = run_id
+        """Id of the conversation: the workflow id."""
+        self.task_id = task_id
+        """Id of the turn."""
+        self.agent = agent
+        """Name of the agent."""
+        self.iteration = iteration
+        """Model calls of this turn so far, this one included."""
+        self.context = cast(ContextT, context)  # None only where the agent declares no context
+        """The author's own data of the run."""
+        self.resources = resources
+        """What the worker's ``lifespan`` yields (pools, clients); None without one."""
+
+    def __repr__(self) -> str:
+        facts = f"run_id={self.run_id!r}, agent={self.agent!r}, iteration={self.iteration}"
+        return f"{type(self).__name__}({facts})"
+
+
+def _no_heartbeat(*details: Any) -> None:
+    """Outside an activity (an inline tool, a unit test) nobody waits for a heartbeat."""
+
+
+def _not_cancelled() -> bool:
+    return False
+
+
+class ToolContext(RunContext[ContextT]):
+    """Facts of the run and of this tool call. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        task_id: str,
+        agent: str,
+        call_id: str,
+        idempotency_key: str,
+        attempt: int = 1,
+        iteration: int = 1,
+        context: ContextT | None = None,
+        resources: Any = None,
+        heartbeat: Callable[..., None] = _no_heartbeat,
+        cancelled: Callable[[], bool] = _not_cancelled,
+    ) -> None:
+        """``heartbeat`` and ``cancelled`` are called on the tool's thread: both must be thread-safe."""
+        super().__init__(
+            run_id=run_id,
+            task_id=task_id,
+            agent=agent,
+            iteration=iteration,
+            context=context,
+            resources=resources,
+        )
+        self.call_id = call_id
+        """Id that the model's call has in the transcript."""
+        self.attempt = attempt
+        """1 for the first attempt of this call."""
+        self.idempotency_key = idempotency_key
+        """The same for every attempt of this call, and of no other call: hand it to the API that acts."""
+        self._heartbeat = heartbeat
+        self._cancelled = cancelled
+
+    def heartbeat(self, *details: Any) -> None:
+        """Report progress. ``details`` are plain data, shown by Temporal while the call is under way."""
+        self._heartbeat(*details)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call is to stop. A long sync tool looks here; an async one is cancelled anyway."""
+        return self._cancelled()

@@ -1,0 +1,217 @@
+"""What a callable says of itself: name, place, docstrings, parameters. What is wrong is an error here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from types import CodeType, NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from perdure.errors import DefinitionError
+from perdure.tools.context import RunContext, ToolContext
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter that the model fills in. ``default`` is ``inspect.Parameter.empty`` without one."""
+
+    name: str
+    hint: Any
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A callable as read by :func:`read`."""
+
+    name: str
+    where: str
+    """``file:line``, or the module of a callable without source."""
+    docs: tuple[str, ...]
+    """Docstrings, the most specific first."""
+    is_async: bool
+    parameters: tuple[Parameter, ...]
+    context: str | None
+    """Name of the parameter that takes the context."""
+
+    def wrong(self, reason: str, hint: str) -> DefinitionError:
+        """The error that says what is wrong with it, where it stands, and the way out."""
+        return wrong(self.name, self.where, reason, hint)
+
+
+def wrong(name: str, where: str, reason: str, hint: str) -> DefinitionError:
+    """A ``DefinitionError`` about the tool ``name``."""
+    return DefinitionError(f"tool {name!r} ({where}): {reason}", hint=hint)
+
+
+def read(fn: Any) -> Function:
+    """Read a function, bound method, partial or callable instance.
+
+    Raises ``DefinitionError`` where a model could not call it, or not say with what.
+    """
+    if not callable(fn) or isinstance(fn, type):
+        raise _not_a_function(fn)
+    bottom = _bottom(fn)
+    name, where = _name(fn), _where(bottom)
+    if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, bottom)):
+        raise wrong(name, where, "a tool cannot be a generator", "Return the whole result, for instance as a list.")
+    try:
+        declared = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError, NameError) as error:
+        raise wrong(
+            name, where, f"its parameters cannot be read: {error}", "Wrap it in a function with type hints."
+        ) from error
+    # What a partial has bound is the author's choice, maybe a secret: the model neither sees nor sets it.
+    bound = fn.keywords if isinstance(fn, functools.partial) else {}
+    parameters: list[Parameter] = []
+    contexts: list[Parameter] = []
+    for declaration in declared:
+        if declaration.name in bound:
+            continue
+        parameter = _parameter(declaration, bottom, name, where)
+        (contexts if _is_context(parameter.hint) else parameters).append(parameter)
+    if len(contexts) > 1:
+        both = " and ".join(repr(parameter.name) for parameter in contexts)
+        raise wrong(name, where, f"{both} both take the context", "Keep one context parameter.")
+    context = contexts[0].name if contexts else None
+    return Function(name, where, _docs(fn), _is_async(fn), tuple(parameters), context)
+
+
+def _not_a_function(fn: Any) -> DefinitionError:
+    if not isinstance(fn, type):
+        return DefinitionError(
+            f"a {type(fn).__name__} cannot be a tool: {fn!r:.100} is not callable",
+            hint="A tool is a function, a bound method, or an instance of a class with __call__.",
+        )
+    try:
+        where = f"{inspect.getsourcefile(fn)}:{inspect.getsourcelines(fn)[1]}"
+    except (OSError, TypeError):  # built in, or typed into an interpreter
+        where = fn.__module__
+    if "__call__" in dir(fn) and any("__call__" in vars(base) for base in fn.__mro__):
+        return wrong(fn.__name__, where, "a class cannot be a tool", f"Pass an instance: {fn.__name__}(…).")
+    return wrong(
+        fn.__name__,
+        where,
+        "a class cannot be a tool",
+        f"Give {fn.__name__} a __call__ method and pass an instance.",
+    )
+
+
+def _bottom(fn: Any) -> Any:
+    """The Python function under partials, methods, decorators, ``__call__``; its globals resolve hints."""
+    if isinstance(fn, functools.partial):
+        return _bottom(fn.func)
+    if inspect.ismethod(fn):
+        return _bottom(fn.__func__)
+    if hasattr(fn, "__wrapped__"):
+        return _bottom(fn.__wrapped__)
+    return fn if inspect.isroutine(fn) else _bottom(type(fn).__call__)
+
+
+def _is_async(fn: Any) -> bool:
+    if isinstance(fn, functools.partial):
+        return _is_async(fn.func)
+    call = None if inspect.isroutine(fn) else type(fn).__call__
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+
+
+def _where(bottom: Any) -> str:
+    code = getattr(bottom, "__code__", None)
+    if isinstance(code, CodeType):
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    return str(getattr(bottom, "__module__", None) or "built in")
+
+
+def _name(fn: Any) -> str:
+    own = getattr(fn, "__name__", None)
+    if isinstance(own, str):
+        return own
+    if isinstance(fn, functools.partial):
+        return _name(fn.func)
+    given = getattr(fn, "name", None)
+    return given if isinstance(given, str) else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(fn).__name__).lower()
+
+
+def _docs(fn: Any) -> tuple[str, ...]:
+    if isinstance(fn, functools.partial):
+        return _docs(fn.func)
+    if inspect.isroutine(fn) or hasattr(fn, "__wrapped__"):
+        docs = [inspect.getdoc(fn)]
+    else:
+        given, cls = getattr(fn, "description", None), type(fn)
+        # A dataclass without a docstring is given its signature as one.
+        generated = (cls.__doc__ or "").startswith(f"{cls.__name__}(")
+        docs = [
+            given if isinstance(given, str) else None,
+            inspect.cleandoc(cls.__call__.__doc__ or ""),  # not getdoc: it would find type's own
+            "" if generated else inspect.cleandoc(cls.__doc__ or ""),
+        ]
+    return tuple(doc for doc in docs if doc)
+
+
+def _parameter(declaration: inspect.Parameter, bottom: Any, tool: str, where: str) -> Parameter:
+    name = declaration.name
+    if declaration.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        stars = "*" if declaration.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+        raise wrong(
+            tool,
+            where,
+            f"a tool cannot take {stars}{name}",
+            "Name each parameter; take a list or a dict for many.",
+        )
+    if declaration.kind is inspect.Parameter.POSITIONAL_ONLY:
+        raise wrong(tool, where, f"{name!r} is positional-only", "Arguments go by name: take the / out.")
+    if declaration.annotation is inspect.Parameter.empty:
+        if name in ("self", "cls"):
+            raise wrong(tool, where, f"{name!r} is not bound", "Make the bound method a tool: tool(instance.method).")
+        raise wrong(
+            tool,
+            where,
+            f"parameter {name!r} has no type hint",
+            f"Write for instance {name}: str; it becomes the schema.",
+        )
+    try:
+        hint = _resolve(declaration.annotation, bottom)
+    except Exception as error:  # evaluating a hint runs any expression
+        raise wrong(
+            tool,
+            where,
+            f"the type hint of {name!r} cannot be resolved: {type(error).__name__}: {error}",
+            "Import or define its names at module level, not under `if TYPE_CHECKING:`.",
+        ) from error
+    return Parameter(name, hint, declaration.default)
+
+
+def _resolve(annotation: Any, bottom: Any) -> Any:
+    holder = SimpleNamespace(__annotations__={"hint": annotation})
+    # The context's own names work also where the author imports them for the type checker alone.
+    names = {"RunContext": RunContext, "ToolContext": ToolContext, **getattr(bottom, "__globals__", {})}
+    try:
+        return get_type_hints(holder, names, include_extras=True)["hint"]
+    except NameError:
+        enclosing = _enclosing_locals(getattr(bottom, "__code__", None))
+        return get_type_hints(holder, names | enclosing, include_extras=True)["hint"]
+
+
+def _enclosing_locals(code: Any) -> dict[str, Any]:
+    """Names of the function, still running, in which ``code`` was defined: for a tool made inside another."""
+    frame = sys._getframe()
+    while (up := frame.f_back) is not None:
+        frame = up
+        if any(const is code for const in frame.f_code.co_consts):
+            return dict(frame.f_locals)
+    return {}
+
+
+def _is_context(hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _is_context(get_args(hint)[0])
+    if origin is Union or origin is UnionType:
+        members = [member for member in get_args(hint) if member is not NoneType]
+        return bool(members) and all(_is_context(member) for member in members)
+    cls = origin or hint
+    return isinstance(cls, type) and issubclass(cls, RunContext)

@@ -1,0 +1,191 @@
+"""``@tool``: a function that a model may call."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, overload
+
+from typing_extensions import ParamSpec, TypeVar
+
+from perdure.errors import DefinitionError
+from perdure.ports import ToolSpec
+from perdure.tools.arguments import Arguments
+from perdure.tools.context import RunContext
+from perdure.tools.docstring import describe
+from perdure.tools.function import Function, read
+from perdure.types.messages import clean
+
+# With defaults, a bare `Tool` is complete under mypy --strict.
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds that one attempt of a tool may take unless it says otherwise."""
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class Tool(Generic[P, R]):
+    """A function and what model and engine must know of it. Made by :func:`tool`; called, it calls ``fn``."""
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        idempotent: bool = False,
+        inline: bool = False,
+        retries: int | None = None,
+        task_queue: str | None = None,
+    ) -> None:
+        """Arguments as of :func:`tool`. Raises ``DefinitionError``."""
+        function = read(fn)
+        self.fn = fn
+        self.name = function.name if name is None else name
+        self.where = function.where
+        """``file:line`` of the function."""
+        self.timeout = timeout
+        """Seconds that one attempt may take."""
+        self.idempotent = idempotent
+        self.inline = inline
+        self.retries = retries
+        self.task_queue = task_queue
+        self.is_async = function.is_async
+        """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
+        self.context_parameter = function.context
+        """Name of the parameter that takes the context, if there is one."""
+        _check_name(self.name, function)
+        _check_options(self, function)
+        text, parameters = _described(function)
+        self.description = text if description is None else clean(description)
+        self._arguments = Arguments(function, self.name, parameters)
+        self.parameters = self._arguments.schema
+        """JSON Schema of the arguments: always an object."""
+        self.validates_by_code = self._arguments.runs_code
+        """Whether validating runs validators of the author's."""
+        self.spec = ToolSpec(self.name, self.description, self.parameters)
+        self.definition = _definition(self)
+        """Hash (hexadecimal) of what the model sees and of how the call acts."""
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name} at {self.where}>"
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's arguments as keyword arguments of ``fn``. Raises ``ArgumentsError``."""
+        return self._arguments.validate(arguments)
+
+    def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], R]:
+        """``fn`` with validated arguments and the context, ready to be called. Raises ``ArgumentsError``.
+
+        Nothing of the author's function has run when it returns. An awaitable result must be awaited, also
+        where ``is_async`` is False: a decorator without ``async`` may stand around a coroutine function.
+        """
+        kwargs = self.validate(arguments)
+        if self.context_parameter is not None:
+            kwargs[self.context_parameter] = context
+        return functools.partial(self.fn, **kwargs)
+
+
+@overload
+def tool(fn: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    idempotent: bool = False,
+    inline: bool = False,
+    retries: int | None = None,
+    task_queue: str | None = None,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+@overload
+def tool(
+    fn: Callable[P, R],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    idempotent: bool = False,
+    inline: bool = False,
+    retries: int | None = None,
+    task_queue: str | None = None,
+) -> Tool[P, R]: ...
+def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a function a tool: ``@tool``, ``@tool(timeout=60)``, ``tool(instance.method, name="search")``.
+
+    ``name`` and ``description`` default to the function's own. ``timeout`` is in seconds, for one attempt.
+    ``idempotent`` says that running the call twice does no harm, so a lost worker's call is run again; then
+    ``retries`` bounds how often. ``inline`` runs a quick tool inside the model's activity, without one of its
+    own. ``task_queue`` sends the call to other workers.
+
+    Raises ``DefinitionError`` for a function that a model could not call.
+    """
+    if fn is None:
+        return functools.partial(tool, **options)
+    if isinstance(fn, Tool):
+        raise DefinitionError(f"{fn!r} is a tool already", hint="For another name or other options: tool(that.fn, …).")
+    return Tool(fn, **options)
+
+
+def as_tool(fn: Tool | Callable[..., Any]) -> Tool:
+    """``fn`` if it is a tool, else a tool with default options. Raises ``DefinitionError``."""
+    return fn if isinstance(fn, Tool) else Tool(fn)
+
+
+def _check_name(name: str, function: Function) -> None:
+    if name == "<lambda>":
+        raise function.wrong("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise function.wrong(
+            f"the name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}", 'Give it another one: @tool(name="…").'
+        )
+
+
+def _check_options(one: Tool[..., Any], function: Function) -> None:
+    timeout, retries = one.timeout, one.retries
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise function.wrong(
+            f"timeout={timeout!r} is not a positive number of seconds", "Write for instance timeout=60."
+        )
+    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+        raise function.wrong(f"retries={retries!r} is not a number of retries", "Write for instance retries=3.")
+    if retries is not None and not one.idempotent:
+        raise function.wrong(
+            "retries needs idempotent=True",
+            "Say idempotent=True if running the call twice does no harm; else leave retries out.",
+        )
+    if one.inline and one.task_queue is not None:
+        raise function.wrong(
+            "an inline tool runs inside the model's activity, so it has no task_queue",
+            "Leave one of the two out.",
+        )
+    if one.task_queue == "":
+        raise function.wrong("task_queue is empty", "Name a task queue or leave it out.")
+
+
+def _described(function: Function) -> tuple[str, dict[str, str]]:
+    names = [parameter.name for parameter in function.parameters]
+    text, parameters = "", dict[str, str]()
+    for doc in function.docs:
+        described = describe(doc, names)
+        text = text or described.text
+        parameters = described.parameters | parameters
+    return text, parameters
+
+
+def _definition(one: Tool[..., Any]) -> str:
+    seen = [one.name, one.description, one.parameters, one.idempotent, one.inline]
+    canonical = json.dumps(seen, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Plain data: what is stored, sent and returned. No I/O, no Temporal."""

@@ -1,0 +1,7 @@
+"""The composition root: from agents and settings to a Temporal worker."""
+
+from .engine import Engine
+from .plugin import PerdurePlugin
+from .worker import Worker
+
+__all__ = ["Engine", "PerdurePlugin", "Worker"]

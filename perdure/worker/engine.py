@@ -1,0 +1,92 @@
+"""Everything that a worker needs, put together: store, chain, author loop, activities, stages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from .. import config
+from ..activities import Agents, AuthorLoop, ModelActivity, ToolActivity
+from ..agent import Agent
+from ..ports import Provider, Stage, Store
+from ..providers.cost import cost_usd
+from ..providers.registry import get_provider, using_providers
+from ..stages import (
+    HookStage,
+    InlineStage,
+    JournalStage,
+    PrepareStage,
+    StageInterceptor,
+    TracingStage,
+    TranscriptStage,
+    compose_tool,
+)
+from ..stages.heartbeat import note, reporter
+from ..store import Chain, open_store
+from ..store.journal import CachedJournal
+
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class Engine:
+    """The parts of one worker process. ``async with engine.running():`` opens and closes what has to be.
+
+    Several Temporal workers of one process may share an engine; it closes when the last of them has stopped.
+    """
+
+    def __init__(
+        self, agents: Iterable[Agent] = (), *, store_url: str | None = None, store: Store | None = None
+    ) -> None:
+        self.agents = Agents(agents)
+        self.store = store or open_store(config.store_url(store_url) or config.home_store_url())
+        self.author = AuthorLoop()
+        self.model = ModelActivity(self.agents, self._provider, self.author, cost_usd)
+        self.tool = ToolActivity(self.agents, self.author, heartbeat=reporter)
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
+        self._stages: Sequence[Stage] = ()
+        self._users = 0
+        self._opening = asyncio.Lock()
+        self._stack = AsyncExitStack()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open for the length of the block. Raises ``StoreError`` when the store cannot be opened."""
+        async with self._opening:
+            if self._users == 0:
+                await self._open()
+            self._users += 1
+        try:
+            yield
+        finally:
+            async with self._opening:
+                self._users -= 1
+                if self._users == 0:
+                    await self._stack.aclose()
+
+    async def _open(self) -> None:
+        await self.store.open()
+        self._stack.push_async_callback(self.store.close)
+        await self._stack.enter_async_context(using_providers())
+        self.author.start()
+        self._stack.callback(self.author.stop)
+        self._stages = self._make_stages()
+
+    def _make_stages(self) -> list[Stage]:
+        """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
+        chain = Chain(self.store)
+        tracing, hooks = TracingStage(), HookStage()
+        outcomes = CachedJournal(self.store)
+        journal = JournalStage(outcomes, waiting=note)
+        transcript = TranscriptStage(chain, outcomes, self.store.store_id)
+        prepare = PrepareStage(chain, self.store.store_id, self.agents.get)
+        behind_inline: list[Stage] = [prepare, journal, transcript, hooks]
+        inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
+        return [tracing, inline, *behind_inline]
+
+    def _provider(self, agent: Agent) -> Provider:
+        return agent.provider or get_provider(agent.provider_name)
+
+    def _is_ours(self, fn: Callable[..., Any]) -> bool:
+        return getattr(fn, "__self__", None) in (self.model, self.tool)

@@ -1,0 +1,75 @@
+"""``PerdurePlugin``: adds the engine to anyone's own Temporal client and worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import WorkerConfig
+
+from ..agent import Agent
+from ..errors import DefinitionError
+from ..ports import Store
+from ..workflows import AgentWorkflow
+from .engine import Engine
+
+THROTTLE = timedelta(milliseconds=500)
+"""How often heartbeats may go out: a cancellation arrives with the answer to one."""
+STICKY = timedelta(seconds=2)
+"""How long a workflow task waits for the worker that has the run cached, before any other may take it."""
+DRAIN = timedelta(seconds=30)
+"""What a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
+
+
+class PerdurePlugin(SimplePlugin):
+    """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
+
+    Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
+    the worker does, the timeouts by which a lost worker is noticed within seconds.
+    """
+
+    def __init__(
+        self, agents: Iterable[Agent] = (), *, store_url: str | None = None, store: Store | None = None
+    ) -> None:
+        self.engine = Engine(agents, store_url=store_url, store=store)
+        super().__init__(
+            "perdure.PerdurePlugin",
+            workflows=[AgentWorkflow],
+            activities=[self.engine.model.model, self.engine.tool.tool],
+            interceptors=[self.engine.interceptor],
+            run_context=self.engine.running,
+        )
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """See base class. Raises ``DefinitionError`` for a worker that has a dynamic activity of its own."""
+        _refuse_dynamic(config.get("activities") or ())
+        config = super().configure_worker(config)
+        for name, sdk_default, ours in (
+            ("max_heartbeat_throttle_interval", timedelta(seconds=60), THROTTLE),
+            ("default_heartbeat_throttle_interval", timedelta(seconds=30), THROTTLE),
+            ("sticky_queue_schedule_to_start_timeout", timedelta(seconds=10), STICKY),
+            ("graceful_shutdown_timeout", timedelta(), self.drain_time()),
+        ):
+            # The SDK fills its defaults in before plugins see them, so a default cannot be told from a choice of it.
+            if config.get(name) in (None, sdk_default):
+                config[name] = ours  # type: ignore[literal-required]  # the names above are keys of the TypedDict
+        return config
+
+    def drain_time(self) -> timedelta:
+        """The longest that a tool may take, and a little more."""
+        longest = max((tool.timeout for agent in self.engine.agents for tool in agent.toolbox), default=0.0)
+        return timedelta(seconds=longest) + DRAIN
+
+
+def _refuse_dynamic(activities: Iterable[Callable[..., Any]]) -> None:
+    """A worker can have one dynamic activity, and agents' tools need it: each is an activity named after its tool."""
+    for fn in activities:
+        definition = getattr(fn, "__temporal_activity_definition", None)
+        if definition is not None and definition.name is None:
+            name = getattr(fn, "__qualname__", repr(fn))
+            raise DefinitionError(
+                f"this worker has a dynamic activity of its own, {name}; PerdurePlugin brings one for agents' tools",
+                hint="Temporal takes one. Give your activities static names, or the agents a worker of their own.",
+            )

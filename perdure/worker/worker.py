@@ -1,0 +1,99 @@
+"""``Worker``: serves agents until it is told to stop, and then finishes what it has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from types import TracebackType
+
+from temporalio.worker import Worker as TemporalWorker
+
+from .. import config
+from ..agent import Agent
+from ..client import Client
+from ..errors import RuntimeSetupError
+from .plugin import PerdurePlugin
+
+
+class Worker:
+    """Runs agents' activities and workflows from one task queue.
+
+    ``await worker.run()`` serves until SIGTERM or SIGINT, then drains: no new tasks, and running tools are given the
+    longest of their timeouts to end. ``async with worker:`` serves for the length of a block. ``drain`` (seconds)
+    bounds the wait; runs lose nothing by a short one, another worker goes on with them.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        agents: Iterable[Agent],
+        *,
+        task_queue: str | None = None,
+        store_url: str | None = None,
+        drain: float | None = None,
+        max_concurrent_activities: int = 100,
+    ) -> None:
+        plugin = PerdurePlugin(agents, store_url=store_url or client.store_url)
+        self.task_queue = config.task_queue(task_queue or client.task_queue)
+        self.agents = tuple(plugin.engine.agents)
+        self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
+        # Made when it starts: one that is made and never run keeps its place on the queue, and no other worker of this
+        # client could take it.
+        self._make: Callable[[], TemporalWorker] = lambda: TemporalWorker(
+            client.temporal,
+            task_queue=self.task_queue,
+            plugins=[plugin],
+            max_concurrent_activities=max_concurrent_activities,
+            # Zero is the SDK's default and would be taken for no choice.
+            graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
+        )
+        self._engine = plugin.engine
+        self._open = AsyncExitStack()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        caught = [name for name in (signal.SIGTERM, signal.SIGINT) if _on_signal(loop, name, stop)]
+        try:
+            async with self:
+                await stop.wait()
+        finally:
+            for name in caught:
+                loop.remove_signal_handler(name)
+
+    async def __aenter__(self) -> Worker:
+        async with AsyncExitStack() as stack:
+            # Opened here too, so that a store that cannot be opened is an error now and not a cancelled block.
+            await stack.enter_async_context(self._engine.running())
+            await stack.enter_async_context(self._made())
+            self._open = stack.pop_all()
+        return self
+
+    def _made(self) -> TemporalWorker:
+        try:
+            return self._make()
+        except RuntimeError as error:
+            if "multiple workers" not in str(error):
+                raise
+            raise RuntimeSetupError(
+                f"this client has a worker on task queue {self.task_queue!r} already",
+                hint="Give one worker all the agents, or each worker a task queue or a client of its own.",
+            ) from None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.__aexit__(kind, error, trace)
+
+
+def _on_signal(loop: asyncio.AbstractEventLoop, name: signal.Signals, stop: asyncio.Event) -> bool:
+    """Whether the signal now sets ``stop``: only the main thread may catch signals."""
+    try:
+        loop.add_signal_handler(name, stop.set)
+    except (ValueError, RuntimeError, NotImplementedError):
+        return False
+    return True

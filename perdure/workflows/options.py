@@ -1,0 +1,60 @@
+"""Timeouts and retries of the engine's activities, in one place."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+from ..types.wire import AsActivity
+
+HEARTBEAT = timedelta(seconds=5)
+"""A worker that is silent for this long is lost; engine activities heartbeat every second."""
+LAST_RESORT = timedelta(hours=24)
+"""What bounds an attempt in the end. Inside, everything has a limit of its own (a silent stream, a tool's timeout);
+what is left is waiting for the store with an outcome in hand, which must not be thrown away. Heartbeats tell lost
+workers."""
+CLOSING = timedelta(minutes=5)
+"""How long the ending of a cancelled run waits for the store before the run ends unrecorded."""
+
+
+def model_options() -> dict[str, Any]:
+    """A model call is retried until it succeeds or fails for good; the activity says which."""
+    return _options(
+        start_to_close_timeout=LAST_RESORT,
+        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+    )
+
+
+def close_options(*, cancelled: bool) -> dict[str, Any]:
+    """The recording of an ending. It waits for the store, as everything does; a run that somebody cancels must end."""
+    return _options(
+        start_to_close_timeout=LAST_RESORT,
+        schedule_to_close_timeout=CLOSING if cancelled else None,
+        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)),
+    )
+
+
+def tool_options(how: AsActivity) -> dict[str, Any]:
+    """An attempt that never began, or of an idempotent tool, is run again; the journal tells the cases apart.
+
+    So attempts are not limited here: one that found the store locked has not begun. The journal counts ``retries``.
+    """
+    return _options(
+        task_queue=how.task_queue,
+        start_to_close_timeout=timedelta(seconds=how.timeout) + LAST_RESORT,
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(seconds=1),
+            maximum_interval=timedelta(seconds=30),
+        ),
+    )
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    return {
+        "heartbeat_timeout": HEARTBEAT,
+        "cancellation_type": workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        **options,
+    }

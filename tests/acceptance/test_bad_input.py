@@ -1,0 +1,516 @@
+"""What goes wrong around an agent: a clear error with the way out, nothing lost, and the run goes on afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Client, Run, Worker, tool
+from perdure.embedded.home import Home
+from perdure.embedded.server import ensure_server, stop_server
+from perdure.errors import (
+    AgentNotFoundError,
+    AuthenticationError,
+    DefinitionError,
+    InvalidInputError,
+    PerdureError,
+    RuntimeSetupError,
+    ServerUnreachableError,
+    StoreError,
+    StoreVersionError,
+)
+from perdure.providers.openai_chat import OpenAIChat
+from perdure.stages import interceptor
+from perdure.testing import ScriptedProvider, call
+from tests.servers.openai_server import OpenAIServer
+from tests.support import faults
+from tests.support.checks import assert_closed, results, users
+from tests.support.engine import Engine
+from tests.support.scripts import Gate, calls_then
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+MODEL = "openai:gpt-5"
+
+
+class Bench:
+    """An agent with one tool that waits at a gate, and what was paid for."""
+
+    def __init__(self, *, idempotent: bool = False) -> None:
+        self.gate = Gate()
+        self.ran = 0
+        self.provider = ScriptedProvider(calls_then(1, "work"))
+
+        @tool(idempotent=idempotent)
+        async def work() -> str:
+            """Work."""
+            self.ran += 1
+            await self.gate()
+            return "worked"
+
+        self.agent = Agent("bench", self.provider, tools=[work])
+
+    @property
+    def paid(self) -> int:
+        return len(self.provider.requests)
+
+    async def at_work(self, client: Client, message: str = "go") -> Run:
+        """A run whose tool waits at the gate."""
+        before = self.gate.entered
+        run = await client.start("bench", message)
+        await eventually(lambda: self.gate.entered > before, what="a tool at work")
+        return run
+
+
+async def stuck(run: Run, *parts: str) -> str:
+    """The reason why the run does not get on, once it has all ``parts``."""
+
+    async def reason() -> str | None:
+        said = (await run.status()).reason or ""
+        return said if all(part in said for part in parts) else None
+
+    return await eventually(reason, deadline=40, every=0.1, what=f"a reason with {parts}") or ""
+
+
+async def completes(run: Run, bench: Bench | None = None) -> None:
+    """It ends with the answer, every call has one result, and nothing was paid or done twice."""
+    response = await asyncio.wait_for(run.result(), 60)
+    assert response.content == "Done."
+    assert_closed(response.messages)
+    assert users(response.messages) == ["go"]
+    if bench is not None:
+        assert results(response.messages) == ["worked"]
+        assert (bench.paid, bench.ran) == (2, 1)
+    assert (await run.status()).state == "completed"
+
+
+def explains(error: PerdureError, *parts: str) -> None:
+    """The message names thing and reason; the hint, which is part of the text, the way out."""
+    for part in parts:
+        assert part in str(error), f"{part!r} is not in {error}"
+    assert len(str(error).strip().splitlines()) >= 2, f"no way out: {error}"
+
+
+# --- agents and tools
+
+
+async def test_an_unknown_agent_is_waited_for_and_goes_on_when_a_worker_brings_it(engine: Engine) -> None:
+    bench = Bench()
+    bench.gate.open()
+    async with engine.served(Agent("other", ScriptedProvider([]))) as client:
+        run = await client.start("bench", "go")
+        await stuck(run, "AgentNotFoundError", "no agent 'bench' on this worker (it serves: other)")
+    async with engine.served(bench.agent):
+        await completes(run, bench)
+
+
+async def test_a_tool_that_reaches_a_worker_without_its_agent_is_run_once_all_the_same(engine: Engine) -> None:
+    """In a rolling deploy the old worker may take the new agent's tool: that is no attempt to run it."""
+    bench = Bench()
+    bench.gate.open()
+    elsewhere = f"{engine.task_queue}-tools"
+
+    @tool(task_queue=elsewhere)
+    def work() -> str:
+        """Work."""
+        bench.ran += 1
+        return "worked"
+
+    agent = Agent("bench", bench.provider, tools=[work])
+    async with engine.served(agent) as client:
+        async with Worker(client, [Agent("other", ScriptedProvider([]))], task_queue=elsewhere, drain=1.0):
+            run = await client.start("bench", "go")
+            await stuck(run, "tool.work", "AgentNotFoundError", "no agent 'bench'")
+        async with Worker(client, [agent], task_queue=elsewhere, drain=1.0):
+            await completes(run, bench)
+
+
+async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "AGENT_ATTEMPTS", 2)
+    async with engine.served(Agent("other", ScriptedProvider([]))) as client:
+        run = await client.start("bensh", "go")
+        with pytest.raises(AgentNotFoundError) as caught:
+            await asyncio.wait_for(run.result(), 30)
+        explains(caught.value, "no agent 'bensh'", "it serves: other", "Register it with a worker")
+        assert users(await run.transcript()) == ["go"]
+        status = await run.status()
+        assert status.state == "failed"
+        assert "no agent 'bensh'" in (status.reason or "")
+
+
+async def test_an_unknown_tool_is_an_answer_to_the_model(engine: Engine) -> None:
+    bench = Bench()
+    agent = Agent("bench", ScriptedProvider([call("wrok", a=1), "Done."]), tools=list(bench.agent.toolbox))
+    async with engine.served(agent) as client:
+        response = await (await client.start("bench", "go")).result()
+    assert results(response.messages) == ["tool not found: wrok (there is: work)"]
+    assert response.content == "Done."
+
+
+def test_a_tool_without_type_hints_is_refused_before_anything_runs() -> None:
+    def search(query, limit: int = 3):  # type: ignore[no-untyped-def]
+        return query
+
+    with pytest.raises(DefinitionError) as caught:
+        Agent("bench", MODEL, tools=[search])
+    explains(caught.value, "search", "test_bad_input.py", "parameter 'query' has no type hint", "query: str")
+
+
+async def test_a_cycle_of_subagents_is_refused_by_the_worker(engine: Engine) -> None:
+    client = await engine.client()
+    agents = [Agent("a", MODEL, subagents=["b"]), Agent("b", MODEL, subagents=["a"])]
+    with pytest.raises(DefinitionError) as caught:
+        Worker(client, agents)
+    explains(caught.value, "a cycle of subagents: a → b → a", "take 'b' out of the subagents of 'a'")
+
+
+# --- Temporal
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "another program", "no such host"])
+async def test_an_unreachable_temporal_address(kind: str) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        if kind in ("silent", "another program"):
+            listening.listen()
+        if kind == "another program":
+            listening.setblocking(False)
+            answering = asyncio.ensure_future(answer_as_http(listening))
+        address = f"no-such-host.invalid:{port}" if kind == "no such host" else f"127.0.0.1:{port}"
+        began = time.monotonic()
+        with pytest.raises(ServerUnreachableError) as caught:
+            await Client.connect(address=address)
+        assert time.monotonic() - began < 6.5
+        if kind == "another program":
+            answering.cancel()
+    explains(caught.value, f"no Temporal server at {address}", "the address that was given", "Check the address")
+
+
+async def answer_as_http(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        connection, _ = await loop.sock_accept(listening)
+        with connection:
+            await loop.sock_sendall(connection, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+async def test_a_server_that_is_killed_and_comes_back(temporal_address: str, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    server = await ensure_server(home)
+    engine = Engine(server.address, tmp_path)
+    bench = Bench()
+    try:
+        async with engine.served(bench.agent) as client:
+            run = await bench.at_work(client)
+            os.kill(server.pid, signal.SIGKILL)
+            with pytest.raises(PerdureError) as caught:
+                await asyncio.wait_for(run.status(), 60)
+            explains(caught.value, server.address)
+            assert isinstance(caught.value, ServerUnreachableError)
+            bench.gate.open()  # the tool ends while there is no server to tell
+            again = await ensure_server(home)
+            assert again.address == server.address
+            await completes(run, bench)
+    finally:
+        await engine.close()
+        await stop_server(home)
+
+
+# --- the model's API
+
+
+async def test_a_wrong_api_key(engine: Engine) -> None:
+    async with OpenAIServer("Hello.", api_key="sk-right-0123456789") as server:
+        provider = OpenAIChat(base_url=server.base_url, api_key="sk-wrong-0123456789")
+        async with engine.served(Agent("bench", provider)) as client:
+            run = await client.start("bench", "go")
+            with pytest.raises(AuthenticationError) as caught:
+                await asyncio.wait_for(run.result(), 30)
+            explains(caught.value, "127.0.0.1 answered 401", "Incorrect API key", "Check the key and base_url")
+            assert "sk-wrong" not in str(caught.value)
+            assert server.stats.requests == 1  # no retry mends it
+            assert users(await run.transcript()) == ["go"]
+            status = await run.status()
+            assert status.state == "failed"
+            assert "AuthenticationError" in (status.reason or "")
+        await provider.aclose()
+
+
+# --- the store: locked, read-only, full
+
+
+async def test_a_store_that_is_locked_while_a_tool_runs(engine: Engine) -> None:
+    bench = Bench()
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+        with faults.locked(engine.store_path):
+            bench.gate.open()
+            reason = await stuck(run, "tool.work", "is locked by another process", str(engine.store_path))
+            assert "Close the program that holds it" in reason
+            assert bench.ran == 1
+        await completes(run, bench)
+
+
+async def test_a_store_that_is_locked_when_the_model_answers(engine: Engine) -> None:
+    """The reply is paid for: it is kept until the store takes it, however long that is."""
+    bench = Bench()
+    bench.gate.open()
+    async with engine.served(bench.agent) as client:
+        await client.store()
+        with faults.locked(engine.store_path):
+            run = await client.start("bench", "go")
+            await stuck(run, "perdure.model", "is locked by another process")
+        await completes(run, bench)
+
+
+async def test_a_store_that_is_locked_when_the_worker_starts(engine: Engine) -> None:
+    """While its transactions are short it can be read; held for good, it cannot, and the worker says so."""
+    bench = Bench()
+    bench.gate.open()
+    async with engine.served(bench.agent):
+        pass
+    with faults.locked(engine.store_path, readers_too=True):
+        client = await engine.client()
+        run = await client.start("bench", "go")
+        with pytest.raises(StoreError) as caught:
+            async with engine.served(bench.agent):
+                pass
+        explains(caught.value, str(engine.store_path), "is locked by another process", "Close the program")
+    async with engine.served(bench.agent):
+        await completes(run, bench)
+
+
+async def test_a_store_that_becomes_read_only_while_a_tool_runs(engine: Engine) -> None:
+    bench = Bench()
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+        with faults.read_only(engine.store_path):
+            bench.gate.open()
+            reason = await stuck(run, "tool.work", "is read-only", str(engine.store_path))
+            assert "Make the file and its directory writable" in reason
+        await completes(run, bench)
+
+
+async def test_a_store_that_is_read_only_when_the_worker_starts(engine: Engine) -> None:
+    """A file that nobody can write: either the worker says so at once, or the run's status does."""
+    bench = Bench()
+    bench.gate.open()
+    async with engine.served(bench.agent):
+        pass
+    client = await engine.client()
+    with faults.read_only(engine.store_path):
+        try:
+            async with engine.served(bench.agent):
+                run = await client.start("bench", "go")
+                await stuck(run, "is read-only")
+        except StoreError as error:
+            explains(error, str(engine.store_path), "is read-only", "writable")
+            run = await client.start("bench", "go")
+    async with engine.served(bench.agent):
+        response = await asyncio.wait_for(run.result(), 60)
+    assert response.content == "Done."
+
+
+async def test_a_disk_that_is_full_while_a_tool_runs(engine: Engine, tmp_path: Path) -> None:
+    with faults.small_disk(tmp_path / "disk", kilobytes=1024) as disk:
+        engine.store_path = disk / "store.db"
+        engine.store_url = f"sqlite:///{engine.store_path}"
+        bench = Bench()
+        async with engine.served(bench.agent) as client:
+            run = await bench.at_work(client, "go")
+            filler = faults.fill(disk)
+            bench.gate.open()
+            reason = await stuck(run, "disk", "full", str(engine.store_path))
+            assert "Free space there" in reason
+            filler.unlink()
+            await completes(run, bench)
+        await engine.close()
+
+
+async def test_a_disk_that_is_full_when_the_worker_starts(engine: Engine, tmp_path: Path) -> None:
+    with faults.small_disk(tmp_path / "disk", kilobytes=512) as disk:
+        filler = faults.fill(disk)
+        engine.store_path = disk / "store.db"
+        engine.store_url = f"sqlite:///{engine.store_path}"
+        bench = Bench()
+        bench.gate.open()
+        with pytest.raises(StoreError) as caught:
+            async with engine.served(bench.agent):
+                pass
+        explains(caught.value, str(engine.store_path), "full", "Free space")
+        filler.unlink()
+        async with engine.served(bench.agent) as client:
+            await completes(await client.start("bench", "go"), bench)
+        await engine.close()
+
+
+# --- the store: altered, replaced, gone
+
+
+ALTER = "UPDATE nodes SET body = replace(CAST(body AS TEXT), 'go', 'no')"
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [(ALTER, "was altered"), ("DELETE FROM nodes", "is missing from the store")],
+    ids=["altered", "deleted"],
+)
+async def test_a_transcript_that_is_harmed_pauses_the_run_until_it_is_restored(
+    engine: Engine, harm: str, said: str
+) -> None:
+    bench = Bench(idempotent=True)
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+    # Another worker goes on: this one remembers what it wrote.
+    rows = faults.sql(engine.store_path, "SELECT hash, parent, body FROM nodes")
+    assert rows
+    faults.sql(engine.store_path, harm)
+    bench.gate.open()
+    async with engine.served(bench.agent) as client:
+        run = client.run(run.id)
+        reason = await stuck(run, "TranscriptCorruptedError", said, rows[0][0])
+        assert "backup" in reason
+        assert "resume" in reason or "fork" in reason
+        status = await run.status()
+        assert status.state == "paused"
+        assert status.since is not None
+        assert bench.paid == 1
+
+        await run.resume()  # too early: the same pause again, and nothing is lost
+        await eventually(lambda: later_pause(run, status.since), what="another pause")
+
+        faults.sql(engine.store_path, "DELETE FROM nodes")
+        for row in rows:
+            faults.sql(engine.store_path, "INSERT INTO nodes VALUES (?, ?, ?)", *row)
+        await run.resume()
+        await completes(run)
+        assert bench.paid == 2
+
+
+async def later_pause(run: Run, since: str) -> bool:
+    status = await run.status()
+    return status.state == "paused" and (status.since or "") > since
+
+
+async def test_a_worker_with_another_store_is_told_which_and_the_right_one_goes_on(engine: Engine) -> None:
+    bench = Bench(idempotent=True)
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+    bench.gate.open()
+    wrong = Engine(engine.address, engine.folder / "elsewhere")
+    wrong.folder.mkdir()
+    wrong.task_queue = engine.task_queue
+    async with wrong.served(bench.agent):
+        reason = await stuck(run, "StoreMismatchError", f"run {run.id} is kept in store", "this worker has store")
+        assert "PERDURE_STORE_URL" in reason
+        assert bench.paid == 1
+    await wrong.close()
+    assert faults.sql(wrong.store_path, "SELECT count(*) FROM journal") == [(0,)]
+    async with engine.served(bench.agent):
+        await completes(run)
+
+
+async def test_a_store_of_a_newer_perdure(engine: Engine) -> None:
+    bench = Bench()
+    bench.gate.open()
+    async with engine.served(bench.agent):
+        pass
+    ((version,),) = faults.sql(engine.store_path, "SELECT version_num FROM perdure_version")
+    faults.sql(engine.store_path, "UPDATE perdure_version SET version_num = '9999'")
+    client = await engine.client()
+    run = await client.start("bench", "go")
+    with pytest.raises(StoreVersionError) as caught:
+        async with engine.served(bench.agent):
+            pass
+    explains(caught.value, "schema 9999", version, "Upgrade perdure")
+    faults.sql(engine.store_path, "UPDATE perdure_version SET version_num = ?", version)
+    async with engine.served(bench.agent):
+        await completes(run, bench)
+
+
+async def test_a_store_that_is_taken_away_while_a_tool_runs(engine: Engine) -> None:
+    bench = Bench()
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+        with faults.taken_away(engine.store_path):
+            bench.gate.open()
+            reason = await stuck(run, "tool.work", "was removed while it was in use", str(engine.store_path))
+            assert "Put the file back" in reason
+        await completes(run, bench)
+
+
+async def test_a_store_that_is_deleted_is_not_silently_begun_anew(engine: Engine) -> None:
+    """A new worker makes a new store; the run belongs to the old one and says so, rather than forget what was said."""
+    bench = Bench(idempotent=True)
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+    await engine.close()
+    bench.gate.open()
+    with faults.taken_away(engine.store_path):
+        async with engine.served(bench.agent):
+            await stuck(run, "StoreMismatchError", "is kept in store", "this worker has store")
+        await engine.close()
+        for left in engine.folder.glob("store.db*"):
+            left.unlink()
+    async with engine.served(bench.agent) as client:
+        await completes(client.run(run.id))
+
+
+# --- what a caller gets wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"context": {"a": object()}}, "plain JSON"),
+        ({"context": [1]}, "dictionary"),
+        ({"context": {"a": float("nan")}}, "plain JSON"),
+        ({"context": {"a": "x" * 3_000_000}}, "16,384"),
+        ({"id": ""}, "1 to 1,000 bytes"),
+        ({"id": "i" * 1001}, "1 to 1,000 bytes"),
+        ({"id": "a\ud800"}, "1 to 1,000 bytes"),
+        ({"agent": ""}, "agent: "),
+        ({"agent": 7}, "agent: "),
+        ({"message": 7}, "must be text"),
+        ({"max_history_events": 1}, "max_history_events: "),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_start_that_cannot_be_sent_starts_nothing(engine: Engine, arguments: dict[str, Any], said: str) -> None:
+    client = await engine.client()
+    with pytest.raises(InvalidInputError, match=said):
+        await client.start(**{"agent": "bench", "message": "go", **arguments})
+
+
+async def test_a_second_worker_of_one_client_on_one_queue(engine: Engine) -> None:
+    async with engine.served(Bench().agent) as client:
+        with pytest.raises(RuntimeSetupError) as caught:
+            async with Worker(client, [Bench().agent]):
+                pass
+        explains(caught.value, engine.task_queue, "already", "one worker all the agents")
+
+
+def test_the_cases_are_those_of_the_issue() -> None:
+    """Each line of the issue has a test here; this one says which."""
+    named: dict[str, Any] = {
+        "an unknown agent": test_an_agent_that_nobody_brings,
+        "an unknown tool": test_an_unknown_tool_is_an_answer_to_the_model,
+        "a tool without type hints": test_a_tool_without_type_hints_is_refused_before_anything_runs,
+        "a cycle of subagents": test_a_cycle_of_subagents_is_refused_by_the_worker,
+        "an unreachable Temporal address": test_an_unreachable_temporal_address,
+        "a locked store": test_a_store_that_is_locked_while_a_tool_runs,
+        "a read-only store": test_a_store_that_becomes_read_only_while_a_tool_runs,
+        "a wrong API key": test_a_wrong_api_key,
+        "a full disk": test_a_disk_that_is_full_while_a_tool_runs,
+        "a corrupted transcript row": test_a_transcript_that_is_harmed_pauses_the_run_until_it_is_restored,
+    }
+    assert all(callable(test) for test in named.values())

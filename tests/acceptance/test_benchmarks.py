@@ -1,0 +1,77 @@
+"""``python -m benchmarks`` measures everything it says, and what does not depend on the machine's speed holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.embedded.binary import ensure_binary
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+TINY = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 -o json"
+CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline"]
+ROWS = [
+    "one run, wall per iteration",
+    "one run, worker CPU per iteration",
+    "3 runs, iterations per second",
+    "3 runs, worker CPU per iteration",
+    "SIGKILL in a model call to the next",
+    "history of 6 iterations",
+    "history of 12 iterations",
+    "bytes at 12 / bytes at 6",
+    "of 1.3 x messages + 3 kB an iteration, at 12",
+    "replay of 12 iterations",
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("bench-home")
+    environment = {
+        **os.environ,
+        "PERDURE_TEMPORAL_CLI": str(asyncio.run(ensure_binary()).path),
+        "PERDURE_HOME": str(home),
+    }
+    command = [sys.executable, "-m", "benchmarks", *TINY.split()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not list(home.glob("bench-*")), "something was left behind"
+    return dict(json.loads(done.stdout))
+
+
+def test_all_rows_are_printed(measured: dict[str, Any]) -> None:
+    heads, *lines = measured["table"]
+    assert heads.split() == CONTESTANTS
+    for row in ROWS:
+        assert any(line.startswith(row) for line in lines), row
+    assert set(measured["results"]) == {"single", "concurrent", "history", "recovery"}
+    for figures in measured["results"].values():
+        assert list(figures) == CONTESTANTS
+
+
+@pytest.mark.parametrize("name", CONTESTANTS)
+def test_history_grows_linearly(measured: dict[str, Any], name: str) -> None:
+    history = measured["results"]["history"][name]
+    assert history["bytes"]["12"] <= 2.1 * history["bytes"]["6"]
+    assert history["events"]["12"] <= 2.1 * history["events"]["6"]
+
+
+@pytest.mark.parametrize("name", ["perdure", "perdure-inline"])
+def test_history_is_bounded_by_the_messages(measured: dict[str, Any], name: str) -> None:
+    history = measured["results"]["history"][name]
+    for length in ("6", "12"):
+        assert history["bytes"][length] <= 1.3 * history["message_bytes"][length] + 3000 * int(length)
+
+
+def test_a_killed_worker_costs_one_call(measured: dict[str, Any]) -> None:
+    for name in CONTESTANTS:
+        assert measured["results"]["recovery"][name]["seconds"] > 0

@@ -1,0 +1,40 @@
+"""Fixtures of every test that needs a real Temporal server; what they yield is explained in tests/support."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.embedded.binary import ensure_binary
+from perdure.embedded.home import Home
+from perdure.embedded.server import ensure_server, stop_server
+from tests.support.engine import Engine
+
+
+@pytest.fixture(scope="session")
+def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of an embedded server in a home of its own, for the whole session."""
+    home = Home(tmp_path_factory.mktemp("perdure-home"))
+    before = os.environ.get("PERDURE_TEMPORAL_CLI")
+    # Found in the developer's own home before ours takes its place: it is fetched once, not once a session.
+    os.environ["PERDURE_TEMPORAL_CLI"] = str(asyncio.run(ensure_binary()).path)
+    try:
+        yield asyncio.run(ensure_server(home)).address
+    finally:
+        asyncio.run(stop_server(home))
+        if before is None:
+            del os.environ["PERDURE_TEMPORAL_CLI"]
+        else:
+            os.environ["PERDURE_TEMPORAL_CLI"] = before
+
+
+@pytest.fixture
+async def engine(temporal_address: str, tmp_path: Path) -> AsyncIterator[Engine]:
+    """A task queue and a store of this test's own: ``async with engine.served(agent) as client``."""
+    engine = Engine(temporal_address, tmp_path)
+    yield engine
+    await engine.close()

@@ -1,0 +1,57 @@
+"""A process that is killed in the middle of its writes loses nothing that it was told is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from perdure.store import Chain
+from tests.contract.store.conftest import Database
+
+WRITER = """
+import asyncio, sys
+from perdure.ports import Commit, Outcome, RunRow
+from perdure.store import Chain, open_store
+from perdure.types.messages import Message
+
+async def talk(store, chain, name):
+    row = await store.run(name)
+    head, i = (row.head, row.iterations) if row else (None, 0)
+    while True:
+        said = [Message.user("x" * (40_000 if i % 7 == 0 else 3_000))]
+        node, blobs = chain.extend(head, said)
+        outcome = Outcome(f"{name}-{i}", "model", node.hash.encode())
+        head, i = node.hash, i + 1
+        run = RunRow(name, "agent", "scope", head, "running", i)
+        await store.commit(Commit(nodes=[node], blobs=blobs, outcome=outcome, run=run))
+        print(name, i, flush=True)
+
+async def main(url):
+    store = open_store(url)
+    await store.open()
+    await asyncio.gather(*[talk(store, Chain(store), f"c{n}") for n in range(5)])
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_killed_writer_leaves_whole_commits(database: Database):
+    url = database.other_process()
+    told: dict[str, int] = {}
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            lines = [writer.stdout.readline() for _ in range(60)]
+            writer.kill()
+            lines += writer.stdout.readlines()
+        told |= {name: int(count) for name, count in (line.split() for line in lines if line.endswith("\n"))}
+
+    store = await database.open()
+    rows = await store.runs()
+    assert {row.context_id for row in rows} == set(told)
+    for row in rows:
+        assert row.iterations >= told[row.context_id]
+        assert len(await Chain(store).load(row.head)) == row.iterations
+        assert row.head is not None
+        last = f"{row.context_id}-{row.iterations - 1}"
+        assert await store.find([last]) == {last: row.head.encode()}

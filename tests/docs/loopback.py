@@ -1,0 +1,94 @@
+"""Programs of the documentation as processes of their own: a real Temporal server, and a model on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers.openai_server import OpenAIServer
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Loopback:
+    """``run`` starts a program and waits for its end; ``model.rule`` is what the model says to it.
+
+    Each has the environment of a machine on which perdure is used: a home, a store and a task queue of this test's
+    own, the session's Temporal server, and a provider that stands on loopback.
+    """
+
+    def __init__(self, address: str, folder: Path, model: OpenAIServer) -> None:
+        self.address = address
+        self.folder = folder
+        self.model = model
+        self.task_queue = f"docs-{uuid.uuid4().hex[:8]}"
+        self.store_url = f"sqlite:///{folder / 'store.db'}"
+        self.started: list[asyncio.subprocess.Process] = []
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every program."""
+        kept = ("PATH", "HOME", "LANG", "TMPDIR", "PERDURE_TEMPORAL_CLI")
+        ours = {
+            "TEMPORAL_ADDRESS": self.address,
+            "PERDURE_HOME": str(self.folder / "home"),
+            "PERDURE_STORE_URL": self.store_url,
+            "PERDURE_TASK_QUEUE": self.task_queue,
+            "OPENAI_BASE_URL": self.model.base_url,
+            "OPENAI_API_KEY": "sk-loopback",
+            "LOCAL_MODEL_URL": self.model.base_url,
+            "LOCAL_MODEL_KEY": "none",
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+        }
+        inherited = {name: os.environ[name] for name in kept if name in os.environ}
+        path = f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}"
+        return {**inherited, "PATH": path, **ours}
+
+    async def spawn(
+        self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    ) -> asyncio.subprocess.Process:
+        """A process in the checkout; killed when the test ends."""
+        process = await asyncio.create_subprocess_exec(
+            *map(str, command),
+            cwd=cwd,
+            env={**self.env, **(env or {})},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    async def python(self, path: str | Path, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run a Python program to its end."""
+        return await self.run(sys.executable, path, *arguments, env=env)
+
+    async def run(self, *command: str | Path, env: Mapping[str, str] | None = None) -> Ended:
+        """Run a command to its end."""
+        process = await self.spawn(*command, env=env)
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return Ended(process.returncode, out.decode(), err.decode())
+
+    async def close(self) -> None:
+        """Kill what still runs, with its children."""
+        for process in self.started:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.communicate()

@@ -1,0 +1,108 @@
+"""What a page of the documentation has: Python programs, commands, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SHELL = {"", "sh", "bash", "console", "shell"}
+PROGRAMS = {"perdure", "temporal", "make", "python"}
+
+_FENCE = re.compile(
+    r"^(?P<indent> *)(?:<!-- test: (?P<mark>[^\n]*?) -->\n+ *)?```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_EVAL = re.compile(r'^eval "\$\((.*)\)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block. ``mark`` is what the HTML comment above it says to the tests."""
+
+    line: int
+    language: str
+    body: str
+    mark: str
+
+    @property
+    def commands(self) -> Iterator[list[str]]:
+        """The commands that are ours to check, in words: ``["perdure", "server", "start"]``."""
+        if self.language not in SHELL:
+            return
+        for line in self.body.replace("\\\n", " ").splitlines():
+            for part in line.removeprefix("$ ").split(" && "):
+                part = _EVAL.sub(r"\1", part.strip())
+                try:
+                    words = shlex.split(part, comments=True)
+                except ValueError:  # no command, a drawing
+                    continue
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words = words[1:]
+                if words and Path(words[0]).name in PROGRAMS:
+                    yield [Path(words[0]).name, *words[1:]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Relative to the checkout."""
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def text(self) -> str:
+        """All of it."""
+        return self.path.read_text()
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Its fenced blocks, in order, without the indentation of a list that they stand in."""
+        found = []
+        for match in _FENCE.finditer(self.text):
+            body = re.sub(rf"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
+            line = self.text.count("\n", 0, match.start("body"))
+            found.append(Block(line, match["language"], body, match["mark"] or ""))
+        return found
+
+    @property
+    def programs(self) -> list[Block]:
+        """Its Python blocks."""
+        return [block for block in self.blocks if block.language == "python"]
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The commands of all blocks."""
+        return [command for block in self.blocks for command in block.commands]
+
+    @property
+    def mentions(self) -> list[list[str]]:
+        """Commands in `backquotes` in the text."""
+        found = re.findall(r"`((?:perdure|make) [a-z][^`]*)`", _FENCE.sub("", self.text))
+        return [command for words in found for command in Block(0, "sh", words, "").commands]
+
+    @property
+    def links(self) -> list[str]:
+        """Where its relative links go to, with the anchor."""
+        return [link for link in _LINK.findall(_FENCE.sub("", self.text)) if not re.match(r"[a-z]+:", link)]
+
+    @cached_property
+    def anchors(self) -> set[str]:
+        """What its headings are called in links."""
+        headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", self.text), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def pages() -> list[Page]:
+    """All pages that a reader of the documentation comes to."""
+    paths = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
+    return [Page(path) for path in paths]

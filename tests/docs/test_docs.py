@@ -1,0 +1,177 @@
+"""Every program in the documentation runs, every command and option in it exists, every link leads somewhere.
+
+A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
+program under that name for what follows; ``<!-- test: serve -->`` lets it run until the end of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from perdure.cli import app
+from perdure.embedded.rpc import ensure_namespace
+from tests.docs.loopback import ROOT, Loopback
+from tests.docs.pages import Page, pages
+from tests.servers.chat_wire import Call
+
+PAGES = pages()
+MOST_SKIPPED = 5
+INCOMPLETE = {"MissingParameter", "BadOptionUsage", "BadParameter", "NoArgsIsHelpError"}
+"""What the command line says of a command that is only named."""
+READS = {"list", "env"}
+"""Commands that are run wherever a page has them; the others start servers, stay, or want an id."""
+
+
+def example_of(schema: dict[str, Any], root: dict[str, Any]) -> Any:
+    """A value that fits a JSON Schema."""
+    if "$ref" in schema:
+        return example_of(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "enum" in schema or "const" in schema:
+        return schema.get("const", (schema.get("enum") or [None])[0])
+    if options := schema.get("anyOf"):
+        return example_of(options[0], root)
+    match schema.get("type"):
+        case "object":
+            properties = schema.get("properties", {})
+            return {name: example_of(properties[name], root) for name in schema.get("required", ())}
+        case "array":
+            return [example_of(schema["items"], root)]
+        case "integer" | "number":
+            return schema.get("minimum", 1)
+        case "boolean":
+            return True
+        case _:
+            return "2026-01-01" if "date" in schema.get("format", "") else "77"
+
+
+class Model:
+    """Calls the first tool that it is shown, then answers. Waits for the signal of a page that sends one."""
+
+    def __init__(self) -> None:
+        self.signalled = asyncio.Event()
+
+    async def __call__(self, request: dict[str, Any]) -> Any:
+        if "order 79" in str(request["messages"]):
+            await self.signalled.wait()
+        called = any(message["role"] == "tool" for message in request["messages"])
+        if called or not request.get("tools"):
+            return "<finish>Done.</finish>" if "<finish>" in str(request["messages"]) else "Done."
+        tool = request["tools"][0]["function"]
+        return Call(tool["name"], example_of(tool["parameters"], tool["parameters"]))
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("page", [page for page in PAGES if page.programs], ids=lambda page: page.name)
+async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None:
+    namespace = f"docs-{uuid.uuid4().hex[:8]}"  # pages use the same ids
+    await ensure_namespace(loopback.address, namespace)
+    loopback.model.rule = model = Model()
+    env = {"TEMPORAL_NAMESPACE": namespace}
+    serving: list[asyncio.subprocess.Process] = []
+    for block in page.blocks:
+        if block.language == "python" and not block.mark.startswith("skip "):
+            named = block.mark.removeprefix("file ") if block.mark.startswith("file ") else f"line_{block.line}.py"
+            program = loopback.folder / named
+            program.write_text(block.body)
+            process = await loopback.spawn(sys.executable, program, env=env, cwd=loopback.folder)
+            if block.mark == "serve":
+                serving.append(process)
+                continue
+            _, err = await process.communicate()
+            assert (process.returncode, err.decode()) == (0, ""), f"{page.name}:{block.line}"
+        for command in block.commands:
+            if command[0] == "temporal" or (command[0] == "perdure" and command[1] in READS and len(command) == 2):
+                await run_command(command, model, loopback, env)
+    for process in serving:
+        os.kill(process.pid, signal.SIGTERM)
+        _, err = await process.communicate()
+        assert (process.returncode, err.decode()) == (0, ""), "a worker ends by itself when it is told to"
+
+
+async def run_command(command: list[str], model: Model, loopback: Loopback, env: dict[str, str]) -> None:
+    """Run it as it stands, but for the task queue."""
+    words = [loopback.task_queue if word == "perdure" else word for word in command[1:]]
+    program = command[0]
+    if program == "temporal":
+        program = os.environ["PERDURE_TEMPORAL_CLI"]
+    ended = await loopback.run(program, *words, env=env)
+    assert ended.code == 0, (command, ended)
+    if command[:3] == ["temporal", "workflow", "signal"]:
+        model.signalled.set()
+
+
+def test_only_a_handful_of_programs_is_skipped_and_each_says_why() -> None:
+    marks = [block.mark for page in PAGES for block in page.programs if block.mark]
+    assert all(re.fullmatch(r"skip \S.{9,}|serve|file [\w.]+", mark) for mark in marks), marks
+    assert sum(mark.startswith("skip") for mark in marks) <= MOST_SKIPPED
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist_with_their_options(page: Page) -> None:
+    for command in page.commands:
+        match command[0]:
+            case "perdure":
+                check_perdure(command[1:])
+            case "make":
+                check_make(command[1:])
+            case "python" if command[1].endswith(".py"):
+                assert (ROOT / command[1]).is_file(), command
+    for command in page.mentions:
+        (check_perdure(command[1:], whole=False) if command[0] == "perdure" else check_make(command[1:]))
+
+
+def check_perdure(words: list[str], *, whole: bool = True) -> None:
+    """Parse ``words`` as the command line does. Without ``whole``, values may be left out or stand for others."""
+    command: Any = typer.main.get_command(app)
+    path, context = "perdure", None
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"`{path}` has no command {words[0]!r}"
+        context = type(command).context_class(command, parent=context, info_name=path)
+        command, path, words = command.commands[words[0]], f"{path} {words[0]}", words[1:]
+    wrong = ""
+    try:
+        command.make_context(path, list(words), parent=context)
+    except Exception as error:
+        if whole or type(error).__name__ not in INCOMPLETE:
+            wrong = f"{type(error).__name__}: {error}"
+    assert not wrong, f"`{path} {' '.join(words)}`: {wrong}"
+
+
+def check_make(words: list[str]) -> None:
+    """The targets are in the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {word for word in words if "=" not in word and not word.startswith("-")}
+    assert named <= targets, f"make has no target {named - targets}"
+
+
+def test_a_wrong_command_is_noticed() -> None:
+    for words in (["serve"], ["server", "begin"], ["env", "--adress", "x"], ["env", "x"], ["doctor", "-x"]):
+        with pytest.raises(AssertionError):
+            check_perdure(words)
+    check_perdure(["doctor", "-o", "json", "--address=x"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Page) -> None:
+    for link in page.links:
+        path, _, anchor = link.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in Page(Path(target)).anchors, f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Page) -> None:
+    for name in re.findall(r"`((?:docs|examples|deploy|tests|scripts|perdure)/[\w./-]*)`", page.text):
+        assert "NNN" in name or (ROOT / name).exists(), f"{page.name} names {name}"

@@ -1,0 +1,297 @@
+"""The shared dev server, through real processes, each test with a home of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client, WorkflowExecutionStatus
+
+from perdure.embedded.address import connect, resolve
+from perdure.embedded.binary import ensure_binary
+from perdure.embedded.home import Home
+from perdure.embedded.process import is_alive, start_token
+from perdure.embedded.record import ServerInfo, read_record, write_record
+from perdure.embedded.rpc import RETENTION
+from perdure.embedded.server import ensure_server, running_server, stop_server
+from perdure.errors import RuntimeSetupError, ServerStartError
+
+pytestmark = pytest.mark.server
+
+PERDURE = [sys.executable, "-c", "from perdure.cli import main; main()"]
+
+
+@pytest.fixture
+async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
+    """An empty home, the machine's own binary, and no server left behind."""
+    binary = await ensure_binary()  # before PERDURE_HOME changes: fetched once for all tests
+    for name in [name for name in os.environ if name.startswith(("PERDURE_", "TEMPORAL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PERDURE_TEMPORAL_CLI", str(binary.path))
+    # A space and signs that mean something in a URI: the path goes into one inside the server.
+    root = tmp_path / "a home?x=1#y%41"
+    monkeypatch.setenv("PERDURE_HOME", str(root))
+    yield Home(root)
+    await stop_server(Home(root))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return when ``condition`` holds; the test's own timeout ends it otherwise."""
+    while not condition():  # noqa: ASYNC110 - what is waited for is another process
+        await asyncio.sleep(0.01)
+
+
+async def kill(info: ServerInfo) -> None:
+    os.kill(info.pid, signal.SIGKILL)
+    await eventually(lambda: not is_alive(info.pid, info.start_token))
+
+
+async def leave_a_run(info: ServerInfo) -> None:
+    """Start a workflow that no worker takes."""
+    client = await Client.connect(info.address)
+    await client.start_workflow("Parked", id="parked", task_queue="nobody")
+
+
+async def run_is_there(info: ServerInfo) -> bool:
+    client = await Client.connect(info.address)
+    described = await client.get_workflow_handle("parked").describe()
+    return described.status is WorkflowExecutionStatus.RUNNING
+
+
+def perdure(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PERDURE, *arguments], capture_output=True, text=True, check=False)
+
+
+async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> None:
+    command = [*PERDURE, "server", "start", "-o", "json"]
+    starters = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = await asyncio.gather(*(asyncio.to_thread(starter.communicate) for starter in starters))
+    assert [starter.returncode for starter in starters] == [0] * 4, answers
+    servers = [json.loads(out) for out, _ in answers]
+    assert all(server == servers[0] for server in servers)
+    running = await running_server()
+    assert running is not None
+    assert running.pid == servers[0]["pid"]
+    # Detached: a session of its own, and private files.
+    assert os.getsid(running.pid) != os.getsid(0)
+    assert home.temporal_db.stat().st_mode & 0o077 == 0
+
+
+async def test_runs_survive_kill_9_of_the_server(home: Home) -> None:
+    before = await ensure_server()
+    await leave_a_run(before)
+    await kill(before)
+    assert await running_server() is None
+    after = await ensure_server()
+    assert after.pid != before.pid
+    assert after.instance_id == before.instance_id
+    assert after.address == before.address, "clients of the killed server call the same address again"
+    assert await run_is_there(after)
+
+
+async def test_closed_runs_are_kept_for_years(home: Home) -> None:
+    info = await ensure_server()
+    await leave_a_run(info)  # at once: also the first run of a new home is kept
+    client = await Client.connect(info.address)
+    await client.get_workflow_handle("parked").terminate()
+    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+    assert described.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION
+    await stop_server()
+    with contextlib.closing(sqlite3.connect(home.temporal_db)) as database:
+        ((latest,),) = database.execute("SELECT max(visibility_timestamp) FROM timer_tasks")
+    deletion = datetime.fromisoformat(latest)
+    assert deletion > datetime.now(UTC) + RETENTION - timedelta(days=1)
+
+
+async def test_a_record_with_a_foreign_pid_is_not_trusted(home: Home) -> None:
+    before = await ensure_server()
+    await kill(before)
+    write_record(home, dataclasses.replace(before, pid=os.getpid()))
+    assert await running_server() is None
+    assert await stop_server() is False  # and leaves that process, this one, alone
+    write_record(home, dataclasses.replace(before, pid=os.getpid()))
+    after = await ensure_server()
+    assert after.pid not in (before.pid, os.getpid())
+
+
+async def test_a_foreign_server_on_the_port_is_not_trusted(home: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path / "other")
+    foreign = await ensure_server(other)
+    try:
+        with subprocess.Popen(["sleep", "1000"]) as process:
+            token = start_token(process.pid)
+            assert token is not None
+            home.create()
+            ours = dataclasses.replace(foreign, pid=process.pid, start_token=token, instance_id="ours")
+            write_record(home, ours)
+            assert await running_server() is None
+            process.kill()
+        mine = await ensure_server()
+        assert mine.address != foreign.address
+        assert mine.instance_id != foreign.instance_id
+        assert await running_server(other) == foreign
+    finally:
+        await stop_server(other)
+
+
+async def test_a_server_whose_record_was_lost_is_replaced(home: Home) -> None:
+    before = await ensure_server()
+    await leave_a_run(before)
+    home.server_file.unlink()
+    after = await ensure_server()
+    assert not is_alive(before.pid, before.start_token), "two servers on one database would destroy it"
+    assert await run_is_there(after)
+    home.server_file.write_text("{")
+    assert await stop_server() is True
+    assert not is_alive(after.pid, after.start_token)
+
+
+async def test_a_server_whose_starter_died_is_taken_over(home: Home) -> None:
+    before = await ensure_server()
+    write_record(home, dataclasses.replace(before, instance_id=None))
+    assert await running_server() is None
+    assert await ensure_server() == before
+    assert read_record(home) == before
+
+
+async def test_a_database_whose_creation_was_cut_short_is_made_anew(home: Home) -> None:
+    home.create().temporal_db.touch()
+    assert await run_of(home) is not None
+
+
+async def run_of(home: Home) -> ServerInfo | None:
+    await ensure_server(home)
+    return await running_server(home)
+
+
+async def test_stop(home: Home) -> None:
+    info = await ensure_server()
+    await leave_a_run(info)
+    assert await stop_server() is True
+    assert not is_alive(info.pid, info.start_token)
+    assert await running_server() is None
+    assert await stop_server() is False
+    assert await run_is_there(await ensure_server())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda home: home.create().temporal_db.mkdir(), "cannot write its database"),
+        (lambda home: home.create().temporal_db.write_bytes(b"not a database" * 99), "database is damaged"),
+        (lambda home: home.root.write_text(""), "is not a directory"),
+    ],
+)
+async def test_a_home_that_cannot_be_used_is_told(home: Home, spoil: Callable[[Home], object], says: str) -> None:
+    spoil(home)
+    with pytest.raises(RuntimeSetupError, match=says) as caught:
+        await ensure_server()
+    assert caught.value.hint
+    if home.root.is_file():
+        home.root.unlink()
+
+
+async def test_a_server_that_ends_at_once_is_told_with_its_words(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "temporal"
+    script.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo "temporal version 1 (Server 1.29.1)"; else echo "no luck"; exit 1; fi\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PERDURE_TEMPORAL_CLI", str(script))
+    with pytest.raises(ServerStartError, match="no luck"):
+        await ensure_server()
+
+
+async def test_a_full_disk_is_told(home: Home, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(disk)], check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        with pytest.raises(RuntimeSetupError, match="No space left on device") as caught:
+            await ensure_server(Home(disk / "home"))
+        assert "PERDURE_HOME" in (caught.value.hint or "")
+        # Enough for a start, not for a database.
+        subprocess.run(["mount", "-o", "remount,size=400k", str(disk)], check=True)
+        with pytest.raises(ServerStartError, match="the disk is full"):
+            await ensure_server(Home(disk / "home"))
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert await run_of(Home(disk / "home")) is not None
+    finally:
+        await stop_server(Home(disk / "home"))
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+async def test_the_embedded_server_is_the_last_choice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = await resolve(start=True, namespace="team-a")
+    assert target.embedded == await running_server()
+    assert (await connect(target)).namespace == "team-a"
+    client = await Client.connect(target.address)
+    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="team-a"))
+    assert described.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION
+    assert (await resolve()).address == target.address
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "elsewhere:1")
+    assert (await resolve(start=True)).address == "elsewhere:1"
+
+
+async def test_the_commands(home: Home) -> None:
+    missing = perdure("server", "status")
+    assert (missing.returncode, missing.stdout) == (4, "")
+    assert missing.stderr.startswith("error: no embedded server runs\nhint: ")
+    assert perdure("env").returncode == 4
+    assert perdure("server", "nonsense").returncode == 2
+
+    installed = perdure("server", "install")
+    assert installed.stdout.splitlines()[-1] == os.environ["PERDURE_TEMPORAL_CLI"]
+
+    assert perdure("server", "start").returncode == 0
+    status = json.loads(perdure("server", "status", "-o", "json").stdout)
+    exported = shlex.split(perdure("env", "-n", "it's").stdout)
+    assert exported == [
+        "export", f"TEMPORAL_ADDRESS={status['address']}", "export", "TEMPORAL_NAMESPACE=it's"
+    ]  # fmt: skip
+    assert perdure("server", "stop").stdout == "stopped\n"
+    assert perdure("server", "stop").stdout == "no embedded server runs\n"
+
+
+async def test_doctor(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    idle = perdure("doctor", "-o", "json")
+    assert idle.returncode == 0, idle.stdout
+    assert "sk-secret" not in idle.stdout
+    findings = {finding["check"]: finding for finding in json.loads(idle.stdout)}
+    assert {"python", "packages", "extras", "API keys", "home", "store", "disk", "dev server", "server"} <= set(
+        findings
+    )
+    assert not home.root.exists()
+
+    await ensure_server()
+    running = perdure("doctor")
+    assert running.returncode == 0
+    assert "the embedded server" in running.stdout
+
+    wrong = perdure("doctor", "-n", "nosuch")
+    assert wrong.returncode == 1
+    assert "fail  namespace" in wrong.stdout
+
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
+    unreachable = perdure("doctor")
+    assert unreachable.returncode == 1
+    assert "connection refused" in unreachable.stdout

@@ -1,0 +1,110 @@
+"""Several workers and calls in one process: they share what they can and take nothing from each other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.common import RawValue
+from temporalio.worker import Worker as TemporalWorker
+
+from perdure import Agent, Client, PerdurePlugin
+from perdure.errors import DefinitionError
+from perdure.providers import OpenAIChat, register_provider, registry
+from perdure.runtime import agent_queue
+from perdure.testing import ScriptedProvider
+from tests.servers.openai_server import OpenAIServer
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+async def test_the_end_of_one_worker_cuts_no_reply_of_another(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_providers", {})
+    gate = Gate()
+
+    async def rule(asked: dict[str, Any]) -> str:
+        if "slow" in str(asked["messages"]):
+            await gate()
+        return "hi"
+
+    (tmp_path / "other").mkdir()
+    other = Engine(engine.address, tmp_path / "other")
+    async with OpenAIServer(rule) as server:
+        register_provider("shared", OpenAIChat(base_url=server.base_url, api_key="k"))
+        async with engine.served(Agent("a", "shared:m")) as client:
+            slow = await client.start("a", "slow")
+            await eventually(lambda: gate.entered)
+            async with other.served(Agent("b", "shared:m")) as beside:
+                assert (await (await beside.start("b", "fast")).result()).content == "hi"
+            gate.open()
+            assert (await slow.result()).content == "hi"
+        assert (server.stats.requests, server.stats.aborted) == (2, 0)
+    await other.close()
+
+
+async def test_a_worker_with_a_dynamic_activity_is_refused_by_its_name(engine: Engine) -> None:
+    @activity.defn(dynamic=True)
+    async def anything(args: Sequence[RawValue]) -> str:
+        return ""
+
+    plugin = PerdurePlugin([Agent("a", ScriptedProvider([]))], store_url=engine.store_url)
+    with pytest.raises(DefinitionError, match=r"(?s)anything.*static names"):
+        TemporalWorker(await engine.temporal(), task_queue=engine.task_queue, activities=[anything], plugins=[plugin])
+
+
+@pytest.fixture
+def here(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """``Agent.call`` goes to the tests' server and store, from a program of its own."""
+    monkeypatch.setenv("TEMPORAL_ADDRESS", engine.address)
+    monkeypatch.setenv("PERDURE_STORE_URL", str(engine.store_url))
+    monkeypatch.delenv("PERDURE_TASK_QUEUE", raising=False)
+    monkeypatch.setattr("sys.argv", [f"/somewhere/program-{uuid.uuid4().hex[:8]}.py"])
+    return engine
+
+
+async def test_calls_of_several_agents_at_once_do_not_wait_for_each_other(here: Engine) -> None:
+    agents = [Agent(f"agent-{n}", ScriptedProvider([f"I am {n}."] * 2)) for n in range(3)]
+    begun = time.monotonic()
+    responses = await asyncio.gather(*(agent.call("Who?") for agent in [*agents, agents[0]]))
+    assert [response.content for response in responses] == ["I am 0.", "I am 1.", "I am 2.", "I am 0."]
+    assert time.monotonic() - begun < 15  # 26 s when each took the others' runs
+
+
+async def test_a_call_that_was_killed_is_attached_to_again(here: Engine) -> None:
+    run_id = f"killed-{uuid.uuid4().hex[:8]}"
+    gate = Gate()
+
+    async def reply(request: Any) -> str:
+        await gate()
+        return "first" if gate.entered == 1 else "again"
+
+    agent = Agent("helper", ScriptedProvider(reply))
+    first = asyncio.create_task(agent.call("Go.", id=run_id))
+    await eventually(lambda: gate.entered)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    gate.open()
+    assert (await agent.call("Go.", id=run_id)).content == "again"
+
+
+async def test_the_task_queue_of_the_environment_is_the_calls_too(
+    here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert agent_queue("a") != agent_queue("b")
+    monkeypatch.setenv("PERDURE_TASK_QUEUE", here.task_queue)
+    assert agent_queue("a") == here.task_queue
+    await Agent("a", ScriptedProvider(["hi"])).call("Hi.", id=f"{here.task_queue}-1")
+    client = Client(await here.temporal(), store_url=here.store_url)
+    described = await client.run(f"{here.task_queue}-1").handle.describe()
+    assert described.task_queue == here.task_queue

@@ -1,0 +1,159 @@
+"""Clients whose store is not the run's, messages whose text is in none, and a run that ends all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Client, Run, tool
+from perdure.errors import RunCancelledError, StoreMismatchError
+from perdure.ports import ModelRequest, Store
+from perdure.store import open_store
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import users
+from tests.support.engine import Engine
+from tests.support.faults import sql
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+RECORDED = """SELECT 1 FROM journal WHERE kind = 'tool' AND instr(CAST(outcome AS TEXT), '"done"')"""
+LOSE = """UPDATE journal SET outcome = NULL WHERE kind = 'tool' AND instr(CAST(outcome AS TEXT), '"done"')"""
+NOWHERE = {"content": {"hash": "0" * 64, "size": 1}, "id": "lost"}
+
+
+@pytest.fixture
+async def stranger(engine: Engine, tmp_path: Path) -> Any:
+    """A client of the same server and queue with a store of its own."""
+    client = Client(
+        await engine.temporal(), store_url=f"sqlite:///{tmp_path / 'other.db'}", task_queue=engine.task_queue
+    )
+    yield client
+    await client.close()
+
+
+async def test_a_client_with_another_store_is_told_which_and_how_to_get_the_answer(
+    engine: Engine, stranger: Client
+) -> None:
+    async with engine.served(Agent("a", ScriptedProvider(["forty-two"]))) as client:
+        run = await client.start("a", "hi")
+        response = await run.result()
+    ours = (await stranger.store()).store_id
+    for ask in (stranger.run(run.id).result, stranger.run(run.id).transcript):
+        with pytest.raises(StoreMismatchError) as caught:
+            await ask()
+        for said in (str(response.store_id), ours, "PERDURE_STORE_URL", "run.handle.result()"):
+            assert said in str(caught.value)
+    assert (await stranger.run(run.id).handle.result())["content"] == "forty-two"
+
+
+async def test_a_long_message_from_a_client_with_another_store(engine: Engine, stranger: Client) -> None:
+    """Once the run's store is known the sender is told; before, the run says in its transcript what it lacks."""
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> str:
+        await gate()
+        return f"{len(users(request.messages))}"
+
+    async with engine.served(Agent("a", ScriptedProvider(reply))) as client:
+        run = await client.start("a", "one")
+        await eventually(lambda: gate.entered)
+        await stranger.run(run.id).inject("x" * 200_000, id="m1")
+        gate.open()
+        response = await run.result()
+        assert response.content == "2"
+        assert users(response.messages)[0] == "one"
+        assert "[message m1 could not be read: its text (200,000 bytes" in users(response.messages)[1]
+        waiting = await client.temporal.start_workflow(
+            "AgentWorkflow",
+            {"agent": "a", "message": "hi", "mode": "session"},
+            id=f"s-{uuid.uuid4().hex}",
+            task_queue=engine.task_queue,
+        )
+        await eventually(lambda: _waits(client.run(waiting.id)))
+        with pytest.raises(StoreMismatchError, match="is kept in store"):
+            await stranger.run(waiting.id).inject("x" * 200_000)
+        other = (await stranger.store()).store_id
+        await waiting.signal("inject_user_message", NOWHERE | {"store_id": other})
+        status = await eventually(lambda: _refused(client.run(waiting.id)))
+        assert f"its text is in store {other}" in status.refused[0]
+        await client.run(waiting.id).cancel()
+
+
+async def _waits(run: Run) -> bool:
+    return (await run.status()).state == "waiting"
+
+
+async def _refused(run: Run) -> Any:
+    status = await run.status()
+    return status if status.refused else None
+
+
+async def test_a_message_whose_text_is_nowhere_keeps_no_other_out(engine: Engine) -> None:
+    client = await engine.client()
+    run = await client.start("a", "important")
+    await run.handle.signal("inject_user_message", NOWHERE)
+    await run.inject("and this")
+    async with engine.served(Agent("a", ScriptedProvider(["Done."]))):
+        response = await asyncio.wait_for(run.result(), 20)
+    assert users(response.messages)[0::2] == ["important", "and this"]
+    assert f"[message lost could not be read: blob {'0' * 64} (1 bytes) is missing" in users(response.messages)[1]
+
+
+async def test_a_run_whose_result_is_lost_pauses_and_can_still_be_cancelled(engine: Engine) -> None:
+    @tool
+    async def work() -> str:
+        """Work, and lose what it came to."""
+        return "done"
+
+    gate = Gate()
+
+    @tool(idempotent=True)
+    async def hold() -> str:
+        """Hold."""
+        await gate()
+        return "held"
+
+    agent = Agent("a", ScriptedProvider([[call("work"), call("hold")], "never"]), tools=[work, hold])
+    async with engine.served(agent, drain=0.1) as client:
+        run = await client.start("a", "go")
+        await eventually(lambda: gate.entered and sql(engine.store_path, RECORDED))
+    sql(engine.store_path, LOSE)  # the next worker remembers nothing
+    gate.open()
+    async with engine.served(agent) as client:
+        status = await eventually(lambda: _paused(run))
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await asyncio.wait_for(run.result(), 20)
+        row = await (await client.store()).run(run.id)
+        transcript = await run.transcript()
+    assert "TranscriptCorruptedError" in status.reason
+    assert row is not None
+    assert row.status == "cancelled"
+    work_result, hold_result = (part for message in transcript for part in message.tool_results)
+    assert "could not be read" in work_result.content
+    assert hold_result.content == "held"
+
+
+async def _paused(run: Run) -> Any:
+    status = await run.status()
+    return status if status.state == "paused" else None
+
+
+async def test_twenty_calls_open_one_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Store] = []
+
+    def opening(url: str) -> Store:
+        opened.append(open_store(url))
+        return opened[-1]
+
+    monkeypatch.setattr("perdure.client.open_store", opening)
+    client = await engine.client()
+    stores = await asyncio.gather(*(client.store() for _ in range(20)))
+    assert len(opened) == 1
+    assert {id(store) for store in stores} == {id(opened[0])}

@@ -1,0 +1,227 @@
+"""Runs from start to end through the public interface, on a real Temporal server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from perdure import Agent, RunContext, tool
+from perdure.errors import (
+    AuthenticationError,
+    BadRequestError,
+    MaxIterationsError,
+    RunClosedError,
+    RunExistsError,
+    RunNotFoundError,
+    TranscriptUnavailableError,
+)
+from perdure.ports import Completed, ModelRequest
+from perdure.testing import ScriptedProvider, call
+from perdure.types.messages import TextPart
+from tests.support.checks import assert_closed, results, users
+from tests.support.engine import Engine
+from tests.support.scripts import calls_then
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def test_a_tool_is_called_and_its_result_reaches_the_model(engine: Engine) -> None:
+    provider = ScriptedProvider([call("add", a=1, b=2), lambda request: f"It is {results(request.messages)[-1]}."])
+    async with engine.served(Agent("adder", provider, tools=[add])) as client:
+        run = await client.start("adder", "1 + 2?")
+        response = await run.result()
+    assert response.content == response.output == "It is 3."
+    assert (response.iterations, response.calls) == (2, 2)
+    assert (response.finish_reason, response.finish_called) == ("stop", False)
+    assert response.context_id == run.id
+    assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant"]
+    assert response.usage.input_tokens == sum(m.usage.input_tokens for m in response.messages if m.usage)
+    assert_closed(response.messages)
+
+
+async def test_the_answer_stands_in_the_tag(engine: Engine) -> None:
+    provider = ScriptedProvider(["I am thinking.", "It is <finish> 42 </finish>, I think."])
+    async with engine.served(Agent("tagged", provider, instructions="Be brief.", finish="tag")) as client:
+        response = await (await client.start("tagged", "6 * 7?")).result()
+    assert (response.content, response.finish_called, response.iterations) == ("42", True, 2)
+    assert provider.requests[0].system is not None
+    assert provider.requests[0].system.startswith("Be brief.")
+    assert "<finish>" in provider.requests[0].system
+    assert "no <finish> tag" in provider.requests[1].messages[-1].text
+    assert response.messages[0].role == "system"
+
+
+@pytest.mark.parametrize(
+    ("on_limit", "content"), [("finish", "All I know is this."), ("return", "Still looking."), ("error", None)]
+)
+async def test_at_the_limit(engine: Engine, on_limit: Any, content: str | None) -> None:
+    def reply(request: ModelRequest) -> Any:
+        return ["Still looking.", call("add", a=1, b=1)] if request.tools else "All I know is this."
+
+    agent = Agent("limited", ScriptedProvider(reply), tools=[add], max_iterations=3, on_limit=on_limit)
+    async with engine.served(agent) as client:
+        run = await client.start("limited", "Go on for ever.")
+        if content is None:
+            with pytest.raises(MaxIterationsError, match="within 3 iterations"):
+                await run.result()
+            assert (await run.status()).state == "failed"
+        else:
+            response = await run.result()
+            assert (response.content, response.finish_reason) == (content, "limit")
+            assert response.calls == (4 if on_limit == "finish" else 3)
+        messages = await run.transcript()
+        row = await (await client.store()).run(run.id)
+    assert_closed(messages)
+    assert results(messages) == ["2", "2", "2"]
+    assert row is not None
+    assert row.status == ("failed" if content is None else "completed")
+
+
+async def test_instructions_may_be_a_function(engine: Engine) -> None:
+    seen: list[RunContext[dict[str, Any]]] = []
+
+    async def prompt(ctx: RunContext[dict[str, Any]]) -> str:
+        seen.append(ctx)
+        return f"Serve {ctx.context['user']}, step {ctx.iteration}."
+
+    provider = ScriptedProvider([call("add", a=1, b=1), "Done."])
+    async with engine.served(Agent("prompted", provider, instructions=prompt, tools=[add])) as client:
+        run = await client.start("prompted", "hi", context={"user": "ana"})
+        response = await run.result()
+    assert [request.system for request in provider.requests] == ["Serve ana, step 1.", "Serve ana, step 2."]
+    assert [message.text for message in response.messages if message.role == "system"] == [
+        "Serve ana, step 1.",
+        "Serve ana, step 2.",
+    ]
+    assert seen[0].run_id == run.id
+    assert seen[0].task_id == response.task_id
+
+
+async def test_a_prompt_that_raises_fails_the_run_in_the_end(engine: Engine) -> None:
+    attempts = 0
+
+    def prompt(ctx: RunContext[Any]) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 2:
+            raise LookupError("no prompt today")
+        return "Be brief."
+
+    async with engine.served(Agent("moody", ScriptedProvider(["Hi."]), instructions=prompt)) as client:
+        assert (await (await client.start("moody", "hi")).result()).content == "Hi."
+    assert attempts == 2
+
+
+async def test_the_runs_table_knows_every_run(engine: Engine) -> None:
+    async with engine.served(Agent("adder", ScriptedProvider(calls_then(2, "add", a=1, b=1)), tools=[add])) as client:
+        run = await client.start("adder", "Go.", id=f"known-{engine.task_queue}")
+        response = await run.result()
+        store = await client.store()
+        row = await store.run(run.id)
+        listed = [summary.id for summary in await client.list(agent="adder", limit=1000)]
+    assert row is not None
+    assert (row.status, row.agent, row.head, row.iterations) == ("completed", "adder", response.head, 3)
+    assert row.result is not None
+    assert json.loads(row.result)["content"] == "Done."
+    assert run.id in listed
+
+
+async def test_a_failing_provider_fails_the_run_with_its_own_error(engine: Engine) -> None:
+    provider = ScriptedProvider([call("add", a=1, b=1), AuthenticationError("wrong key", status=401)])
+    async with engine.served(Agent("locked", provider, tools=[add])) as client:
+        run = await client.start("locked", "hi")
+        with pytest.raises(AuthenticationError, match="wrong key"):
+            await run.result()
+        messages = await run.transcript()
+        row = await (await client.store()).run(run.id)
+        status = await run.status()
+    assert_closed(messages)
+    assert users(messages) == ["hi"]
+    assert results(messages) == ["2"]
+    assert row is not None
+    assert row.status == "failed"
+    assert json.loads(row.result or b"")["error_type"] == "AuthenticationError"
+    assert status.state == "failed"
+
+
+async def test_the_first_call_may_fail_for_good(engine: Engine) -> None:
+    async with engine.served(Agent("bad", ScriptedProvider([BadRequestError("no such thing")]))) as client:
+        run = await client.start("bad", "hello?")
+        with pytest.raises(BadRequestError, match="no such thing"):
+            await run.result()
+        assert users(await run.transcript()) == ["hello?"]
+
+
+async def test_a_retryable_failure_is_retried(engine: Engine) -> None:
+    from perdure.errors import RateLimitError
+
+    provider = ScriptedProvider([RateLimitError("slow down", retry_after=0.05), "Hi."])
+    async with engine.served(Agent("patient", provider)) as client:
+        response = await (await client.start("patient", "hi")).result()
+    assert response.content == "Hi."
+    assert users(response.messages) == ["hi"]
+    assert len(provider.requests) == 2
+
+
+async def test_an_empty_reply_is_reminded(engine: Engine) -> None:
+    provider = ScriptedProvider([Completed(()), Completed((TextPart(text="  "),)), "Here."])
+    async with engine.served(Agent("silent", provider)) as client:
+        response = await (await client.start("silent", "hi")).result()
+    assert (response.content, response.iterations) == ("Here.", 3)
+
+
+async def test_known_ids(engine: Engine) -> None:
+    async with engine.served(Agent("greeter", ScriptedProvider(lambda _: "Hello."))) as client:
+        run = await client.start("greeter", "hi", id=f"ana-{engine.task_queue}")
+        with pytest.raises(RunExistsError, match="attach"):
+            await client.start("greeter", "hi", id=run.id)
+        attached = await client.start("greeter", "something else", id=run.id, if_exists="attach")
+        first, second = await run.result(), await attached.result()
+        assert first == second
+        # A finished run of the id counts too.
+        with pytest.raises(RunExistsError):
+            await client.start("greeter", "hi", id=run.id)
+        again = await client.start("greeter", "hi", id=run.id, if_exists="attach")
+        assert (await again.result()).head == first.head
+        with pytest.raises(RunClosedError):
+            await run.inject("too late")
+        with pytest.raises(RunNotFoundError):
+            await client.run("nobody").result()
+        with pytest.raises(RunNotFoundError):
+            await client.run("nobody").inject("hi")
+        with pytest.raises(RunNotFoundError):
+            await client.run("nobody").status()
+
+
+async def test_a_client_without_the_store_gets_everything_but_the_messages(engine: Engine) -> None:
+    async with engine.served(Agent("greeter", ScriptedProvider(["Hello."]))):
+        client = await engine.client(store=False)
+        run = await client.start("greeter", "hi")
+        response = await run.result()
+        assert (response.content, response.messages) == ("Hello.", ())
+        assert (await run.status()).state == "completed"
+        with pytest.raises(TranscriptUnavailableError, match="store_url"):
+            await run.transcript()
+
+
+async def test_a_run_waits_for_its_first_message(engine: Engine) -> None:
+    async with engine.served(Agent("greeter", ScriptedProvider(lambda r: f"Hello {r.messages[-1].text}."))) as client:
+        run = await client.start("greeter")
+        waiting = await eventually(lambda: _status_is(run, "waiting"))
+        assert waiting.doing == "message"
+        await run.inject("Ana")
+        assert (await run.result()).content == "Hello Ana."
+
+
+async def _status_is(run: Any, state: str) -> Any:
+    status = await run.status()
+    return status if status.state == state else None

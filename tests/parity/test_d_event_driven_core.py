@@ -1,0 +1,40 @@
+"""PARITY.md, part D: what an event-driven agent core does, durably."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.testing import ScriptedProvider
+from tests.support.checks import results
+from tests.support.engine import Engine
+from tests.support.scripts import Gate, calls_then
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+@tool
+def note(what: str) -> str:
+    """Note something."""
+    return f"noted {what}"
+
+
+async def test_d7_the_state_is_persisted_and_resumed(engine: Engine) -> None:
+    """The worker that began the run goes; another one, with nothing in memory, ends it."""
+    reply, gate = calls_then(3, "note", what="{n}"), Gate()
+
+    async def held(request: object) -> object:
+        await gate()
+        return reply(request)  # type: ignore[arg-type]  # ModelRequest
+
+    async with engine.served(Agent("keeper", ScriptedProvider(calls_then(3, "note", what="{n}")), tools=[note])):
+        pass  # a worker that is gone before the run begins
+    client = await engine.client()
+    run = await client.start("keeper", "Go.")
+    async with engine.served(Agent("keeper", ScriptedProvider(held), tools=[note])):
+        await eventually(lambda: gate.entered, what="a model call")
+    async with engine.served(Agent("keeper", ScriptedProvider(reply), tools=[note])):
+        response = await run.result()
+    assert response.content == "Done."
+    assert results(response.messages) == ["noted 0", "noted 1", "noted 2"]

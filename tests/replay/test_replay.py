@@ -1,0 +1,79 @@
+"""Every stored history replays with the workflow as it is now: a deploy does not break runs that are under way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.worker import Replayer
+from temporalio.workflow import NondeterminismError
+
+from perdure.workflows import AgentWorkflow
+from tests.replay.record import HISTORIES
+from tests.replay.scenarios import SCENARIOS
+
+STORED = sorted(HISTORIES.glob("*/*.json"))
+
+
+def _name(file: Path) -> str:
+    return f"{file.parent.name}/{file.stem}"
+
+
+def read(file: Path, *changes: tuple[str, str]) -> WorkflowHistory:
+    """A stored history, with texts in it replaced."""
+    body = file.read_text()
+    for old, new in changes:
+        assert old in body, f"{old!r} is not in {file}"
+        body = body.replace(old, new)
+    started = json.loads(body)["events"][0]["workflowExecutionStartedEventAttributes"]
+    return WorkflowHistory.from_json(started["workflowId"], body)
+
+
+async def replay(history: WorkflowHistory) -> None:
+    """Raises ``NondeterminismError`` when the workflow would do something else now."""
+    await Replayer(workflows=[AgentWorkflow]).replay_workflow(history)
+
+
+@pytest.mark.parametrize("file", STORED, ids=map(_name, STORED))
+async def test_a_stored_history_replays(file: Path) -> None:
+    try:
+        await replay(read(file))
+    except NondeterminismError as error:
+        pytest.fail(
+            f"{_name(file)} no longer replays: runs that are under way would get stuck after a deploy.\n{error}\n"
+            "Guard the change with workflow.patched(...), or undo it. Do not record the history anew to make this pass."
+        )
+
+
+def test_every_kind_of_run_is_stored() -> None:
+    stored = {file.name.partition(".")[0] for file in STORED}
+    assert set(SCENARIOS) <= stored, "python -m tests.replay.record <version> <scenario>"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("one_tool", ('"tool.add"', '"tool.subtract"')),  # another activity
+        ("parallel_tools", ('"activityId":"3"', '"activityId":"7"')),  # another order
+        ("limit_finish", ('"perdure.model"', '"perdure.modell"')),
+    ],
+)
+async def test_a_history_of_other_commands_does_not_replay(name: str, change: tuple[str, str]) -> None:
+    """The check can fail."""
+    with pytest.raises(NondeterminismError):
+        await replay(read(HISTORIES / "v1" / f"{name}.json", change))
+
+
+async def test_a_history_that_ends_otherwise_does_not_replay() -> None:
+    whole = json.loads((HISTORIES / "v1" / "one_tool.json").read_text())
+    ending = whole["events"][-1]
+    last = [event for event in whole["events"] if "activityTaskCompletedEventAttributes" in event][-1]
+    # The run completes right behind its last model call; here it would have completed before it.
+    scheduled = last["activityTaskCompletedEventAttributes"]["scheduledEventId"]
+    cut = whole["events"][: int(scheduled) - 1]
+    history = {"events": [*cut, {**ending, "eventId": str(len(cut) + 1)}]}
+    started = whole["events"][0]["workflowExecutionStartedEventAttributes"]
+    with pytest.raises(NondeterminismError):
+        await replay(WorkflowHistory.from_json(started["workflowId"], json.dumps(history)))

@@ -1,0 +1,1 @@
+"""Real servers on loopback that stand for the network's far side."""

@@ -1,0 +1,137 @@
+"""The engine under test: a task queue and a store of its own on the session's Temporal server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client as TemporalClient
+
+from perdure import Agent, Client, Worker
+from tests.support.ledger import Ledger
+from tests.support.wait import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class WorkerProcess:
+    """A worker in a process of its own: ``python -m tests.workers.<module>``. It prints ``ready`` when it serves."""
+
+    def __init__(self, module: str, env: dict[str, str], log: Path) -> None:
+        self.log = log
+        self._ready = log.with_suffix(".ready")
+        self._ready.unlink(missing_ok=True)
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", f"tests.workers.{module}"],
+                cwd=ROOT,
+                env={**os.environ, **env, "TEST_READY": str(self._ready)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    async def ready(self) -> WorkerProcess:
+        """Until it serves. Raises ``RuntimeError`` with its output if it ends before."""
+
+        def up() -> bool:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the worker ended: {self.log.read_text()}")
+            return self._ready.exists()
+
+        await eventually(up, deadline=60, what="a worker process that serves")
+        return self
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(self.process.wait)
+
+    async def stop(self) -> int:
+        """SIGTERM, and wait until it has drained; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self.process.wait, 60)
+
+
+class Engine:
+    """A fresh task queue and store. Workers and clients that it makes use both."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.address = address
+        self.folder = folder
+        self.task_queue = f"test-{uuid.uuid4().hex[:8]}"
+        self.store_path = folder / "store.db"
+        self.store_url: str | None = f"sqlite:///{self.store_path}"
+        self.ledger = Ledger(folder / "ledger.jsonl")
+        self._clients: list[Client] = []
+        self._processes: list[WorkerProcess] = []
+        self._temporal: TemporalClient | None = None
+
+    async def temporal(self) -> TemporalClient:
+        """A plain Temporal client, one per test."""
+        if self._temporal is None:
+            self._temporal = await TemporalClient.connect(self.address)
+        return self._temporal
+
+    async def client(self, *, store: bool = True, **options: Any) -> Client:
+        """A client on this task queue, closed at the end of the test."""
+        url = self.store_url if store else None
+        client = Client(await self.temporal(), store_url=url, task_queue=self.task_queue, actor="tests", **options)
+        self._clients.append(client)
+        return client
+
+    @asynccontextmanager
+    async def served(self, *agents: Agent, **options: Any) -> AsyncIterator[Client]:
+        """A worker in this process for the length of the block; yields a client."""
+        client = await self.client()
+        async with Worker(client, agents, **{"drain": 1.0, **options}):
+            yield client
+
+    async def process(self, module: str, **env: str) -> WorkerProcess:
+        """A worker process (tests/workers/<module>.py) that serves; killed at the end of the test."""
+        started = self.spawn(module, **env)
+        return await started.ready()
+
+    def spawn(self, module: str, **env: str) -> WorkerProcess:
+        """The same, without waiting for it."""
+        settings = {
+            "TEMPORAL_ADDRESS": self.address,
+            "PERDURE_STORE_URL": str(self.store_url),
+            "PERDURE_TASK_QUEUE": self.task_queue,
+            "TEST_LEDGER": str(self.ledger.path),
+            **env,
+        }
+        process = WorkerProcess(module, settings, self.folder / f"worker-{len(self._processes)}.log")
+        self._processes.append(process)
+        return process
+
+    async def close(self) -> None:
+        """Kill processes, close clients."""
+        for process in self._processes:
+            if process.process.poll() is None:
+                await process.kill()
+        for client in self._clients:
+            await client.close()
+
+
+def run_worker(agents: Iterable[Agent]) -> None:
+    """Main of a worker process: connect by the environment, serve, say ``ready``."""
+
+    async def main() -> None:
+        client = await Client.connect()
+        async with Worker(client, agents):
+            Path(os.environ["TEST_READY"]).touch()
+            stop = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+            await stop.wait()
+        await client.close()
+
+    asyncio.run(main())

@@ -1,0 +1,427 @@
+"""The loop where authors' code runs: what it survives, what a cancellation means, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from perdure.activities import AuthorLoop, author_loop
+from tests.support.wait import eventually
+
+VALUE: contextvars.ContextVar[str] = contextvars.ContextVar("value", default="none")
+
+
+@pytest.fixture
+def author() -> Iterator[AuthorLoop]:
+    author = AuthorLoop()
+    author.start()
+    yield author
+    author.stop()
+
+
+def ours() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("perdure-"))
+
+
+# --- what runs where
+
+
+async def test_async_functions_share_a_loop_that_is_not_the_workers(author: AuthorLoop) -> None:
+    async def where() -> tuple[str, asyncio.AbstractEventLoop]:
+        return threading.current_thread().name, asyncio.get_running_loop()
+
+    (name, loop), (_, other) = await author.run("a", where), await author.run("b", where)
+    assert name == "perdure-author"
+    assert loop is other is not asyncio.get_running_loop()
+
+
+async def test_sync_functions_run_in_threads_64_at_once(author: AuthorLoop) -> None:
+    together = threading.Barrier(author_loop.POOL)
+
+    def meet() -> str:
+        together.wait(timeout=30)
+        return threading.current_thread().name
+
+    names = await asyncio.gather(*(author.run("meet", meet) for _ in range(author_loop.POOL)))
+    assert len(set(names)) == author_loop.POOL
+
+
+async def test_one_more_waits_and_threads_are_used_again(author: AuthorLoop) -> None:
+    release = threading.Event()
+    running = [asyncio.ensure_future(author.run("hold", release.wait)) for _ in range(author_loop.POOL)]
+    late = asyncio.ensure_future(author.run("late", threading.get_ident))
+    await asyncio.sleep(0)
+    assert len(ours()) == author_loop.POOL + 2  # and the loop's own two
+    assert not late.done()
+    release.set()
+    await asyncio.gather(*running)
+    assert await late
+    await author.run("again", threading.get_ident)
+    assert len(ours()) == author_loop.POOL + 2
+
+
+@pytest.mark.parametrize("count", [1, 5])
+async def test_a_thread_that_is_idle_is_taken_first(author: AuthorLoop, count: int) -> None:
+    names = {await author.run("one", lambda: threading.current_thread().name) for _ in range(count)}
+    assert names == {"perdure-tool-0"}
+
+
+async def test_every_kind_of_callable(author: AuthorLoop) -> None:
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    class Adder:
+        async def __call__(self, a: int) -> int:
+            return a + 1
+
+    def hidden(a: int) -> Any:  # as a decorator without async makes it
+        return add(a)
+
+    assert await author.run("plain", add, 1, b=2) == 3
+    assert await author.run("partial", functools.partial(add, 1)) == 2
+    assert await author.run("object", Adder(), 1) == 2
+    assert await author.run("coroutine", hidden, 1) == 2
+    assert await author.run("sync", lambda: 2) == 2
+
+
+async def test_both_kinds_see_the_callers_context_and_change_only_a_copy(author: AuthorLoop) -> None:
+    VALUE.set("caller")
+
+    def look() -> str:
+        seen = VALUE.get()
+        VALUE.set("changed")
+        return seen
+
+    async def look_async() -> str:
+        await asyncio.sleep(0)
+        return look()
+
+    assert await author.run("sync", look) == "caller"
+    assert await author.run("async", look_async) == "caller"
+    assert VALUE.get() == "caller"
+
+
+# --- what they raise
+
+
+class Strange(BaseException):
+    pass
+
+
+RAISED = [ValueError("no"), StopIteration(3), SystemExit(2), KeyboardInterrupt(), GeneratorExit(), Strange("x")]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=repr)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_whatever_they_raise_arrives_as_an_exception(author: AuthorLoop, kind: str, error: Any) -> None:
+    def fail() -> None:
+        raise error
+
+    async def fail_async() -> None:
+        raise error
+
+    async with asyncio.timeout(10):
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # which one is what is asked below
+            await author.run("fail", fail if kind == "sync" else fail_async)
+    assert isinstance(caught.value, ValueError if isinstance(error, ValueError) else RuntimeError)
+    assert type(error).__name__ in repr(caught.value)
+    assert await author.run("next", asyncio.sleep, 0, "alive") == "alive"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_cancellation_of_their_own_is_an_error_and_not_ours(author: AuthorLoop, kind: str) -> None:
+    def fail() -> None:
+        raise asyncio.CancelledError
+
+    async def fail_async() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        await author.run("fail", fail if kind == "sync" else fail_async)
+
+
+async def test_a_task_left_behind_that_exits_does_not_end_the_loop(
+    author: AuthorLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def exit_later() -> None:
+        raise SystemExit(3)
+
+    left: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        left.append(asyncio.ensure_future(exit_later()))
+
+    await author.run("begin", begin)
+    assert await author.run("next", asyncio.sleep, 0, "alive") == "alive"
+    assert "SystemExit(3)" in caplog.text
+
+
+# --- cancellation
+
+
+async def started(author: AuthorLoop, fn: Callable[[asyncio.Event], Any]) -> asyncio.Task[Any]:
+    """``fn`` running on the author's loop, cancelled once it has begun; it is given an event that nobody sets."""
+    begun = threading.Event()
+
+    async def wrapped() -> Any:
+        begun.set()
+        return await fn(asyncio.Event())
+
+    task = asyncio.ensure_future(author.run("cancelled", wrapped))
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    return task
+
+
+async def test_a_cancelled_async_function_has_ended_when_the_call_returns(author: AuthorLoop) -> None:
+    said: list[str] = []
+
+    async def clean_up(never: asyncio.Event) -> None:
+        try:
+            await never.wait()
+        finally:
+            await asyncio.sleep(0.05)
+            said.append("cleaned up")
+
+    with pytest.raises(asyncio.CancelledError):
+        await (await started(author, clean_up))
+    assert said == ["cleaned up"]
+
+
+async def test_what_ends_with_a_result_all_the_same_counts(author: AuthorLoop) -> None:
+    async def swallow(never: asyncio.Event) -> str:
+        try:
+            await never.wait()
+        except asyncio.CancelledError:
+            return "paid"
+        return "never"
+
+    assert await (await started(author, swallow)) == "paid"
+
+
+async def test_an_error_while_it_is_cancelled_is_a_cancellation(author: AuthorLoop) -> None:
+    async def fail(never: asyncio.Event) -> None:
+        try:
+            await never.wait()
+        finally:
+            raise ValueError("in the middle")
+
+    with pytest.raises(asyncio.CancelledError):
+        await (await started(author, fail))
+
+
+async def test_one_that_does_not_end_is_left_with_a_warning(
+    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(author_loop, "CANCEL_WAIT", 0.05)
+
+    async def stubborn(never: asyncio.Event) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(never.wait(), 30)
+            except asyncio.CancelledError:
+                if author_loop_stops.is_set():
+                    raise
+
+    author_loop_stops = threading.Event()
+    with pytest.raises(asyncio.CancelledError):
+        await (await started(author, stubborn))
+    assert "cancelled was cancelled 0.05 s ago and still runs" in caplog.text
+    author_loop_stops.set()  # so that the stop's own cancellation ends it
+
+
+async def test_a_timeout_around_it_cancels_it(author: AuthorLoop) -> None:
+    ended = threading.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await author.run("slow", slow)
+    assert ended.is_set()
+
+
+async def test_cancelled_before_it_began_it_never_runs(author: AuthorLoop) -> None:
+    ran: list[str] = []
+    blocked, go = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        blocked.set()
+        go.wait(10)
+
+    async def never() -> None:
+        ran.append("ran")
+
+    first = asyncio.ensure_future(author.run("block", block))
+    await asyncio.to_thread(blocked.wait, 10)
+    second = asyncio.ensure_future(author.run("never", never))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)  # the cancellation stands in the queue behind the beginning
+    go.set()
+    await first
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert ran == []
+
+
+async def test_a_cancelled_sync_function_runs_to_its_end_and_nobody_waits(author: AuthorLoop) -> None:
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def act() -> None:
+        begun.set()
+        go.wait(10)
+        ended.set()
+
+    task = asyncio.ensure_future(author.run("act", act))
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not ended.is_set()
+    go.set()
+    assert await asyncio.to_thread(ended.wait, 10)
+
+
+# --- blocking
+
+
+async def test_a_function_that_blocks_is_named_and_the_workers_loop_goes_on(
+    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(author_loop, "PROBE", 0.02)
+    go = threading.Event()
+
+    async def block() -> None:
+        go.wait(30)
+
+    blocking = asyncio.ensure_future(author.run("tool scrape of agent a", block))
+    await eventually(lambda: "blocks its event loop" in caplog.text)
+    assert await author.run("sync", lambda: "goes on") == "goes on"
+    go.set()
+    await blocking
+    assert "tool scrape of agent a blocks its event loop" in caplog.text
+    assert "plain def" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]  # once, however long it blocks
+
+
+async def test_a_task_of_a_tool_that_blocks_is_named_after_the_tool(
+    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(author_loop, "PROBE", 0.02)
+    go = threading.Event()
+
+    async def part() -> None:
+        go.wait(30)
+
+    async def gather() -> None:
+        await asyncio.gather(part(), part())
+
+    blocking = asyncio.ensure_future(author.run("tool crawl of agent a", gather))
+    await eventually(lambda: "tool crawl of agent a blocks" in caplog.text)
+    go.set()
+    await blocking
+
+
+# --- start and stop
+
+
+async def test_nothing_is_left_after_the_stop() -> None:
+    author = AuthorLoop()
+    author.start()
+    await author.run("sync", lambda: None)
+    await author.run("async", asyncio.sleep, 0)
+    assert ours() == ["perdure-author", "perdure-tool-0", "perdure-watch"]
+    author.stop()
+    assert ours() == []
+    with pytest.raises(RuntimeError):
+        await author.run("sync", lambda: None)
+    with pytest.raises(RuntimeError):
+        await author.run("async", asyncio.sleep, 0)
+
+
+async def test_what_runs_at_the_stop_is_cancelled() -> None:
+    author = AuthorLoop()
+    author.start()
+    said: list[str] = []
+    begun = threading.Event()
+
+    async def forever() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            said.append("cleaned up")
+
+    running = asyncio.ensure_future(author.run("forever", forever))
+    await asyncio.to_thread(begun.wait, 10)
+    author.stop()
+    assert said == ["cleaned up"]
+    assert ours() == []
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        await running
+
+
+async def test_it_starts_again_also_after_a_stop_that_left_a_blocked_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(author_loop, "_STOP", 0.05)
+    monkeypatch.setattr(author_loop, "PROBE", 0.02)
+    author = AuthorLoop()
+    author.start()
+    begun, go = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        begun.set()
+        go.wait(30)
+
+    blocking = asyncio.ensure_future(author.run("block", block))
+    await asyncio.to_thread(begun.wait, 10)
+    author.stop()
+    left = [thread for thread in threading.enumerate() if thread.name == "perdure-author"]
+    assert len(left) == 1  # blocked: it cannot be ended
+    author.start()
+    go.set()
+    await blocking
+    await asyncio.to_thread(left[0].join, 10)
+    # The old thread has closed its own loop, and nobody else's.
+    assert await author.run("async", asyncio.sleep, 0, "alive") == "alive"
+    author.stop()
+    assert ours() == []
+
+
+def test_a_sync_tool_that_never_returns_does_not_hold_the_program() -> None:
+    code = """
+import asyncio, threading
+from perdure.activities import AuthorLoop
+
+async def main():
+    author = AuthorLoop()
+    author.start()
+    try:
+        async with asyncio.timeout(0.1):
+            await author.run("hang", threading.Event().wait)
+    except TimeoutError:
+        print("given up")
+    author.stop()
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "given up\n"
+    assert done.stderr == ""

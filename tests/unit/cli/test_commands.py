@@ -1,0 +1,95 @@
+"""Commands as far as they need no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perdure.cli import app
+from perdure.cli.connection import without_password
+from perdure.cli.dev import snapshot
+from perdure.cli.listing import ago
+from perdure.errors import InvalidInputError, ServerUnreachableError
+
+COMMANDS = ("demo", "run", "dev", "worker", "list", "show", "inject", "cancel", "resume", "server", "env", "doctor")
+
+
+@pytest.fixture(autouse=True)
+def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE", "PERDURE_STORE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
+
+
+def test_help_names_every_command() -> None:
+    said = CliRunner().invoke(app, ["--help"]).output
+    assert all(f" {command} " in said for command in COMMANDS)
+    for command in COMMANDS:
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["show", "x"], ["inject", "x", "hi"], ["cancel", "x"], ["resume", "x"]],
+)
+def test_without_a_server_nothing_is_started(arguments: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, ServerUnreachableError)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "a", "hi", "--context", "{"], "--context is not JSON"),
+        (["run", "a", "hi", "--context", "[1]"], "--context must be a JSON object"),
+        (["run", "a", "hi", "-d", "--file", "x.py"], "-d leaves at once"),
+        (["run", "a", "hi", "--file", "gone.py"], "there is no file gone.py"),
+        (["worker", "gone.py"], "there is no file gone.py"),
+        (["dev", "gone.py"], "there is no file gone.py"),
+        (["demo", "--path", "/no/such/folder"], "there is no folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, InvalidInputError)
+    assert said in str(result.exception)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["list", "--status", "odd"], ["list", "--limit", "0"], ["show"]])
+def test_usage_errors_are_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_a_password_is_not_shown() -> None:
+    assert without_password("postgresql://ana:s3cret@db:5432/x?a=1") == "postgresql://ana:***@db:5432/x?a=1"
+    assert without_password("sqlite:////tmp/perdure.db") == "sqlite:////tmp/perdure.db"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(-1, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (100_000, "28 h"), (200_000, "2 d")]
+)
+def test_lengths_of_time(seconds: float, said: str) -> None:
+    assert ago(seconds) == said
+
+
+def test_a_snapshot_sees_changes_and_new_neighbours(tmp_path: Path) -> None:
+    file = tmp_path / "agents.py"
+    file.write_text("one")
+    watched = [file, tmp_path]
+    before = snapshot(watched)
+    assert snapshot(watched) == before
+    (tmp_path / "notes.txt").touch()
+    assert snapshot(watched) == before
+    (tmp_path / "new.py").touch()
+    assert snapshot(watched) != before
+    before = snapshot(watched)
+    file.write_text("other")
+    assert snapshot(watched) != before
+    before = snapshot(watched)
+    file.unlink()
+    assert snapshot(watched) != before

@@ -1,0 +1,87 @@
+"""A conversation as ``perdure show`` prints it."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.cli.conversation import conversation
+from perdure.cli.show import Shown, as_plain, lines
+from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
+from perdure.types.wire import Status
+
+RESULT = ToolResultPart(call_id="1", name="look", content="one\ntwo\nthree\nfour\nfive")
+MESSAGES = [
+    Message.system("Be kind."),
+    Message.user("What is there?"),
+    Message.assistant("I look.", ToolCallPart(id="1", name="look", arguments={"path": "a" * 100, "depth": 2})),
+    Message(role="tool", parts=(RESULT,)),
+    Message.user("Be quick."),
+    Message.assistant("", ToolCallPart(id="2", name="look", arguments={})),
+    Message(role="tool", parts=(ToolResultPart(call_id="2", name="look", content="OSError: gone", is_error=True),)),
+    Message.assistant("", ToolCallPart(id="3", name="look", arguments={})),
+]
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_iterations_are_numbered_and_results_shortened() -> None:
+    assert list(conversation(MESSAGES)) == [
+        "system  Be kind.",
+        "user    What is there?",
+        "[1]     I look.",
+        f'        → look(path="{"a" * 59}…, depth=2)',
+        "        ← one",
+        "          two",
+        "          three",
+        "          … 23 characters in all",
+        "user    Be quick.",
+        "[2]     → look()",
+        "        ✗ OSError: gone",
+        "[3]     → look()",
+        "        … no result yet",
+    ]
+
+
+def test_full_shortens_nothing() -> None:
+    said = "\n".join(conversation(MESSAGES, full=True))
+    assert "five" in said
+    assert "a" * 100 in said
+
+
+def test_a_result_cannot_steer_the_terminal() -> None:
+    result = ToolResultPart(call_id="1", name="look", content="\x1b[2Jgone\x07 \u202eback")
+    said = "\n".join(conversation([*MESSAGES[:3], Message(role="tool", parts=(result,))]))
+    assert not any(sign in said for sign in "\x1b\x07\u202e")
+
+
+def test_a_huge_result_is_not_wrapped_whole() -> None:
+    result = ToolResultPart(call_id="1", name="look", content="x" * 20_000_000)
+    said = list(conversation([*MESSAGES[:3], Message(role="tool", parts=(result,))]))
+    assert said[-1] == "          … 20,000,000 characters in all"
+
+
+def shown(**facts: object) -> Shown:
+    reply = MESSAGES[2].model_copy(update={"usage": Usage(input_tokens=1200, output_tokens=30), "cost_usd": 0.0021})
+    status = Status.model_validate({"state": "running", "doing": "tools", "agent": "a", "context_id": "r-1", **facts})
+    return Shown(status, [*MESSAGES[:2], reply])
+
+
+def test_what_it_cost_is_the_transcripts() -> None:
+    said = lines(shown())
+    assert said[0] == "r-1  running  agent a"
+    assert said[1] == "  1 model call · 1,200 tokens in, 30 out · $0.0021"
+    assert as_plain(shown())["usage"]["input_tokens"] == 1200
+    assert as_plain(shown())["model_calls"] == 1
+
+
+def test_what_it_is_at() -> None:
+    call = {"call_id": "1", "name": "look", "kind": "activity"}
+    assert lines(shown(calls=[call], iteration=1))[-1] == "iteration 1 · tools: look"
+    assert lines(shown(doing="model", iteration=1, reason="RateLimitError: slow down"))[-1] == (
+        "iteration 2 · the model thinks · RateLimitError: slow down"
+    )
+    assert lines(shown(doing="nothing", reason="no worker answers"))[-1] == "no worker answers"
+    assert "perdure resume r-1" in lines(shown(state="paused", doing="nothing", reason="corrupt"))[-1]

@@ -1,0 +1,64 @@
+"""The demo says so when something that it claims was not true."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.cli.demo.claims import claims
+from perdure.cli.demo.sight import InFlight, Tries
+from perdure.cli.demo.story import INJECTED, Facts
+from perdure.types.messages import Message, ToolCallPart, ToolResultPart
+from perdure.types.wire import Response
+
+CALL = ToolCallPart(id="1", name="look", arguments={})
+MESSAGES = (
+    Message.user("Where?"),
+    Message.assistant("", CALL),
+    Message(role="tool", parts=(ToolResultPart(call_id="1", name="look", content="here"),)),
+    Message.user(INJECTED),
+    Message.assistant("There."),
+)
+TRIES = Tries(3, 1, ())
+CUT = [InFlight("perdure.model", 1, "7@host")]
+
+
+def failing(
+    messages: tuple[Message, ...] = MESSAGES,
+    *,
+    content: str = "There.",
+    before: tuple[Message, ...] = MESSAGES[:2],
+    alive: bool = True,
+    cut: bool = True,
+    tries: Tries = TRIES,
+    asked: int | None = 3,
+) -> list[str]:
+    facts = Facts(before, CUT if cut else [], alive)
+    made = claims(Response(content=content, messages=messages), facts, tries, asked)
+    return [claim.text for claim in made if not claim.holds]
+
+
+@pytest.mark.parametrize("asked", [2, 3, None])
+def test_all_is_well(asked: int | None) -> None:
+    assert failing(asked=asked) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"content": " "}, "an answer"),
+        ({"before": ()}, "killed in the middle"),
+        ({"before": MESSAGES}, "killed in the middle"),
+        ({"alive": False}, "killed in the middle"),
+        ({"before": (Message.user("Other?"), MESSAGES[1])}, "nothing was repeated"),
+        ({"asked": 4}, "4 paid calls for 2 replies"),
+        ({"asked": 1}, "1 paid call for 2 replies"),
+        ({"asked": None, "tries": Tries(9, 1, ())}, "Temporal counted 9 paid calls"),
+        ({"cut": False}, "3 paid calls"),
+        ({"tries": Tries(3, 2, ())}, "1 tool call"),
+        ({"messages": (*MESSAGES[:4], MESSAGES[3], MESSAGES[4])}, "injected message"),
+        ({"messages": (*MESSAGES[:3], MESSAGES[4])}, "injected message"),
+        ({"messages": (*MESSAGES[:2], *MESSAGES[3:])}, "each with one result"),
+    ],
+)
+def test_what_was_not_true_is_found(wrong: dict[str, object], said: str) -> None:
+    assert any(said in text for text in failing(**wrong)), failing(**wrong)  # type: ignore[arg-type]

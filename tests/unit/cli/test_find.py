@@ -1,0 +1,32 @@
+"""Which run the beginning of an id means."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.cli.failure import exit_code
+from perdure.cli.find import unique
+from perdure.errors import InvalidInputError, RunNotFoundError
+
+IDS = ["reader-1a", "reader-1b", "reader-2", "reader", "other"]
+
+
+@pytest.mark.parametrize(("prefix", "id"), [("reader-2", "reader-2"), ("o", "other"), ("reader", "reader")])
+def test_a_unique_beginning_is_enough(prefix: str, id: str) -> None:
+    assert unique(prefix, IDS) == id
+
+
+def test_several_are_named() -> None:
+    with pytest.raises(
+        InvalidInputError, match="2 runs begin with 'reader-1'\nGive more of the id: reader-1a"
+    ) as error:
+        unique("reader-1", IDS)
+    assert exit_code(error.value) == 2
+    with pytest.raises(InvalidInputError, match=r"7 runs begin .*\n.*, …$"):
+        unique("r", [f"r{number}" for number in range(7)])
+
+
+def test_none_is_not_found() -> None:
+    with pytest.raises(RunNotFoundError) as error:
+        unique("zzz", IDS)
+    assert exit_code(error.value) == 3

@@ -1,0 +1,102 @@
+"""Short ways to write states, replies and calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure import loop
+from perdure.types.state import RunState
+from perdure.types.wire import (
+    AgentLimits,
+    AsActivity,
+    Call,
+    Disposition,
+    Finish,
+    Inline,
+    ModelOutput,
+    NewMessage,
+    NewResult,
+    Refused,
+)
+
+ACTIVITY = AsActivity(timeout=60)
+LIMITS = AgentLimits(max_iterations=3)
+
+
+def opened(message: str | None = "hi", **start: Any) -> RunState:
+    """The state of a run that was just started."""
+    given = {"agent": "a", **start} | ({} if message is None else {"message": message})
+    return loop.open_state(given, "context-1", "scope-12345")
+
+
+def call(id: str = "c1", disposition: Disposition = ACTIVITY) -> Call:
+    return Call(id=id, name="look", arguments={"path": "."}, disposition=disposition)
+
+
+def refused(id: str = "c1") -> Call:
+    return call(id, Refused(text="tool not found: look"))
+
+
+def inline(id: str = "c1") -> Call:
+    return call(id, Inline(key=f"key-{id}", content="42"))
+
+
+def asks(*calls: Call, limits: AgentLimits = LIMITS, **more: Any) -> ModelOutput:
+    """A reply that asks for calls."""
+    return ModelOutput(head="h-calls", store_id="s", calls=calls, finish_reason="tool_calls", limits=limits, **more)
+
+
+def says(text: str, limits: AgentLimits = LIMITS, **more: Any) -> ModelOutput:
+    """A reply that is the answer."""
+    return ModelOutput(head=f"h-{text}", store_id="s", text=text, finish=Finish(content=text), limits=limits, **more)
+
+
+def empty(limits: AgentLimits = LIMITS) -> ModelOutput:
+    """A reply with neither answer nor calls."""
+    return ModelOutput(head="h-empty", store_id="s", limits=limits)
+
+
+def model(state: RunState, output: ModelOutput) -> loop.CallModel:
+    """Give the model call that comes next ``output``; what it was given."""
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel), step
+    loop.apply_model(state, step, output)
+    return step
+
+
+def close(state: RunState, head: str | None = "h-closed") -> loop.Close:
+    """Record the ending that comes next."""
+    step = loop.decide(state)
+    assert isinstance(step, loop.Close), step
+    loop.apply_closed(state, step, head)
+    return step
+
+
+def running(state: RunState) -> list[tuple[str, int]]:
+    """The calls to run next: id and operation."""
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls), step
+    return [(pending.call.id, pending.op) for pending in step.calls]
+
+
+def done(state: RunState, *ids: str) -> None:
+    """Results of calls, in this order."""
+    for wanted in ids:
+        op = next(pending.op for pending in state.calls if pending.call.id == wanted)
+        loop.apply_result(state, op, result(wanted))
+
+
+def result(id: str, text: str = "found") -> NewResult:
+    return NewResult(call_id=id, name="look", text=text)
+
+
+def said(step: loop.CallModel | loop.Close) -> list[str]:
+    """What a step carries: messages by content, results by call id."""
+    return [str(item.content) if isinstance(item, NewMessage) else f"={item.call_id}" for item in step.new]
+
+
+def ended(state: RunState) -> str:
+    """How the run ended."""
+    step = loop.decide(state)
+    assert isinstance(step, loop.End), step
+    return step.status

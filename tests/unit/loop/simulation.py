@@ -1,0 +1,165 @@
+"""Drives the loop as the workflow does, keeps the transcript that a store would have, and checks every promise."""
+
+from __future__ import annotations
+
+from perdure import loop
+from perdure.loop.finish import REMINDER_ID
+from perdure.types.state import RunState
+from perdure.types.wire import Call, ModelOutput, New, NewMessage, NewResult
+
+
+class Simulation:
+    """A run. ``flying`` is the step that was decided and has not come back; anything may happen meanwhile."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.flying: loop.CallModel | loop.RunCalls | loop.Close | None = None
+        self.running: list[int] = []
+        self.transcript: list[tuple[str, str]] = []
+        self.accepted: list[str] = []
+        self.spent: set[int] = set()
+        self.ended: str | None = None
+        self.unrecorded = False
+        """A Close failed: what it carried is in no store."""
+        self.since_message = 0
+        """Model calls that came back since the last message."""
+        self.replies = 0
+
+    def message(self, content: str, id: str | None) -> None:
+        """Somebody injects a message. ``content`` is never the same twice."""
+        fresh = id is None or id not in self.state.seen
+        assert loop.receive(self.state, {"content": content, "id": id}) == fresh
+        if fresh:
+            self.accepted.append(content)
+            self.since_message = 0
+
+    def advance(self) -> loop.Next:
+        """Begin the next step."""
+        assert self.flying is None
+        step = self.decided()
+        match step:
+            case loop.CallModel():
+                self._spend(self.state.op, keep=True)
+                assert step.new, "a model call with nothing new"
+                self.flying = step
+            case loop.Close():
+                self._spend(self.state.op)
+                self.flying = step
+            case loop.RunCalls(calls=calls):
+                assert calls
+                self.running = [pending.op for pending in calls]
+                for op in self.running:
+                    self._spend(op)
+                self.flying = step
+            case loop.End(status=status):
+                self.ended = status
+                self._check_end()
+            case loop.Wait():
+                pass
+        return step
+
+    def _spend(self, op: int, *, keep: bool = False) -> None:
+        assert op not in self.spent, f"operation {op} is used again"
+        if not keep:  # a model call that pauses the run is the same operation when it is tried again
+            self.spent.add(op)
+
+    def decided(self) -> loop.Next:
+        """The next step: there always is one, and to ask for it changes nothing."""
+        before = self.state.model_dump_json()
+        step = loop.decide(self.state)
+        assert loop.decide(self.state) == step
+        loop.status(self.state)
+        assert self.state.model_dump_json() == before
+        return step
+
+    def reply(self, calls: list[Call], output: ModelOutput) -> None:
+        """The model call comes back."""
+        step = self.flying
+        assert isinstance(step, loop.CallModel)
+        self.replies += 1
+        self.since_message += 1
+        self.spent.add(self.state.op)
+        self._write(step.new)
+        self.transcript.append(("assistant", ",".join(call.id for call in calls)))
+        loop.apply_model(self.state, step, output)
+        self.flying = None
+
+    def result(self, index: int) -> None:
+        """One of the calls in flight comes back."""
+        op = self.running.pop(index)
+        pending = next(pending for pending in self.state.calls if pending.op == op)
+        loop.apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
+        if not self.running:
+            self.flying = None
+
+    def closed(self, head: str | None) -> None:
+        """The ending was recorded, or could not be."""
+        step = self.flying
+        assert isinstance(step, loop.Close)
+        if head is None:
+            self.unrecorded = True
+        self._write(step.new)
+        loop.apply_closed(self.state, step, head)
+        self.flying = None
+
+    def cancel(self) -> None:
+        """The run is cancelled; what is in flight never comes back, a Close does."""
+        if isinstance(self.flying, loop.CallModel):
+            self.spent.add(self.state.op)
+        late, self.running = self.running, []
+        if not isinstance(self.flying, loop.Close):
+            self.flying = None
+        else:
+            self.closed("closed")
+        loop.cancel(self.state)
+        for op in late:
+            loop.apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
+
+    def fail(self) -> None:
+        """The model call fails for good."""
+        self.spent.add(self.state.op)
+        self.flying = None
+        loop.fail(self.state, "ProviderError", "no")
+
+    def pause(self) -> None:
+        """The model call fails in a way that an operator can mend."""
+        self.flying = None
+        loop.pause(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
+
+    def continue_as_new(self) -> None:
+        """Another execution takes over."""
+        again = loop.open_state(loop.carry_over(self.state), "another", "another")
+        assert again == self.state
+        self.state = again
+
+    def _write(self, new: tuple[New, ...]) -> None:
+        for item in new:
+            if isinstance(item, NewResult):
+                self.transcript.append(("result", item.call_id))
+            elif item.id == REMINDER_ID:
+                self.transcript.append(("engine", ""))
+            else:
+                assert isinstance(item, NewMessage)
+                self.transcript.append(("user", str(item.content)))
+
+    def check(self) -> None:
+        """What holds at every moment."""
+        given = [text for kind, text in self.transcript if kind == "user"]
+        assert given + [item.content for item in self.state.inbox] == self.accepted, "lost, doubled or out of order"
+        open_calls: list[str] = []
+        for kind, text in self.transcript:
+            if kind == "result":
+                assert open_calls, "a result that no call asked for"
+                assert text == open_calls.pop(0), "out of the order of the calls"
+                continue
+            assert not open_calls, f"{kind} stands between a call and its result"
+            if kind == "assistant":
+                open_calls = text.split(",") if text else []
+        owed = [pending.call.id for pending in self.state.calls]
+        owed += [item.call_id for item in self.state.carry if isinstance(item, NewResult)]
+        assert owed == open_calls, "every call is owed exactly one result"
+
+    def _check_end(self) -> None:
+        assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
+        if self.transcript and not self.unrecorded and self.ended == "completed":
+            assert self.transcript[-1][0] in ("assistant", "result")

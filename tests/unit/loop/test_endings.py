@@ -1,0 +1,235 @@
+"""Cancel, fail, pause and close at every point: whatever happened, the transcript is closed and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import loop
+from perdure.types.wire import AgentLimits
+
+from .build import asks, call, close, done, empty, ended, inline, model, opened, refused, result, said, says
+
+ONE = AgentLimits(max_iterations=1, on_limit="return")
+
+
+def start():
+    return opened()
+
+
+def waiting():
+    return opened(None)
+
+
+def in_calls():
+    state = opened()
+    model(state, asks(call("c1"), inline("c2"), call("c3")))
+    done(state, "c3")
+    return state
+
+
+def after_calls():
+    state = in_calls()
+    done(state, "c1")
+    return state
+
+
+def reminded():
+    state = opened()
+    model(state, empty())
+    return state
+
+
+def last_calls():
+    state = opened()
+    model(state, asks(call("c1"), limits=ONE))
+    return state
+
+
+def answered():
+    state = opened()
+    model(state, says("42"))
+    return state
+
+
+def extended():
+    state = answered()
+    loop.receive(state, "sure?")
+    return state
+
+
+def session():
+    state = opened(mode="session")
+    model(state, says("42"))
+    return state
+
+
+def paused():
+    state = opened()
+    loop.pause(state, "TranscriptCorruptedError: node h is missing", "2026-01-01T00:00:00Z")
+    return state
+
+
+RESULTS = ["=c1", "=c2", "=c3"]
+POINTS = {
+    start: ["hi"],
+    waiting: [],
+    in_calls: RESULTS,
+    after_calls: RESULTS,
+    reminded: [],
+    last_calls: ["=c1"],
+    answered: [],
+    extended: ["sure?"],
+    session: [],
+    paused: ["hi"],
+}
+points = pytest.mark.parametrize(("point", "left"), POINTS.items(), ids=[point.__name__ for point in POINTS])
+
+
+@points
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+@pytest.mark.parametrize("head", ["h-end", None])
+def test_an_ending_records_what_is_left_once(point, left, how, head):
+    state = point()
+    before, op = state.head, state.op
+    if how == "cancelled":
+        loop.cancel(state)
+    else:
+        loop.fail(state, "ProviderError", "no")
+    loop.receive(state, "too late")
+    assert state.op > op, "a model call in flight has used its number"
+    step = close(state, head)
+    assert said(step) == [*left, "too late"]
+    assert step.closing.status == how
+    assert (step.closing.error_type, step.closing.error) == (
+        ("ProviderError", "no") if how == "failed" else (None, None)
+    )
+    assert state.head == (head or before)
+    assert ended(state) == how
+    assert loop.status(state).state == how
+    assert [*state.inbox, *state.carry, *state.calls] == []
+
+
+@points
+def test_a_message_after_the_ending_was_recorded_is_recorded_too(point, left):
+    state = point()
+    loop.cancel(state)
+    close(state)
+    turns, op = state.turns, state.op
+    loop.receive(state, "hello?")
+    assert said(close(state)) == ["hello?"]
+    assert state.op > op
+    assert (ended(state), state.turns) == ("cancelled", max(turns, 1))
+
+
+@points
+def test_a_cancellation_after_the_failure_was_recorded_is_recorded_over_it(point, left):
+    """Temporal says cancelled then, and the store must say the same."""
+    state = point()
+    loop.fail(state, "ProviderError", "no")
+    close(state, None)
+    loop.cancel(state)
+    step = close(state)
+    assert (said(step), step.closing.status, ended(state)) == ([], "cancelled", "cancelled")
+
+
+@points
+def test_late_results_are_dropped(point, left):
+    state = point()
+    loop.cancel(state)
+    for op in range(10):
+        loop.apply_result(state, op, result("c1", "late"))
+    assert said(close(state)) == left
+
+
+@points
+def test_every_point_survives_continuing_as_new(point, left):
+    state = point()
+    again = loop.open_state(loop.carry_over(state), "another", "another")
+    assert again == state
+    assert loop.decide(again) == loop.decide(state)
+    assert loop.status(again, "now") == loop.status(state, "now")
+
+
+@points
+def test_deciding_and_looking_change_nothing(point, left):
+    state = point()
+    before = state.model_copy(deep=True)
+    assert loop.decide(state) == loop.decide(state)
+    loop.status(state)
+    loop.response(state)
+    loop.carry_over(state)
+    assert state == before
+
+
+@points
+def test_a_pause_stops_everything_until_it_is_over(point, left):
+    state = point()
+    step = loop.decide(state)
+    loop.pause(state, "StoreVersionError: newer", "2026-01-01T00:00:00Z")
+    loop.receive(state, "are you there?")
+    assert loop.decide(state) == loop.Wait("resumed")
+    seen = loop.status(state, "2026-02-02T00:00:00Z")
+    assert (seen.state, seen.reason, seen.since) == ("paused", "StoreVersionError: newer", "2026-01-01T00:00:00Z")
+    loop.resume(state)
+    assert state.pause is None
+    if isinstance(step, loop.RunCalls):
+        assert loop.decide(state) == step
+    else:
+        assert said(loop.decide(state))[-1] == "are you there?"
+
+
+def test_finished_results_stay_and_the_others_say_why_there_is_none():
+    for ending, word in ((loop.cancel, "cancelled"), (lambda state: loop.fail(state, "X", "y"), "failed")):
+        state = opened()
+        model(state, asks(call("c1"), refused("c2"), call("c3")))
+        done(state, "c3")
+        ending(state)
+        first, second, third = close(state).new
+        assert first.is_error
+        assert word in first.text
+        assert second.text == "tool not found: look"
+        assert third == result("c3")
+
+
+def test_a_cancellation_during_the_model_call_keeps_its_reply():
+    state = opened()
+    step = loop.decide(state)
+    loop.receive(state, "wait")
+    loop.apply_model(state, step, asks(call("c1")))
+    loop.cancel(state)
+    assert said(close(state)) == ["=c1", "wait"]
+    assert ended(state) == "cancelled"
+
+
+def test_a_second_cancellation_changes_only_the_number():
+    state = in_calls()
+    loop.cancel(state)
+    step = loop.decide(state)
+    loop.cancel(state)
+    assert loop.decide(state) == step
+
+
+def test_a_failed_turn_ends_a_session():
+    state = session()
+    loop.receive(state, "next")
+    loop.fail(state, "BadRequestError", "no")
+    loop.receive(state, "and this?")
+    step = close(state)
+    assert (said(step), step.closing.error_type) == (["next", "and this?"], "BadRequestError")
+    assert (ended(state), state.turns) == ("failed", 2)
+
+
+def test_what_status_says_of_each_step():
+    def shown(state):
+        seen = loop.status(state, "now")
+        return seen.state, seen.doing, seen.queued, [one.call_id for one in seen.calls]
+
+    assert shown(start()) == ("running", "model", 1, [])
+    assert shown(waiting()) == ("waiting", "message", 0, [])
+    assert shown(in_calls()) == ("running", "tools", 0, ["c1"])
+    assert shown(answered()) == ("completed", "nothing", 0, [])
+    assert shown(session()) == ("waiting", "message", 0, [])
+    state = in_calls()
+    loop.fail(state, "ToolError", "no")
+    assert shown(state) == ("running", "closing", 0, [])
+    assert loop.status(state).reason == "ToolError: no"

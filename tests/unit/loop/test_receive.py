@@ -1,0 +1,249 @@
+"""Messages: when they join a turn, when they open one, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import loop
+from perdure.loop.sizes import CALLS_AT_ONCE, CALLS_BYTES, CONTEXT_BYTES, MESSAGE_BYTES, MESSAGES_BYTES, size
+from perdure.types.state import SEEN_IDS
+from perdure.types.wire import Call
+
+from .build import ACTIVITY, LIMITS, asks, call, close, done, ended, model, opened, refused, running, said, says
+
+
+def test_a_message_joins_at_the_next_iteration_behind_the_results():
+    state = opened()
+    model(state, asks(call("c1"), call("c2")))
+    loop.receive(state, "one")
+    done(state, "c2", "c1")
+    loop.receive(state, "two")
+    assert said(model(state, says("42"))) == ["=c1", "=c2", "one", "two"]
+    assert ended(state) == "completed"
+
+
+def test_a_message_that_arrives_during_the_model_call_extends_the_turn():
+    state = opened()
+    step = loop.decide(state)
+    loop.receive(state, "wait")
+    loop.apply_model(state, step, says("42"))
+    assert said(model(state, says("43"))) == ["wait"]
+    assert (state.turns, loop.response(state).content) == (1, "43")
+    assert ended(state) == "completed"
+
+
+def test_a_message_after_the_answer_extends_a_run():
+    state = opened()
+    model(state, says("42"))
+    loop.receive(state, "sure?")
+    assert said(model(state, asks(call()))) == ["sure?"]
+    assert state.turn.answer is None
+    done(state, "c1")
+    model(state, says("43"))
+    assert (state.turns, state.turn.iteration, loop.response(state).content) == (1, 3, "43")
+
+
+def test_a_message_after_the_answer_opens_a_turn_of_a_session():
+    state = opened(mode="session")
+    model(state, says("42"))
+    assert loop.decide(state) == loop.Wait("message")
+    loop.receive(state, "next")
+    assert (state.turns, state.turn.task_id, state.turn.iteration) == (2, "scope-12-2", 0)
+    model(state, says("43"))
+    assert (state.turn.iteration, state.iterations, loop.response(state).content) == (1, 2, "43")
+
+
+def test_messages_of_a_session_join_those_that_wait_for_an_answer():
+    """The second one arrives while the first, which came during the answer, is with the model."""
+    state = opened(mode="session")
+    step = loop.decide(state)
+    loop.receive(state, "one")
+    loop.apply_model(state, step, says("42"))
+    step = loop.decide(state)
+    loop.receive(state, "two")
+    loop.apply_model(state, step, says("43"))
+    assert said(model(state, says("44"))) == ["two"]
+    assert (state.turns, loop.response(state).content) == (1, "44")
+
+
+def test_a_closed_session_ends_after_its_turn():
+    state = opened(mode="session")
+    state.closed = True
+    model(state, says("42"))
+    assert ended(state) == "completed"
+    state = opened(None, mode="session")
+    state.closed = True
+    assert ended(state) == "completed"
+
+
+def test_the_same_id_counts_once_and_also_after_continuing_as_new():
+    state = opened({"content": "hi", "id": "m1"})
+    assert not loop.receive(state, {"content": "hi", "id": "m1"})
+    state = loop.open_state(loop.carry_over(state), "", "")
+    assert not loop.receive(state, {"content": "other text", "id": "m1"})
+    assert loop.receive(state, {"content": "hi", "id": "m2"})
+    assert loop.receive(state, "hi")
+    assert loop.receive(state, "hi")
+    assert len(state.inbox) == 4
+
+
+def test_an_empty_id_is_none():
+    state = opened(None)
+    assert loop.receive(state, {"content": "one", "id": ""})
+    assert loop.receive(state, {"content": "two", "id": ""})
+    assert [item.id for item in state.inbox] == [None, None]
+
+
+def test_a_thousand_ids_are_remembered():
+    state = opened(None)
+    for n in range(SEEN_IDS + 1):
+        loop.receive(state, {"content": "x", "id": str(n)})
+    assert len(state.seen) == SEEN_IDS
+    assert not loop.receive(state, {"content": "x", "id": "1"})
+    assert loop.receive(state, {"content": "x", "id": "0"})  # forgotten
+
+
+@pytest.mark.parametrize(
+    ("raw", "names"),
+    [
+        (None, "message: "),
+        (7, "message: "),
+        (["hi"], "message: "),
+        ({}, "content: "),
+        ({"text": "hi"}, "content: "),
+        ({"content": None}, "content"),
+        ({"content": "hi", "id": 7}, "id: "),
+        ({"content": "hi", "from": "ana"}, "from: "),
+        ({"content": {"hash": "f" * 64}}, "content.BlobRef.size: "),
+        ({"content": {"hash": "nope", "size": 1}}, "content.BlobRef.hash: "),
+        ("ж" * (MESSAGE_BYTES // 6), "message: it has 1,048,587 bytes as JSON and may have 1,048,576; send it with"),
+        ({"content": "x" * MESSAGE_BYTES, "id": "m1"}, "message: it has 1,048,"),
+        ({"content": "hi", "x" * 10_000: 1}, "xxx"),
+        ({"content": "hi", "id": "\U0001f40d" * 200}, "id: it has 2,402 bytes as JSON and may have 400"),
+        ({"content": ["\ud800"]}, "content"),
+    ],
+)
+def test_what_cannot_be_understood_is_shown_and_changes_nothing_else(raw, names):
+    state = opened(None)
+    assert not loop.receive(state, raw)
+    assert names in loop.status(state).model_dump(mode="json")["refused"][0]
+    loop.carry_over(state)["state"]["refused"][0].encode()
+    state.refused = []
+    assert state == opened(None)
+
+
+def test_the_last_ten_refusals_are_kept_and_shortened():
+    state = opened(None)
+    for n in range(12):
+        loop.receive(state, {"content": n, "padding": "x" * 10_000})
+    assert len(state.refused) == 10
+    assert "'content': 11" in state.refused[-1]
+    assert max(map(len, state.refused)) <= 300
+
+
+def test_lone_surrogates_are_replaced_because_no_transcript_can_hold_them():
+    state = opened("a\ud83d")
+    loop.receive(state, {"content": "b\udc00", "id": "m\ud83d"})
+    for item in state.inbox:
+        f"{item.content}{item.id}".encode()
+
+
+def test_one_model_call_is_given_no_more_than_fits_and_the_rest_comes_next():
+    state = opened("0")
+    for n in (1, 2, 3):
+        loop.receive(state, str(n) * (MESSAGES_BYTES // 2))
+    first = model(state, asks(call()))
+    assert [text[0] for text in said(first)] == ["0", "1"]
+    done(state, "c1")
+    assert [text[0] for text in said(model(state, says("42", LIMITS)))] == ["=", "2"]
+    assert [text[0] for text in said(model(state, says("43", LIMITS)))] == ["3"]
+    assert ended(state) == "completed"
+
+
+def test_the_largest_message_goes_alone_and_no_results_keep_it_out():
+    state = opened()
+    model(state, asks(call()))
+    assert loop.receive(state, "ä" * (MESSAGE_BYTES // 6 - 10))
+    loop.receive(state, "more")
+    done(state, "c1")
+    assert loop.decide(state).taken == 1
+    assert [text[0] for text in said(model(state, says("42", LIMITS)))] == ["=", "ä"]
+    assert said(model(state, says("43", LIMITS))) == ["more"]
+
+
+def test_a_message_that_does_not_fit_beside_the_results_comes_next():
+    calls = [refused(f"c{n}") for n in range(8000)]
+    state = opened()
+    model(state, asks(*calls))
+    assert loop.receive(state, "x" * (MESSAGE_BYTES - 100))
+    step = loop.decide(state)
+    assert (len(step.new), step.taken) == (8000, 0)
+    model(state, says("42", LIMITS))
+    assert loop.decide(state).taken == 1
+
+
+def test_many_small_messages_count_with_all_that_they_are():
+    state = opened(None)
+    for n in range(5000):
+        loop.receive(state, {"content": "", "id": f"{n:0200}"})
+    step = loop.decide(state)
+    assert size([item.model_dump() for item in step.new]) < MESSAGES_BYTES * 1.1
+    assert 0 < step.taken < 5000
+
+
+def test_a_message_in_another_store_than_the_run_is_refused():
+    blob = {"hash": "f" * 64, "size": 3}
+    state = opened(None)
+    assert loop.receive(state, {"content": blob, "store_id": "other"})  # nobody knows yet: the model call says
+    model(state, says("42"))
+    assert state.store_id == "s"
+    assert loop.receive(state, {"content": blob, "store_id": "s"})
+    assert loop.receive(state, {"content": blob})
+    assert loop.receive(state, {"content": "whole", "store_id": "other"})
+    assert not loop.receive(state, {"content": blob, "store_id": "other", "id": "m1"})
+    assert "its text is in store other, and the run is kept in store s" in state.refused[0]
+    assert loop.receive(state, {"content": blob, "store_id": "s", "id": "m1"})  # a refused one was not seen
+
+
+def test_an_ending_records_what_fits_and_then_the_rest():
+    state = opened("0")
+    for n in (1, 2):
+        loop.receive(state, str(n) * (MESSAGES_BYTES // 2))
+    loop.cancel(state)
+    assert [text[0] for text in said(close(state))] == ["0", "1"]
+    assert [text[0] for text in said(close(state))] == ["2"]
+    assert ended(state) == "cancelled"
+
+
+def test_only_calls_without_a_result_run_again():
+    state = opened()
+    model(state, asks(call("c1"), call("c2"), call("c3")))
+    assert running(state) == [("c1", 1), ("c2", 2), ("c3", 3)]
+    done(state, "c2")
+    assert running(state) == [("c1", 1), ("c3", 3)]
+
+
+@pytest.mark.parametrize("context", [None, {"user": "x" * (CONTEXT_BYTES - 20)}])
+def test_calls_that_do_not_fit_into_one_task_begin_in_turn(context):
+    given = [
+        Call(id=f"c{n}", name="look", arguments={"n": "x" * (n % 3) * 10_000}, disposition=ACTIVITY) for n in range(700)
+    ]
+    state = opened(context=context)
+    model(state, asks(*given))
+    begun = []
+    while isinstance(step := loop.decide(state), loop.RunCalls):
+        assert len(step.calls) <= CALLS_AT_ONCE
+        assert sum(size([state.context, one.call.arguments]) for one in step.calls) < CALLS_BYTES
+        begun += [one.call.id for one in step.calls]
+        done(state, *(one.call.id for one in reversed(step.calls)))
+    assert begun == [one.id for one in given]
+    assert said(model(state, says("42"))) == [f"={one.id}" for one in given]
+
+
+def test_a_call_that_fits_nowhere_goes_alone(monkeypatch):
+    monkeypatch.setattr("perdure.loop.sizes.CALLS_BYTES", 10)
+    state = opened()
+    model(state, asks(call("c1"), call("c2")))
+    assert running(state) == [("c1", 1)]
+    done(state, "c1")
+    assert running(state) == [("c2", 2)]

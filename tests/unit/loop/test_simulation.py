@@ -1,0 +1,183 @@
+"""Any sequence of replies and events: the run ends, every call gets one result, no message is lost or doubled."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from perdure import loop
+from perdure.types.wire import AgentLimits, AsActivity, AsSubagent, Call, Finish, Inline, ModelOutput, Refused
+
+from .simulation import Simulation
+
+DISPOSITIONS = st.sampled_from(
+    [
+        AsActivity(timeout=9),
+        AsActivity(timeout=9, idempotent=True, retries=2, inline=True),
+        Refused(text="tool not found"),
+        Inline(key="k", content="42"),
+        Inline(key="k", content="no", is_error=True),
+        AsSubagent(agent="b", message="go"),
+    ]
+)
+LIMITS = st.builds(
+    AgentLimits,
+    max_iterations=st.integers(1, 4),
+    on_limit=st.sampled_from(["finish", "return", "error"]),
+    protocol=st.sampled_from(["text", "tag"]),
+)
+IDS = st.sampled_from([None, None, "m1", "m2", "m3", ""])
+
+
+def flying(kind):
+    return precondition(lambda self: isinstance(self.run.flying, kind))
+
+
+alive = precondition(lambda self: self.run.ended is None)
+
+
+class Loop(RuleBasedStateMachine):
+    """Every rule is something that may happen to a run at that moment."""
+
+    @initialize(
+        mode=st.sampled_from(["run", "session"]),
+        limits=LIMITS,
+        message=st.sampled_from([None, "first"]),
+        habit=st.sampled_from(["calls", "empty", "answer"]),
+        at_once=st.sampled_from([1, 2, 500]),
+    )
+    def open(self, mode, limits, message, habit, at_once):
+        self.patched = pytest.MonkeyPatch()
+        self.patched.setattr("perdure.loop.sizes.CALLS_AT_ONCE", at_once)
+        start = {"agent": "a", "mode": mode, "message": message}
+        self.run = Simulation(loop.open_state(start, "context-1", "scope-1"))
+        self.limits = limits
+        self.habit = habit
+        self.said = 0
+        if message:
+            self.run.accepted.append(message)
+
+    @alive
+    @rule(id=IDS)
+    def message(self, id):
+        self.said += 1
+        self.run.message(f"message {self.said}", id or None)
+
+    @precondition(lambda self: self.run.ended is None and self.run.flying is None)
+    @rule()
+    def advance(self):
+        self.run.advance()
+
+    @flying(loop.CallModel)
+    @rule(dispositions=st.lists(DISPOSITIONS, max_size=4), answers=st.booleans(), limits=st.none() | LIMITS)
+    def reply(self, dispositions, answers, limits):
+        if limits and answers:  # a deploy changed the agent
+            self.limits = limits
+        self._reply(dispositions, answers)
+
+    def _reply(self, dispositions, answers):
+        calls = [
+            Call(id=f"c{self.run.replies}-{n}", name="look", disposition=how) for n, how in enumerate(dispositions)
+        ]
+        output = ModelOutput(
+            head=f"h{self.run.replies}",
+            store_id="s",
+            text="so far",
+            calls=tuple(calls),
+            finish=Finish(content="42") if answers else None,
+            limits=self.limits,
+        )
+        self.run.reply(calls, output)
+
+    @flying(loop.RunCalls)
+    @rule(data=st.data())
+    def result(self, data):
+        self.run.result(data.draw(st.integers(0, len(self.run.running) - 1)))
+
+    @flying(loop.Close)
+    @rule(head=st.sampled_from(["closed", None]))
+    def closed(self, head):
+        self.run.closed(head)
+
+    @alive
+    @rule(rarely=st.integers(0, 5))
+    def cancel(self, rarely):
+        if rarely == 5 and not self.run.state.cancelled:
+            self.run.cancel()
+
+    @flying(loop.CallModel)
+    @rule(rarely=st.integers(0, 3))
+    def fail(self, rarely):
+        if rarely == 3:
+            self.run.fail()
+
+    @flying(loop.CallModel)
+    @rule()
+    def pause(self):
+        self.run.pause()
+
+    @alive
+    @rule()
+    def resume(self):
+        loop.resume(self.run.state)
+
+    @alive
+    @rule()
+    def close(self):
+        self.run.state.closed = True
+
+    @alive
+    @rule()
+    def continue_as_new(self):
+        self.run.continue_as_new()
+
+    @rule()
+    def look(self):
+        """A query, which also an ended run answers."""
+        loop.response(self.run.state)
+
+    @invariant()
+    def promises(self):
+        if hasattr(self, "run"):
+            self.run.decided()
+            self.run.check()
+
+    def teardown(self):
+        """Nothing new happens any more: the run ends, whatever the model's habit."""
+        if not hasattr(self, "run"):
+            return
+        try:
+            self._run_out(self.run)
+        finally:
+            self.patched.undo()
+
+    def _run_out(self, run):
+        run.state.closed = True
+        run.since_message = 0
+        while run.ended is None:
+            if run.state.turn is None and run.state.mode == "run" and not run.state.inbox:
+                break
+            self._settle()
+            run.check()
+            assert run.since_message <= self.limits.max_iterations + 2, "the loop does not end"
+
+    def _settle(self):
+        run = self.run
+        match run.flying:
+            case loop.CallModel():
+                self._reply([AsActivity(timeout=9)] if self.habit == "calls" else [], self.habit == "answer")
+            case loop.RunCalls():
+                run.result(0)
+            case loop.Close():
+                run.closed("closed")
+            case None:
+                if isinstance(run.advance(), loop.Wait):
+                    loop.resume(run.state)
+
+
+TestLoop = Loop.TestCase
+TestLoop.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)

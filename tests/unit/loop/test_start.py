@@ -1,0 +1,132 @@
+"""From JSON to the first state, and from one execution to the next."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perdure import loop
+from perdure.errors import InvalidInputError
+from perdure.types.messages import BlobRef
+from perdure.types.state import SCHEMA_VERSION
+
+from .build import ended, model, opened, said, says
+
+BLOB = {"hash": "f" * 64, "size": 3}
+
+
+@pytest.mark.parametrize(
+    ("raw", "names"),
+    [
+        (None, "one JSON object, not NoneType"),
+        ("support", "one JSON object, not str"),
+        (["support"], "one JSON object, not list"),
+        (7, "one JSON object, not int"),
+        ({}, "agent: "),
+        ({"message": "hi"}, "agent: "),
+        ({"agent": ""}, "agent: "),
+        ({"agent": None}, "agent: "),
+        ({"agent": 7}, "agent: "),
+        ({"agent": "a", "mesage": "hi"}, "mesage: "),
+        ({"agent": "a", "message": 7}, "message."),
+        ({"agent": "a", "message": ["hi"]}, "message."),
+        ({"agent": "a", "message": {"text": "hi"}}, "message.UserMessage.content: "),
+        ({"agent": "a", "message": {"content": "hi", "ids": "1"}}, "message.UserMessage.ids: "),
+        ({"agent": "a", "mode": "chat"}, "mode: "),
+        ({"agent": "a", "context": "user-7"}, "context: "),
+        ({"agent": "a", "history": 7}, "history: "),
+        ({"agent": "a", "overrides": {"temperature": 0}}, "overrides: "),
+        ({"agent": "x" * 201}, "agent: "),
+        ({"agent": "a", "message": "ж" * 500_000}, "3,000,015 bytes as JSON and may have 1,048,576"),
+        ({"agent": "a", "message": {"content": "x" * 1_048_576}}, "send it with perdure's client"),
+        ({"agent": "a", "message": {"content": {"hash": "nope", "size": 1}}}, "hash: "),
+        ({"agent": "a", "message": {"content": BLOB, "store_id": "s1"}, "store_id": "s2"}, "is in store s1"),
+        ({"agent": "a", "context": {"x": "y" * 16_384}}, "the context has 16,393 bytes as JSON; it may have 16,384"),
+        ({"agent": "a", "x" * 10_000: 1}, "xxx"),
+        ({"agent": "a", "max_history_events": 5}, "max_history_events: "),
+        ({"agent": "a", "max_history_events": "many"}, "max_history_events: "),
+        ({"agent": "a", "state": {}}, "state: "),
+        ({"state": None}, "state: "),
+        ({"state": "x"}, "state: "),
+        ({"state": []}, "state: "),
+        ({"state": {}}, "state: "),
+        ({"state": {"schema_version": "1"}}, "state: "),
+        ({"state": {"schema_version": True}}, "state: "),
+        ({"state": {"schema_version": 0}}, "state: "),
+        ({"state": {"schema_version": 1, "context_id": "c", "scope": "s"}}, "state.agent: "),
+        (
+            {"state": {"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a", "calls": [1]}},
+            "state.calls.0",
+        ),
+    ],
+)
+def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
+    with pytest.raises(InvalidInputError) as refused:
+        loop.open_state(raw, "context-1", "scope-1")
+    assert names in refused.value.message
+    assert len(refused.value.message) < 1500
+
+
+def test_a_state_of_a_newer_engine_is_refused_with_the_way_out():
+    newer = loop.carry_over(opened())
+    newer["state"]["schema_version"] = SCHEMA_VERSION + 1
+    with pytest.raises(InvalidInputError, match=f"schema version {SCHEMA_VERSION + 1}.*reads up to") as refused:
+        loop.open_state(newer, "context-1", "scope-1")
+    assert "newer perdure" in refused.value.hint
+
+
+def test_a_field_of_a_later_engine_with_the_same_version_is_left_out():
+    carried = loop.carry_over(opened())
+    carried["state"]["weather"] = "fine"
+    assert loop.open_state(carried, "x", "y") == opened()
+
+
+@pytest.mark.parametrize(
+    ("message", "content", "id"),
+    [
+        ("hi", "hi", None),
+        ("", "", None),
+        ({"content": "hi", "id": "m1"}, "hi", "m1"),
+        ({"content": BLOB}, BlobRef(**BLOB), None),
+    ],
+)
+def test_the_first_message_waits_in_the_inbox(message, content, id):
+    state = opened(message)
+    assert [(item.content, item.id) for item in state.inbox] == [(content, id)]
+    assert state.turn.task_id == "scope-12-1"
+
+
+def test_a_start_without_a_message_waits_for_one():
+    state = opened(None)
+    assert loop.decide(state) == loop.Wait("message")
+    assert loop.status(state).state == "waiting"
+    loop.receive(state, "hi")
+    assert said(model(state, says("42"))) == ["hi"]
+
+
+def test_a_start_with_history_goes_on_from_it():
+    state = opened("and now?", history="h0", store_id="s0", context={"user": None})
+    assert (state.head, state.store_id, state.context) == ("h0", "s0", {"user": None})
+
+
+def test_what_is_carried_over_is_plain_json_and_nothing_is_lost():
+    state = opened(context={"user": None, "deep": {"list": [None, 1.5]}})
+    loop.receive(state, {"content": BLOB, "id": "m2"})
+    carried = json.loads(json.dumps(loop.carry_over(state)))
+    assert loop.open_state(carried, "another", "another") == state
+
+
+def test_the_scope_and_id_of_the_first_execution_stay():
+    state = loop.open_state(loop.carry_over(opened()), "another", "another")
+    assert (state.context_id, state.scope) == ("context-1", "scope-12345")
+
+
+def test_states_share_nothing():
+    one, other = opened(), opened()
+    loop.receive(one, "more")
+    model(one, says("42", limits=one.limits))
+    assert other == opened()
+    loop.receive(one, "again")
+    model(one, says("43", limits=one.limits))
+    assert ended(one) == "completed"

@@ -1,0 +1,224 @@
+"""A turn from message to answer: replies, calls, reminders, limits, and the operation numbers of it all."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import loop
+from perdure.loop.finish import REMINDER_ID, force, reminder
+from perdure.types.messages import BlobRef, Usage
+from perdure.types.wire import AgentLimits, AsSubagent, Finish, NewResult
+
+from .build import asks, call, close, done, empty, ended, inline, model, opened, refused, result, running, said, says
+
+BLOB = BlobRef(hash="f" * 64, size=99)
+
+
+def limits(on_limit="finish", most=2, protocol="text"):
+    return AgentLimits(max_iterations=most, on_limit=on_limit, protocol=protocol)
+
+
+def test_text_is_the_answer():
+    state = opened()
+    step = model(state, says("42", usage=Usage(input_tokens=5, output_tokens=2), cost_usd=0.25))
+    assert (said(step), step.purpose, ended(state)) == (["hi"], "call", "completed")
+    response = loop.response(state)
+    assert (response.content, response.output, response.finish_reason) == ("42", "42", "stop")
+    assert (response.iterations, response.calls, response.usage.total_tokens, response.cost_usd) == (1, 1, 7, 0.25)
+    assert (response.head, response.store_id) == ("h-42", "s")
+    assert (response.context_id, response.task_id) == ("context-1", "scope-12-1")
+
+
+def test_a_long_answer_is_a_reference():
+    state = opened()
+    model(state, says("", blob=BLOB))
+    response = loop.response(state)
+    assert (response.content, response.blob, response.output) == ("", BLOB, None)
+
+
+def test_results_come_in_the_order_of_the_calls_whatever_their_kind():
+    state = opened()
+    model(state, asks(call("c1"), refused("c2"), inline("c3"), call("c4")))
+    assert running(state) == [("c1", 1), ("c4", 4)]
+    done(state, "c4", "c1")
+    step = model(state, says("42"))
+    assert said(step) == ["=c1", "=c2", "=c3", "=c4"]
+    assert step.new[1] == NewResult(call_id="c2", name="look", text="tool not found: look", is_error=True)
+    assert step.new[2] == NewResult(call_id="c3", name="look", key="key-c3")
+
+
+@pytest.mark.parametrize("calls", [(refused("c1"),), (inline("c1"),), (inline("c1"), refused("c2"))])
+def test_calls_that_need_no_activity_go_straight_back(calls):
+    state = opened()
+    model(state, asks(*calls))
+    assert said(model(state, says("42"))) == [f"={one.id}" for one in calls]
+
+
+def test_a_subagent_is_a_call_to_run():
+    state = opened()
+    model(state, asks(call("c1", AsSubagent(agent="b", message="go"))))
+    assert running(state) == [("c1", 1)]
+
+
+def test_the_first_result_of_a_call_counts():
+    state = opened()
+    model(state, asks(call("c1"), call("c2")))
+    loop.apply_result(state, 1, result("c1", "first"))
+    loop.apply_result(state, 1, result("c1", "second"))
+    loop.apply_result(state, 99, result("c9"))
+    loop.apply_result(state, 2, result("c2"))
+    loop.apply_result(state, 2, result("c2", "late"))
+    step = model(state, says("42"))
+    assert [item.text for item in step.new] == ["first", "found"]
+
+
+def test_operations_are_numbered_through():
+    state = opened()
+    assert state.op == 0
+    model(state, asks(call("c1"), refused("c2"), call("c3")))
+    assert (running(state), state.op) == ([("c1", 1), ("c3", 3)], 4)
+    done(state, "c1", "c3")
+    model(state, asks(call("c1")))
+    assert (running(state), state.op) == ([("c1", 5)], 6)
+
+
+@pytest.mark.parametrize("protocol", ["text", "tag"])
+def test_a_reply_that_is_nothing_gets_a_reminder(protocol):
+    state = opened()
+    model(state, empty(limits(most=9, protocol=protocol)))
+    loop.receive(state, "more")
+    step = model(state, empty(limits(most=9, protocol=protocol)))
+    assert said(step) == [reminder(protocol), "more"]
+    assert step.new[0].id == REMINDER_ID
+    assert said(model(state, says("42"))) == [reminder(protocol)]
+    assert ended(state) == "completed"
+
+
+def test_answer_and_calls_together_first_run_the_calls():
+    state = opened()
+    model(state, asks(call("c1"), finish=Finish(content="42")))
+    assert running(state) == [("c1", 1)]
+    done(state, "c1")
+    assert said(close(state)) == ["=c1"]
+    assert (ended(state), loop.response(state).content) == ("completed", "42")
+
+
+# --- limits
+
+
+def test_at_the_limit_the_answer_is_asked_for_with_the_last_results():
+    state, given = opened(), limits()
+    model(state, asks(call("c1"), limits=given))
+    done(state, "c1")
+    model(state, asks(call("c2"), limits=given))
+    done(state, "c2")
+    loop.receive(state, "hurry")
+    step = model(state, says("42", given))
+    assert (step.purpose, step.taken) == ("force_finish", 1)
+    assert said(step) == ["=c2", "hurry", force("text", 2)]
+    assert close(state).closing.response["finish_reason"] == "limit"
+    assert (ended(state), loop.response(state).content, state.turn.iteration) == ("completed", "42", 3)
+
+
+def test_a_forced_reply_is_the_answer_whatever_it_is():
+    state, given = opened(), limits(most=1)
+    model(state, empty(given))
+    model(state, asks(call("c2"), limits=given, text="so far"))
+    step = close(state)
+    assert (said(step), step.new[0].is_error) == (["=c2"], True)
+    assert (ended(state), loop.response(state).content) == ("completed", "so far")
+
+
+def test_return_gives_the_last_text_after_the_last_calls():
+    state, given = opened(), limits("return", most=1)
+    model(state, asks(call("c1"), refused("c2"), limits=given, text="so far", blob=BLOB))
+    assert running(state) == [("c1", 1)]
+    done(state, "c1")
+    step = close(state, "h-end")
+    assert said(step) == ["=c1", "=c2"]
+    assert (step.closing.status, step.closing.response["content"]) == ("completed", "so far")
+    response = loop.response(state)
+    assert (ended(state), response.finish_reason, response.blob, response.head) == ("completed", "limit", BLOB, "h-end")
+
+
+@pytest.mark.parametrize("reply", [empty, lambda given: asks(refused(), limits=given)])
+def test_return_is_recorded_also_when_there_is_nothing_left_to_run(reply):
+    state = opened()
+    model(state, reply(limits("return", most=1)))
+    assert close(state).closing.status == "completed"
+    assert ended(state) == "completed"
+
+
+def test_a_reminder_that_nobody_will_read_is_not_recorded():
+    for how in ("return", "error"):
+        state = opened()
+        model(state, empty(limits(how, most=1)))
+        assert said(close(state)) == []
+    state = opened(mode="session")
+    model(state, empty(limits("return", most=1)))
+    loop.receive(state, "next")
+    assert said(model(state, says("42"))) == ["next"]
+
+
+def test_error_fails_after_the_last_calls():
+    state, given = opened(), limits("error", most=2)
+    model(state, asks(call("c1"), limits=given))
+    done(state, "c1")
+    model(state, asks(call("c2"), limits=given))
+    assert running(state) == [("c2", 3)]
+    done(state, "c2")
+    step = close(state)
+    assert (said(step), step.closing.error_type) == (["=c2"], "MaxIterationsError")
+    assert step.closing.error == "agent a did not finish within 2 iterations"
+    assert ended(state) == "failed"
+
+
+@pytest.mark.parametrize("how", ["finish", "return", "error"])
+def test_an_answer_in_the_last_iteration_is_in_time(how):
+    state, given = opened(), limits(how, most=1)
+    model(state, says("42", given))
+    assert (ended(state), loop.response(state).finish_reason) == ("completed", "stop")
+
+
+@pytest.mark.parametrize("how", ["finish", "return", "error"])
+def test_a_message_after_the_last_iteration_gets_an_answer_and_no_tools(how):
+    state, given = opened(), limits(how, most=1)
+    model(state, says("42", given))
+    loop.receive(state, "sure?")
+    step = model(state, says("43", given))
+    assert (step.purpose, said(step)[0], loop.response(state).content) == ("force_finish", "sure?", "43")
+
+
+def test_a_message_during_the_last_calls_still_gets_an_answer_under_return():
+    state, given = opened(), limits("return", most=1)
+    model(state, asks(call("c1"), limits=given))
+    loop.receive(state, "wait")
+    done(state, "c1")
+    step = model(state, says("43", given))
+    assert (step.purpose, said(step)[:2]) == ("force_finish", ["=c1", "wait"])
+
+
+def test_every_turn_of_a_session_has_its_own_iterations():
+    state, given = opened(mode="session"), limits(most=1)
+    for n in range(3):
+        assert model(state, says(str(n), given)).purpose == "call"
+        loop.receive(state, "next")
+    assert (state.turns, state.iterations) == (4, 3)
+
+
+def test_the_results_of_a_turn_that_ended_at_the_limit_open_the_next_one():
+    state, given = opened(mode="session"), limits("return", most=1)
+    model(state, asks(call("c1"), limits=given))
+    done(state, "c1")
+    assert loop.decide(state) == loop.Wait("message")
+    loop.receive(state, "next")
+    assert said(model(state, says("42"))) == ["=c1", "next"]
+
+
+def test_the_results_of_a_turn_that_ended_at_the_limit_are_recorded_when_the_session_closes():
+    state, given = opened(mode="session"), limits("return", most=1)
+    model(state, asks(call("c1"), limits=given))
+    done(state, "c1")
+    state.closed = True
+    assert said(close(state)) == ["=c1"]
+    assert ended(state) == "completed"

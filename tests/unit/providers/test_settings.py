@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from perdure.errors import DefinitionError, SettingsError
+from perdure.providers import check_settings
+from perdure.providers.settings import SUPPORT
+
+
+def check(settings: dict[str, Any] | None = None, options: dict[str, Any] | None = None) -> None:
+    check_settings("openai", settings or {}, options or {})
+
+
+def test_what_chat_completions_have() -> None:
+    check(
+        {
+            "temperature": 0,
+            "top_p": 0.5,
+            "max_tokens": 10,
+            "stop": ["a"],
+            "seed": 1,
+            "reasoning_effort": "low",
+            "top_k": None,
+        },
+        {"parallel_tool_calls": False, "response_format": {"type": "json_object"}},
+    )
+    check({"stop": "a"}, {"temperature": 1})
+
+
+@pytest.mark.parametrize("key", ["top_k", "metadata"])
+def test_a_setting_of_others_names_them(key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check({key: {} if key == "metadata" else 3})
+    assert isinstance(caught.value, ValueError)
+    for said in (key, "openai", *SUPPORT[key]):
+        assert said in str(caught.value)
+
+
+def test_an_unknown_setting_names_the_known() -> None:
+    with pytest.raises(SettingsError, match=r"(?s)'temprature'.*'openai'.*temperature.*provider_options"):
+        check({"temprature": 1})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"stop": [1]},
+        {"seed": "x"},
+    ],
+)
+def test_values_of_the_wrong_shape(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(settings))):
+        check(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, {"model": "x"}),
+        ({}, {"messages": []}),
+        ({}, {"stream": False}),
+        ({}, {"stream_options": {}}),
+        ({}, {"tools": []}),
+        ({}, {"tool_choice": "required"}),
+        ({}, {"n": 2}),
+        ({"temperature": 1}, {"temperature": 0}),
+        ({"max_tokens": 1}, {"max_tokens": 2}),
+        ({"max_tokens": 1}, {"max_completion_tokens": 2}),
+    ],
+)
+def test_options_that_collide(settings: dict[str, Any], options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(options))):
+        check(settings, options)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan")])
+def test_options_that_are_not_json(value: object) -> None:
+    with pytest.raises(SettingsError, match="JSON"):
+        check({}, {"x": value})
+
+
+def test_an_unknown_provider() -> None:
+    with pytest.raises(DefinitionError, match="opena1"):
+        check_settings("opena1", {}, {})
+
+
+def test_checking_and_making_the_provider_load_no_sdk() -> None:
+    code = (
+        "import sys, perdure.providers as p; p.check_settings('openai', {'seed': 1}, {}); p.get_provider('openai');"
+        "print([name for name in ('openai', 'httpx2', 'genai_prices', 'temporalio') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

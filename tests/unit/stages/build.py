@@ -1,0 +1,66 @@
+"""Short ways to write calls, replies and the innermost call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from perdure.ports import ModelCall, ModelReply, ToolCall
+from perdure.stages.keys import tool_key
+from perdure.types.messages import Message
+from perdure.types.wire import AsActivity, Call, Finish, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
+
+FACTS: dict[str, Any] = {
+    "agent": "a",
+    "context_id": "run-1",
+    "task_id": "scope-1-1",
+    "scope": "scope-1",
+    "op": 0,
+    "iteration": 1,
+}
+
+
+def model_call(message: str = "hi", owner: str = "run/1/1", **more: Any) -> ModelCall:
+    return ModelCall(ModelInput(**{**FACTS, "new": (NewMessage(content=message),), **more}), owner)
+
+
+def tool_call(owner: str = "run/2/1", **more: Any) -> ToolCall:
+    given = {**FACTS, "op": 1, "call_id": "c1", "name": "pay", "arguments": {"amount": 3}, **more}
+    task = ToolInput(**given)
+    return ToolCall(task, tool_key(task), owner, arguments=task.arguments or {})
+
+
+def reply(text: str = "Done.", *calls: Call, system: str | None = None, **more: Any) -> ModelReply:
+    finish = None if calls else Finish(content=text)
+    output = ModelOutput(head="", store_id="", text=text, calls=calls, finish=finish, **more)
+    return ModelReply(output, Message.assistant(text), system)
+
+
+def inline(id: str = "c1", name: str = "look", **more: Any) -> Call:
+    how = AsActivity(timeout=60, inline=True, **more)
+    return Call(id=id, name=name, arguments={"path": id}, disposition=how)
+
+
+class Inner:
+    """The innermost call: answers with ``answers`` in order, the last one for ever; ``calls`` is what it was given.
+
+    With ``gate`` it waits there first, and ``entered`` says that it has begun. An exception is raised.
+    """
+
+    def __init__(self, *answers: Any, gate: asyncio.Event | None = None) -> None:
+        self.answers = list(answers)
+        self.calls: list[Any] = []
+        self.gate = gate
+        self.entered = asyncio.Event()
+
+    async def __call__(self, call: Any) -> Any:
+        self.calls.append(call)
+        self.entered.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, str) and isinstance(call, ToolCall):
+            return ToolOutput(key=call.key, content=answer)
+        return reply(answer) if isinstance(answer, str) else answer

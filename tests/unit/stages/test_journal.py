@@ -1,0 +1,300 @@
+"""The journal stage: what was paid for is never paid for again, and nothing that was paid for is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
+from perdure.ports import Commit, Outcome
+from perdure.stages import JournalStage, journal
+from perdure.stages.keys import model_key
+from perdure.testing.store import MemoryStore
+from perdure.types.wire import INLINE_BYTES, ToolOutput
+from tests.unit.stages.build import Inner, model_call, reply, tool_call
+
+LOCKED = StoreError("the store is locked", hint="Close the program that holds it.")
+
+
+class Waits:
+    """What a stage says that it waits for; ``said`` is set at the first."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.said = asyncio.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.said.set()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LAST_TRY", 0.5)
+
+
+# --- model calls
+
+
+async def test_a_recorded_model_call_is_not_made_again(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner(reply("first", model="m"), reply("second"))
+    first = await stage.model(model_call(), inner)
+    again = await stage.model(model_call(owner="run/1/2"), inner)
+    assert len(inner.calls) == 1
+    assert again.output == first.output
+    assert again.message is None
+
+
+async def test_another_call_has_another_key(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner("answer")
+    for call in (model_call(), model_call("ho"), model_call(op=7), model_call(head="h"), model_call(scope="other")):
+        await stage.model(call, inner)
+    assert len(inner.calls) == 5
+    assert len(store.journal) == 5
+
+
+async def test_a_failed_model_call_leaves_nothing(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner(ProviderServerError("500"), "answer")
+    with pytest.raises(ProviderServerError):
+        await stage.model(model_call(), inner)
+    assert store.journal == {}
+    assert store.commits == []
+    assert (await stage.model(model_call(), inner)).output.text == "answer"
+
+
+async def test_of_two_attempts_the_first_reply_counts(store: MemoryStore) -> None:
+    """The slow one is a worker that was taken for lost. What it says is dropped, its node and its run row too."""
+    stage = JournalStage(store)
+    gate = asyncio.Event()
+    slow_inner = Inner("slow", gate=gate)
+    slow = asyncio.ensure_future(stage.model(model_call(), slow_inner))
+    await slow_inner.entered.wait()
+    quick = await stage.model(model_call(owner="run/1/2"), Inner("quick"))
+    gate.set()
+    assert (await slow).output == quick.output
+    assert quick.output.text == "quick"
+
+
+async def test_a_store_that_fails_before_the_call_costs_nothing(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner("answer")
+    store.failure = LOCKED
+    with pytest.raises(StoreError, match="locked"):
+        await stage.model(model_call(), inner)
+    assert inner.calls == []
+
+
+@pytest.mark.parametrize("kind", ["model", "tool"])
+async def test_a_store_that_fails_behind_a_paid_call_is_insisted_on(store: MemoryStore, kind: str) -> None:
+    waits = Waits()
+    stage = JournalStage(store, waits)
+    gate = asyncio.Event()
+    inner = Inner("answer", gate=gate)
+    call: Any = stage.model(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
+    running = asyncio.ensure_future(call)
+    await inner.entered.wait()
+    store.failure = LOCKED
+    gate.set()
+    await waits.said.wait()
+    assert "StoreError: the store is locked" in waits.reasons[0]
+    store.failure = None
+    await running
+    assert len(inner.calls) == 1
+    assert len(store.commits) == 1
+    assert waits.reasons[-1] == ""  # nobody is told of a wait that is over
+
+
+async def test_a_failure_that_no_waiting_mends_is_raised(store: MemoryStore) -> None:
+    waits = Waits()
+    gate = asyncio.Event()
+    inner = Inner("answer", gate=gate)
+    running = asyncio.ensure_future(JournalStage(store, waits).model(model_call(), inner))
+    await inner.entered.wait()
+    store.failure = StoreVersionError("newer")
+    gate.set()
+    with pytest.raises(StoreVersionError):
+        await running
+    assert waits.reasons == []
+
+
+# --- cancelled while it records
+
+
+class Held(MemoryStore):
+    """A store whose commits wait for ``go``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        self.asked.set()
+        await self.go.wait()
+        return await super().commit(commit)
+
+
+async def test_cancelled_while_recording_it_records_first() -> None:
+    store = Held()
+    await store.open()
+    running = asyncio.ensure_future(JournalStage(store).model(model_call(), Inner("paid")))
+    await store.asked.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    store.go.set()
+    assert (await running).output.text == "paid"  # the reply is there: it is handed over
+    assert b"paid" in (await store.find([model_key(model_call().input)]))[model_key(model_call().input)]
+
+
+async def test_cancelled_while_the_store_stays_away_it_gives_up_in_time(store: MemoryStore) -> None:
+    waits = Waits()
+    gate = asyncio.Event()
+    inner = Inner("paid", gate=gate)
+    running = asyncio.ensure_future(JournalStage(store, waits).tool(tool_call(), inner))
+    await inner.entered.wait()
+    store.failure = LOCKED
+    gate.set()
+    await waits.said.wait()
+    running.cancel()
+    with pytest.raises(StoreError, match="did not take the outcome"):
+        await running
+
+
+# --- tool calls
+
+
+async def test_a_recorded_tool_call_is_not_run_again(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner("42", "43")
+    first = await stage.tool(tool_call(), inner)
+    again = await stage.tool(tool_call(owner="run/2/2"), inner)
+    assert again == first == ToolOutput(key=tool_call().key, content="42")
+    assert len(inner.calls) == 1
+
+
+async def test_begun_and_never_reported_the_outcome_is_unknown(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner("42")
+    await store.claim(tool_call().key, "run/2/1")
+    output = await stage.tool(tool_call(owner="run/2/2"), inner)
+    assert inner.calls == []
+    assert output.status == "unknown"
+    assert output.is_error
+    assert "OutcomeUnknown: pay was started" in (output.content or "")
+    # That it is unknown is itself the outcome: a third attempt says the same, also to an idempotent tool's retry.
+    assert await stage.tool(tool_call(owner="run/2/3"), inner) == output
+
+
+async def test_begun_and_idempotent_it_runs_again(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner("42")
+    await store.claim(tool_call().key, "run/2/1")
+    output = await stage.tool(tool_call(owner="run/2/2", idempotent=True), inner)
+    assert output.content == "42"
+    assert len(inner.calls) == 1
+
+
+async def test_retries_bounds_how_often_an_idempotent_tool_begins(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner(asyncio.CancelledError())
+    for attempt in range(1, 4):
+        with pytest.raises(asyncio.CancelledError):  # begun, and the worker ended
+            await stage.tool(tool_call(owner=f"run/2/{attempt}", idempotent=True, retries=2), inner)
+    last = tool_call(owner="run/2/4", idempotent=True, retries=2)
+    output = await stage.tool(last, inner)
+    assert len(inner.calls) == 3
+    assert (output.status, output.is_error) == ("unknown", True)
+    assert "pay was started 3 times and its worker was lost each time; it is not run again" in (output.content or "")
+    assert await stage.tool(last, inner) == output
+
+
+async def test_an_attempt_that_never_began_is_no_retry(store: MemoryStore) -> None:
+    stage, inner = JournalStage(store), Inner("42")
+    store.failure = LOCKED
+    for attempt in range(1, 4):
+        with pytest.raises(StoreError, match="locked"):
+            await stage.tool(tool_call(owner=f"run/2/{attempt}", idempotent=True, retries=0), inner)
+    store.failure = None
+    output = await stage.tool(tool_call(owner="run/2/4", idempotent=True, retries=0), inner)
+    assert (output.content, output.status) == ("42", "done")
+
+
+async def test_an_outcome_is_returned_whatever_the_retries(store: MemoryStore) -> None:
+    """The worker was lost after it had recorded: that is no start."""
+    stage, inner = JournalStage(store), Inner("42")
+    for attempt in range(1, 4):
+        output = await stage.tool(tool_call(owner=f"run/2/{attempt}", idempotent=True, retries=0), inner)
+        assert (output.content, output.status) == ("42", "done")
+    assert len(inner.calls) == 1
+
+
+async def test_the_same_attempt_may_ask_twice(store: MemoryStore) -> None:
+    """Its claim was written, and the answer lost on the way: nobody else has acted."""
+    stage, inner = JournalStage(store), Inner("42")
+    await store.claim(tool_call().key, "run/2/1")
+    assert (await stage.tool(tool_call(owner="run/2/1"), inner)).content == "42"
+
+
+async def test_a_late_result_of_a_tool_that_was_given_up_is_dropped(store: MemoryStore) -> None:
+    stage = JournalStage(store)
+    gate = asyncio.Event()
+    slow_inner = Inner("late", gate=gate)
+    slow = asyncio.ensure_future(stage.tool(tool_call(), slow_inner))
+    await slow_inner.entered.wait()
+    unknown = await stage.tool(tool_call(owner="run/2/2"), Inner("never"))
+    gate.set()
+    assert await slow == unknown
+    assert unknown.status == "unknown"
+
+
+async def test_what_a_tool_acts_on_is_claimed_before_it_acts(store: MemoryStore) -> None:
+    gate = asyncio.Event()
+    inner = Inner("42", gate=gate)
+    running = asyncio.ensure_future(JournalStage(store).tool(tool_call(), inner))
+    await inner.entered.wait()
+    assert store.journal[tool_call().key].owner == "run/2/1"
+    gate.set()
+    await running
+
+
+@pytest.mark.parametrize(
+    ("text", "in_history"),
+    [("x" * INLINE_BYTES, True), ("x" * (INLINE_BYTES + 1), False), ("€" * (INLINE_BYTES // 3 + 1), False), ("", True)],
+)
+async def test_a_large_result_goes_to_the_store_and_its_reference_to_history(
+    store: MemoryStore, text: str, in_history: bool
+) -> None:
+    output = await JournalStage(store).tool(tool_call(), Inner(text))
+    if in_history:
+        assert (output.content, output.blob) == (text, None)
+        assert store.all_blobs == {}
+    else:
+        assert output.content is None
+        assert output.blob is not None
+        assert store.all_blobs[output.blob.hash] == text.encode()
+        assert len(store.commits) == 1  # with the outcome, so that neither is there alone
+
+
+async def test_an_outcome_of_an_older_perdure_is_read(store: MemoryStore) -> None:
+    """Fields that it did not have yet take their defaults; fields that a newer one adds are passed over."""
+    call = tool_call()
+    body = json.dumps({"key": call.key, "content": "42", "added_later": True}).encode()
+    await store.commit(Commit(outcome=Outcome(call.key, "tool", body)))
+    inner = Inner("43")
+    assert (await JournalStage(store).tool(replace(call), inner)).content == "42"
+    assert inner.calls == []
+
+
+@pytest.mark.parametrize("kind", ["model", "tool"])
+async def test_an_outcome_that_was_altered_is_neither_believed_nor_made_again(store: MemoryStore, kind: str) -> None:
+    stage, inner = JournalStage(store), Inner("42")
+
+    def again() -> Any:
+        return stage.model(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
+
+    await again()
+    (entry,) = store.journal.values()
+    entry.outcome = b'{"content": 4'
+    with pytest.raises(TranscriptCorruptedError, match="cannot be read") as caught:
+        await again()
+    assert "backup" in str(caught.value)
+    assert len(inner.calls) == 1

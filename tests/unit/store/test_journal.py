@@ -1,0 +1,71 @@
+"""The cache in front of the journal, and the bounded cache itself."""
+
+from __future__ import annotations
+
+from perdure.ports import Claim, Commit, Outcome
+from perdure.store.journal import CachedJournal
+from perdure.store.lru import ByteLRU
+from perdure.testing.store import MemoryStore
+
+
+class CountingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[str]] = []
+
+    async def find(self, keys):
+        self.asked.append(list(keys))
+        return await super().find(keys)
+
+
+async def test_what_was_committed_is_not_read():
+    store = CountingStore()
+    journal = CachedJournal(store)
+    assert await journal.commit(Commit(outcome=Outcome("a", "tool", b"1"))) == b"1"
+    assert await journal.find(["a"]) == {"a": b"1"}
+    assert await journal.claim("a", "me") == Claim("done", b"1")
+    assert store.asked == []
+
+
+async def test_only_the_unknown_is_read_and_then_kept():
+    store = CountingStore()
+    await store.commit(Commit(outcome=Outcome("b", "tool", b"2")))
+    journal = CachedJournal(store)
+    await journal.commit(Commit(outcome=Outcome("a", "tool", b"1")))
+    assert await journal.find(["a", "b", "c"]) == {"a": b"1", "b": b"2"}
+    assert await journal.find(["a", "b"]) == {"a": b"1", "b": b"2"}
+    assert store.asked == [["b", "c"]]
+
+
+async def test_keeps_the_outcome_that_won():
+    store = MemoryStore()
+    await store.commit(Commit(outcome=Outcome("a", "tool", b"first")))
+    journal = CachedJournal(store)
+    assert await journal.commit(Commit(outcome=Outcome("a", "tool", b"late"))) == b"first"
+    assert await journal.find(["a"]) == {"a": b"first"}
+
+
+async def test_claims_go_to_the_store():
+    store = MemoryStore()
+    journal = CachedJournal(store)
+    assert await journal.claim("a", "one") == Claim("new")
+    assert await journal.claim("a", "two") == Claim("begun")
+    assert await journal.claim("a", "two", again=True) == Claim("new", starts=2)
+    await store.commit(Commit(outcome=Outcome("a", "tool", b"1")))
+    assert await journal.claim("a", "two") == Claim("done", b"1")
+    assert await journal.commit(Commit()) is None
+
+
+def test_the_least_recently_used_leave():
+    gone: list[str] = []
+    cache: ByteLRU[int] = ByteLRU(10, gone.append)
+    for name in "abc":
+        cache.put(name, 1, 3)
+    assert cache.get("a") == 1
+    cache.put("d", 1, 3)
+    assert gone == ["b"]
+    cache.touch(["c", "unknown"])
+    cache.put("c", 2, 9)
+    assert (cache.get("c"), cache.peek("d"), len(cache), cache.used) == (2, None, 1, 9)
+    cache.put("e", 1, 11)
+    assert (len(cache), cache.used, "e" in cache) == (0, 0, False)

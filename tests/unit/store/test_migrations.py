@@ -1,0 +1,42 @@
+"""The schema that the migrations make is the one that the operations expect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from perdure.store import migrations
+from perdure.store.tables import metadata
+
+
+def test_they_end_in_the_current_version():
+    scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
+    assert scripts.get_heads() == [migrations.CURRENT]
+    versions = [script.revision for script in scripts.walk_revisions()]
+    assert versions == sorted(versions, reverse=True)  # so that a newer one compares as greater
+
+
+def test_they_make_the_tables():
+    engine = sa.create_engine("sqlite://")
+    with engine.begin() as connection:
+        migrations.upgrade(connection)
+        assert migrations.version(connection) == migrations.CURRENT
+        options = {"compare_type": True, "include_name": lambda name, *_: name != migrations.VERSION_TABLE}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+def test_a_failure_leaves_no_half_schema(tmp_path: Path, monkeypatch):
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/s.db", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        migrations.upgrade(connection)
+        connection.exec_driver_sql("ROLLBACK")
+    with engine.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == []
+    engine.dispose()

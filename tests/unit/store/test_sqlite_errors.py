@@ -1,0 +1,94 @@
+"""Every failure of SQLite becomes a ``StoreError`` that names the file and a way out."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy.exc
+
+from perdure.errors import StoreError
+from perdure.store import sqlite_errors
+from perdure.store.sqlite_errors import FAILURES, translate
+
+NO_CODES = ("SQLITE_OK", "SQLITE_DENY", "SQLITE_IGNORE", "SQLITE_LIMIT_", "SQLITE_ROW", "SQLITE_DONE")
+CODES = {
+    name: code
+    for name, code in vars(sqlite3).items()
+    if name.startswith("SQLITE_") and isinstance(code, int) and not name.startswith(NO_CODES)
+}
+
+
+def driver_error(name: str, cls: type[sqlite3.Error] = sqlite3.OperationalError) -> sqlite3.Error:
+    error = cls("what SQLite says")
+    error.sqlite_errorcode, error.sqlite_errorname = CODES[name], name
+    return error
+
+
+def check(error: Exception, path: Path) -> StoreError:
+    assert isinstance(error, FAILURES)
+    translated = translate(error, path)
+    assert isinstance(translated, StoreError)
+    assert str(path) in translated.message
+    assert translated.hint
+    assert "{" not in str(translated)
+    return translated
+
+
+@pytest.mark.parametrize("name", sorted(CODES))
+def test_every_code(name: str, tmp_path: Path):
+    check(driver_error(name), tmp_path / "store.db")
+
+
+def subclasses(cls: type[BaseException]) -> set[type[BaseException]]:
+    return {cls}.union(*[subclasses(child) for child in cls.__subclasses__()])
+
+
+@pytest.mark.parametrize("cls", sorted(subclasses(sqlite3.Error) | {sqlite3.Warning}, key=str))
+def test_every_class_of_the_driver(cls: type[Exception], tmp_path: Path):
+    check(cls("what SQLite says"), tmp_path / "store.db")
+
+
+@pytest.mark.parametrize("cls", sorted(subclasses(sqlalchemy.exc.SQLAlchemyError), key=str))
+def test_every_class_of_sqlalchemy(cls: type[Exception], tmp_path: Path):
+    check(cls.__new__(cls), tmp_path / "store.db")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("SQLITE_BUSY", "locked"),
+        ("SQLITE_FULL", "full"),
+        ("SQLITE_READONLY", "read-only"),
+        ("SQLITE_NOTADB", "not a SQLite database"),
+        ("SQLITE_CANTOPEN", "cannot be opened"),
+        ("SQLITE_CORRUPT", "damaged"),
+        ("SQLITE_IOERR", "disk"),
+        ("SQLITE_INTERNAL", "fails"),
+    ],
+)
+def test_what_is_said(name: str, says: str, tmp_path: Path):
+    wrapped = sqlalchemy.exc.OperationalError("SELECT", (), driver_error(name))
+    assert says in check(wrapped, tmp_path / "store.db").message
+    assert name in check(wrapped, tmp_path / "store.db").message
+
+
+@pytest.mark.skipif(not hasattr(sqlite3, "SQLITE_IOERR_WRITE"), reason="needs the extended codes")
+def test_extended_codes_are_of_their_kind(tmp_path: Path):
+    assert "disk" in check(driver_error("SQLITE_IOERR_WRITE"), tmp_path / "store.db").message
+
+
+def test_directories(tmp_path: Path):
+    nowhere = tmp_path / "no" / "store.db"
+    assert "no directory" in check(driver_error("SQLITE_CANTOPEN"), nowhere).message
+    assert "no directory" in check(FileNotFoundError(2, "gone"), nowhere).message
+    assert "is a directory" in check(driver_error("SQLITE_CANTOPEN"), tmp_path).message
+    assert "removed" in check(FileNotFoundError(2, "gone"), tmp_path / "store.db").message
+    assert "cannot be opened" in check(PermissionError(13, "no"), tmp_path / "store.db").message
+
+
+def test_all_texts_format():
+    for text in [value for name, value in vars(sqlite_errors).items() if name.isupper() and name[0] == "_"]:
+        if isinstance(text, tuple):
+            [part.format(path="p", name="n", directory="d") for part in text]

@@ -1,0 +1,82 @@
+"""What importing costs: little time, and no SDK or driver. Each look is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import perdure
+
+HEAVY = ("openai", "anthropic", "google.genai", "mcp", "sqlalchemy", "alembic", "aiosqlite", "asyncpg", "genai_prices")
+PUBLIC = [
+    "Agent",
+    "Client",
+    "Message",
+    "PerdurePlugin",
+    "Response",
+    "Run",
+    "RunContext",
+    "Status",
+    "Tool",
+    "ToolContext",
+    "Worker",
+    "local",
+    "register_provider",
+    "tool",
+]
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_perdure_is_quick() -> None:
+    """The best of five: a slow one says something about the machine, not about the import."""
+    code = "import time; began = time.perf_counter(); import perdure; print(time.perf_counter() - began)"
+    assert min(float(run(code)) for _ in range(5)) < 0.35
+
+
+@pytest.mark.parametrize("module", ["", ".client", ".workflows", ".agent", ".worker", ".tools"])
+def test_an_import_loads_no_sdk_and_no_driver(module: str) -> None:
+    code = f"import sys, json, perdure{module}; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    assert json.loads(run(code)) == []
+
+
+def test_an_agent_of_a_known_provider_loads_no_sdk() -> None:
+    """A worker that never calls it need not have it, and a client's process starts quickly."""
+    code = (
+        "import sys, json, perdure; perdure.Agent('a', 'openai:gpt-5', settings={'temperature': 0});"
+        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    )
+    assert json.loads(run(code)) == []
+
+
+def test_the_public_names_are_these() -> None:
+    """A change here is a change of the public interface: say so in the changelog."""
+    assert sorted(perdure.__all__) == PUBLIC
+    assert perdure.__all__ == sorted(perdure.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there(name: str) -> None:
+    value = getattr(perdure, name)
+    assert value.__name__ == name
+    assert name in dir(perdure)
+
+
+def test_every_public_name_is_known_to_type_checkers() -> None:
+    """Names that are loaded late stand three times in the module: they must be the same names."""
+    assert sorted(perdure._HOME) == sorted(perdure.__all__)
+
+
+def test_star_import_gives_them_all() -> None:
+    code = f"from perdure import *; print(all(name in globals() for name in {PUBLIC!r}))"
+    assert run(code).strip() == "True"
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'perdure' has no attribute 'Agnet'"):
+        perdure.Agnet  # noqa: B018  # the look is what raises

@@ -1,0 +1,132 @@
+"""The repository's own lints: every rule fires, and what the code is meant to do instead passes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def lint(script: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / script, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def determinism(directory: Path, source: str, package: str = "workflows") -> subprocess.CompletedProcess[str]:
+    path = directory / package / "case.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    return lint("lint_determinism.py", path)
+
+
+REFUSED = {
+    "import time": "time",
+    "from time import monotonic": "time.monotonic",
+    "import random as r": "random",
+    "import secrets": "secrets",
+    "import os": "os",
+    "import os.path": "os.path",
+    "from os import environ": "os.environ",
+    "from pathlib import Path": "pathlib.Path",
+    "import socket": "socket",
+    "import subprocess": "subprocess",
+    "import threading": "threading",
+    "from concurrent.futures import Future": "concurrent.futures.Future",
+    "import httpx": "httpx",
+    "import requests": "requests",
+    "import urllib.request": "urllib.request",
+    "from urllib import request": "urllib.request",
+    "import importlib": "importlib",
+    "def f():\n    import time": "time",
+    "import datetime\ndatetime.datetime.now()": "datetime.datetime.now",
+    "import datetime as dt\ndt.datetime.utcnow()": "datetime.datetime.utcnow",
+    "from datetime import datetime\ndatetime.now()": "datetime.datetime.now",
+    "from datetime import datetime as d\nclock = d.today": "datetime.datetime.today",
+    "from datetime import date\ndate.today()": "datetime.date.today",
+    "import uuid\nuuid.uuid4()": "uuid.uuid4",
+    "import uuid\nx: object = lambda: str(uuid.uuid1())": "uuid.uuid1",
+    "from uuid import uuid4": "uuid.uuid4",
+    "import asyncio\nasyncio.to_thread(f)": "asyncio.to_thread",
+    "import asyncio\nasyncio.wait([])": "asyncio.wait",
+    "import asyncio\nasyncio.get_running_loop().run_in_executor(None, f)": "run_in_executor",
+    "import sys\nsys.stdout.write('x')": "sys.stdout",
+    "open('x')": "open",
+    "print('x')": "print",
+    "input()": "input",
+    "__import__('time')": "__import__",
+    "hash('x')": "hash",
+    "id(x)": "id",
+    "for x in {1, 2}: pass": "iterating a set",
+    "[x for x in set(y)]": "iterating a set",
+    "{x: 1 for x in {y for y in z}}": "iterating a set",
+    "if TYPE_CHECKING:\n    pass\nelse:\n    import time": "time",
+}
+
+ALLOWED = [
+    "from datetime import datetime, timedelta\ndef f(x: datetime): return x + timedelta(1)",
+    "from uuid import UUID\nUUID(int=1)",
+    "from temporalio import workflow\nworkflow.now(); workflow.uuid4(); workflow.random(); workflow.time()",
+    "import asyncio\nasyncio.sleep(1); asyncio.wait_for(f(), 1); asyncio.gather(f())",
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pathlib import Path",
+    "from . import time",
+    "self.now(); state.open(); run.id",
+    "for x in sorted({1, 2}): pass\n2 in {1, 2}",
+]
+
+
+@pytest.mark.parametrize(("source", "name"), REFUSED.items())
+def test_determinism_refuses(tmp_path: Path, source: str, name: str) -> None:
+    result = determinism(tmp_path, source)
+    assert result.returncode == 1, result.stderr
+    assert f": error: {name}: " in result.stdout
+
+
+@pytest.mark.parametrize("source", ALLOWED)
+def test_determinism_allows(tmp_path: Path, source: str) -> None:
+    result = determinism(tmp_path, source)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("call", ["asyncio.sleep(1)", "asyncio.wait_for(f(), 1)"])
+def test_the_pure_loop_may_not_wait(tmp_path: Path, call: str) -> None:
+    source = f"import asyncio\n{call}"
+    assert determinism(tmp_path, source, "loop").returncode == 1
+    assert determinism(tmp_path, source, "workflows").returncode == 0
+
+
+def test_determinism_names_file_and_line(tmp_path: Path) -> None:
+    assert "case.py:3: error: time" in determinism(tmp_path, "\n\nimport time\n").stdout
+
+
+def function(lines: int) -> str:
+    return "def f():\n" + "    x = 1\n" * (lines - 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "says"),
+    [
+        (function(40), 0, ""),
+        (function(41), 0, "case.py:1: warning: function f has 41 lines (limit 60)"),
+        (function(60), 0, "warning"),
+        (function(61), 1, "case.py:1: error: function f has 61 lines (limit 60)"),
+        ("async " + function(61), 1, "error: function f"),
+        ("class C:\n    " + function(61).replace("\n", "\n    ").rstrip(), 1, "case.py:2: error: function f"),
+        ("x = 1\n" * 300, 0, ""),
+        ("x = 1\n" * 301, 0, "case.py: warning: file has 301 lines (limit 400)"),
+        ("x = 1\n" * 400, 0, "warning"),
+        ("x = 1\n" * 401, 1, "case.py: error: file has 401 lines (limit 400)"),
+    ],
+)
+def test_lengths(tmp_path: Path, source: str, code: int, says: str) -> None:
+    path = tmp_path / "case.py"
+    path.write_text(source)
+    result = lint("lint_lengths.py", tmp_path)
+    assert result.returncode == code, result.stderr
+    assert says in result.stdout if says else not result.stdout

@@ -1,0 +1,168 @@
+"""What the model sees of results and of exceptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, computed_field
+
+from perdure.errors import ToolError
+from perdure.tools import ResultError, error_text, serialise
+from perdure.tools.result import MAX_ERROR_BYTES
+
+
+class Mood(enum.StrEnum):
+    GOOD = "good"
+
+
+class Item(BaseModel):
+    name: str
+    when: date
+
+
+class Broken(BaseModel):
+    @computed_field
+    def total(self) -> int:
+        raise RuntimeError("no total")
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    label: str | None = None
+
+
+CASES: list[tuple[Any, str]] = [
+    ("text, as it is: ü\n", "text, as it is: ü\n"),
+    ("", ""),
+    ("lone \ud800", "lone �"),
+    (Mood.GOOD, "good"),
+    (None, "null"),
+    (True, "true"),
+    (7, "7"),
+    (1.5, "1.5"),
+    (math.nan, '"NaN"'),
+    ([math.inf, -math.inf], '["Infinity","-Infinity"]'),
+    (b"plain \xc3\xbc", "plain ü"),
+    (bytearray(b"x"), "x"),
+    (b"\xff\x00", '"_wA="'),
+    ({"raw": b"\xff"}, '{"raw":"_w=="}'),
+    ({"a": [1, None, "ü"], "b": {"c": (1, 2)}}, '{"a":[1,null,"ü"],"b":{"c":[1,2]}}'),
+    ({1: "a", (1, 2): "b"}, '{"1":"a","1,2":"b"}'),
+    ({"a": "lone \ud800", "raw": b"\xff", "n": math.nan}, '{"a":"lone �","raw":"_w==","n":"NaN"}'),
+    (Item(name="n", when=date(2024, 1, 2)), '{"name":"n","when":"2024-01-02"}'),
+    ([Point(1), Point(2, "b")], '[{"x":1,"label":null},{"x":2,"label":"b"}]'),
+    ({Decimal("1.50")}, '["1.50"]'),
+    (timedelta(hours=1), '"PT1H"'),
+    (Path("/a"), '"/a"'),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), CASES, ids=[repr(value)[:30] for value, _ in CASES])
+def test_results(value: Any, text: str) -> None:
+    assert serialise(value) == text
+    assert type(serialise(value)) is str
+
+
+def _cycle() -> Any:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+def _deep() -> Any:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (object(), r"\(object\) is not serialisable: .*object"),
+        ({"a": [object()]}, r"\(dict\) is not serialisable: .*object"),
+        ({"lone": "\ud800", "a": object()}, r"\(dict\) is not serialisable"),
+        (_cycle(), r"\(list\) is not serialisable: .*Circular"),
+        (_deep(), r"\(list\) is not serialisable"),
+        (Broken(), r"test_result\.Broken\) is not serialisable: .*no total"),
+    ],
+    ids=["object", "inside", "with a surrogate", "cycle", "deep", "broken model"],
+)
+def test_what_is_not_serialisable(value: Any, reason: str) -> None:
+    with pytest.raises(ResultError, match=reason) as caught:
+        serialise(value)
+    assert isinstance(caught.value, ToolError)
+    assert error_text(caught.value).startswith("ResultError: the tool ran, but its result (")
+
+
+def test_a_forgotten_await() -> None:
+    async def late() -> int:
+        return 1
+
+    coroutine = late()
+    with pytest.raises(ResultError, match="awaitable"):
+        serialise(coroutine)
+    coroutine.close()
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.characters(categories=["Cs"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+@settings(max_examples=100, deadline=None)
+def test_every_plain_value_has_utf8_text(value: Any) -> None:
+    text = serialise(value)
+    text.encode()
+    if not isinstance(value, str):
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad amount"), "ValueError: bad amount"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (TimeoutError(), "TimeoutError"),
+        (ValueError("lone \ud800"), "ValueError: lone �"),
+        (MuteError(), "MuteError"),
+        (ToolError("no order", hint="Ask for it."), "ToolError: no order\nAsk for it."),
+        (
+            ExceptionGroup("two", [ValueError("a"), ExceptionGroup("one", [KeyError("b")])]),
+            "ExceptionGroup: two (2 sub-exceptions)\n- ValueError: a\n"
+            "- ExceptionGroup: one (1 sub-exception)\n- KeyError: 'b'",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_error_text(error: Exception, text: str) -> None:
+    assert error_text(error) == text
+
+
+def test_error_text_is_bounded_and_has_no_traceback() -> None:
+    try:
+        raise ValueError("ü" * 100_000)
+    except ValueError as error:
+        text = error_text(error)
+    assert MAX_ERROR_BYTES - 4 <= len(text.encode()) <= MAX_ERROR_BYTES
+    assert text.startswith("ValueError: üü")
+    assert text.endswith("ü… (cut)")

@@ -1,0 +1,1 @@
+"""Worker processes that tests start and kill: ``Engine.process("<module>", …)``."""
