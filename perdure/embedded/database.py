@@ -9,6 +9,8 @@ from pathlib import Path
 from ..errors import ServerStartError
 from .home import Home
 
+PANIC = "panic: "
+"""How the last words of a crashed Go program begin."""
 _LAST_LINES = 5
 
 # What SQLite and the system say, in the server's log, and what it means.
@@ -83,7 +85,10 @@ def explain(home: Home, said: str) -> ServerStartError:
             return ServerStartError(
                 f"the Temporal dev server does not start: {cause}", hint=way_out.format(db=home.temporal_db)
             )
-    last = "".join(f"\n  {line}" for line in said.splitlines()[-_LAST_LINES:]) or " nothing"
+    _, crashed, words = said.rpartition(PANIC)
+    lines = (crashed + words).splitlines()
+    shown = lines[:_LAST_LINES] if crashed else lines[-_LAST_LINES:]
+    last = "".join(f"\n  {line}" for line in shown) or " nothing"
     return ServerStartError(
         f"the Temporal dev server does not start; it said:{last}", hint=f"Its log is {home.server_log}."
     )

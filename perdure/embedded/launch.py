@@ -31,9 +31,9 @@ DYNAMIC_CONFIG = (
 _READY_SECONDS = 30.0
 _PROBE_SECONDS = 2.0
 _POLL = 0.05
-_PORT_ATTEMPTS = 3
+_ATTEMPTS = 3
 _LOG_LIMIT = 10 * 1024 * 1024
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 64 * 1024
 
 # Nothing else of the environment: the server outlives its starter, whose API keys are none of its business,
 # and TEMPORAL_* would configure it.
@@ -63,7 +63,7 @@ async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
 async def _bring_up(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     """Start a process and wait until it answers. Its record says so only when the caller writes it."""
     before = read_record(home)
-    for _ in range(_PORT_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         log_start = home.server_log.stat().st_size if home.server_log.exists() else 0
         record = _spawn(home, binary, database_fd, _choose_ports(before))
         # Cancelled here, the server lives on: whoever needs it next finds it by its record.
@@ -72,9 +72,10 @@ async def _bring_up(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
             return dataclasses.replace(record, instance_id=instance_id)
         await terminate(record.pid, record.start_token)
         said = _tail(home, log_start)
-        if "address already in use" not in said:
-            break
-        before = None  # someone took a port between the look and the start
+        if "address already in use" in said:
+            before = None  # someone took a port between the look and the start
+        elif database.PANIC not in said:
+            break  # it said why; a crash may be bad luck (it looks for free ports of its own, and panics without)
     raise database.explain(home, said)
 
 

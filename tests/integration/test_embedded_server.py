@@ -219,6 +219,38 @@ async def test_a_server_that_ends_at_once_is_told_with_its_words(
         await ensure_server()
 
 
+async def test_a_server_that_crashes_at_its_start_is_started_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, crashed = os.environ["PERDURE_TEMPORAL_CLI"], tmp_path / "crashed"
+    script = tmp_path / "temporal"
+    script.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" != --version ] && [ ! -e {crashed} ]; then touch {crashed}\n'
+        'echo "panic: no free port"; echo "goroutine 1 [running]:"; exit 2; fi\n'
+        f'exec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PERDURE_TEMPORAL_CLI", str(script))
+    assert await run_of(home) is not None
+    assert crashed.exists()
+
+
+async def test_a_server_that_crashes_each_time_is_told_with_the_crash(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "temporal"
+    script.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo "temporal version 1 (Server 1.29.1)"; exit; fi\n'
+        'echo "panic: no free port"; for i in 1 2 3 4 5 6 7 8 9; do echo "  frame $i"; done; exit 2\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PERDURE_TEMPORAL_CLI", str(script))
+    with pytest.raises(ServerStartError, match="panic: no free port"):
+        await ensure_server()
+
+
 async def test_a_full_disk_is_told(home: Home, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
