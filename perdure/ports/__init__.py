@@ -5,7 +5,23 @@ Each protocol is small, names no SDK, and ships a public fake in ``perdure.testi
 
 from .model import Completed, ModelRequest, Provider, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
 from .stage import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
-from .store import Blob, Chain, Claim, Commit, Journal, Node, Outcome, RunRow, Runs, Store, Transcripts
+from .store import (
+    Blob,
+    Chain,
+    Claim,
+    Commit,
+    Journal,
+    Memory,
+    MemoryWrite,
+    Node,
+    Outcome,
+    RunRow,
+    Runs,
+    Store,
+    Transcripts,
+    TurnRow,
+    Turns,
+)
 
 __all__ = [
     "Blob",
@@ -14,6 +30,8 @@ __all__ = [
     "Commit",
     "Completed",
     "Journal",
+    "Memory",
+    "MemoryWrite",
     "ModelCall",
     "ModelReply",
     "ModelRequest",
@@ -33,4 +51,6 @@ __all__ = [
     "ToolCallDelta",
     "ToolSpec",
     "Transcripts",
+    "TurnRow",
+    "Turns",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..types.messages import Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
-from .store import Commit
+from .store import Commit, MemoryWrite
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class ModelCall:
     """The transcript up to the head; set by the transcript stage."""
     fresh: Sequence[Message] = ()
     """What is new since the head; set by the transcript stage."""
+    writes: list[MemoryWrite] = field(default_factory=list)
+    """What the author's code wrote into memory during the call; committed with its outcome."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class ToolCall:
     attempt: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """From the input, or set by the transcript stage where they are too large for history."""
+    writes: list[MemoryWrite] = field(default_factory=list)
+    """What the tool wrote into memory; committed with its outcome, unless that is an error."""
 
 
 NextModel = Callable[[ModelCall], Awaitable[ModelReply]]

@@ -69,6 +69,32 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnRow:
+    """A turn of a conversation: kept when the run has forgotten it."""
+
+    context_id: str
+    task_id: str
+    status: str
+    """running, completed, failed or cancelled."""
+    head: str | None = None
+    result: bytes | None = None
+    """As in :class:`RunRow`."""
+    messages: Sequence[str] = ()
+    """Ids of the users' messages that it took in; each is kept, with the turn that took it first. Not read back."""
+    asked_at: str = ""
+    """As in :class:`RunRow`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWrite:
+    """A change of the memory that conversations share. ``value`` is JSON; None deletes."""
+
+    namespace: str
+    key: str
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """What is written at once, or not at all."""
 
@@ -76,6 +102,9 @@ class Commit:
     blobs: Sequence[Blob] = ()
     outcome: Outcome | None = None
     run: RunRow | None = None
+    turn: TurnRow | None = None
+    memory: Sequence[MemoryWrite] = ()
+    """In order; the last change of a key is what counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +137,8 @@ class Journal(Protocol):
         """Write everything in one transaction; nodes and blobs that are there already count as written.
 
         Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key;
-        then nothing of this commit's run row is written. None without an outcome. A run row that was asked for
-        earlier than the recorded one (``asked_at``) is dropped; the rest is written.
+        then nothing of this commit's run row, turn and memory is written. None without an outcome. A run row or turn
+        that was asked for earlier than the recorded one (``asked_at``) is dropped; the rest is written.
         """
         ...
 
@@ -161,7 +190,31 @@ class Runs(Protocol):
         ...
 
 
-class Store(Journal, Transcripts, Runs, Protocol):
+class Turns(Protocol):
+    """The ``turns`` table."""
+
+    async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
+        """One row, without ``messages``."""
+        ...
+
+    async def turn_of(self, context_id: str, message_id: str) -> str | None:
+        """The ``task_id`` of the turn that took the message of that id first."""
+        ...
+
+
+class Memory(Protocol):
+    """What conversations share: JSON values by namespace and key. Changes are part of a :class:`Commit`."""
+
+    async def recall(self, namespace: str, key: str) -> bytes | None:
+        """One value."""
+        ...
+
+    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
+        """The values whose key begins with ``prefix``, in the order of their keys (by code points)."""
+        ...
+
+
+class Store(Journal, Transcripts, Runs, Turns, Memory, Protocol):
     """All of it, in one database. ``store_id`` names the database for good; it is known once the store is open."""
 
     store_id: str

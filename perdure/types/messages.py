@@ -110,6 +110,8 @@ class Message(Data):
     parts: tuple[Part, ...] = ()
     id: str | None = None
     """The sender's id of a user message."""
+    by: str | None = None
+    """Who sent a user message, as the sender said."""
     model: str | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
@@ -123,9 +125,9 @@ class Message(Data):
         return cls(role="system", parts=(TextPart(text=text),))
 
     @classmethod
-    def user(cls, text: str, *, id: str | None = None) -> Message:
+    def user(cls, text: str, *, id: str | None = None, by: str | None = None) -> Message:
         """A user message."""
-        return cls(role="user", parts=(TextPart(text=text),), id=id)
+        return cls(role="user", parts=(TextPart(text=text),), id=id, by=by)
 
     @classmethod
     def assistant(cls, text: str = "", *calls: ToolCallPart) -> Message:

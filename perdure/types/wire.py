@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from .duration import Seconds
 from .messages import BlobRef, Data, FinishReason, Message, Usage
 
 WORKFLOW = "AgentWorkflow"
@@ -32,12 +33,38 @@ class Strict(Data):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class UserMessage(Strict):
-    """A message from a user. ``content`` is text, or where it is kept in the store."""
+class Override(Strict):
+    """What one call, or one turn, changes of its agent. What is left out stays as the agent has it."""
 
-    content: str | BlobRef
+    model: str | None = None
+    """``"<provider>:<model>"``."""
+    instructions: str | None = None
+    tools: tuple[str, ...] | None = None
+    """Names of the agent's tools that are offered; the others are not."""
+    settings: dict[str, Any] | None = None
+    """Merged over the agent's; None takes a setting away."""
+    provider_options: dict[str, Any] | None = None
+    """Merged over the agent's."""
+    finish: FinishProtocol | None = None
+    max_iterations: int | None = Field(default=None, ge=1)
+    on_limit: OnLimit | None = None
+
+
+class UserMessage(Strict):
+    """A message from a user. ``content`` is text, or where it is kept in the store.
+
+    None asks for a turn without a message: the model is called on the conversation as it stands.
+    """
+
+    content: str | BlobRef | None
     id: str | None = Field(default=None, max_length=200)
     """The sender's id: the same id counts once."""
+    by: str | None = Field(default=None, max_length=200)
+    """Who sent it, as the sender says."""
+    task_id: str | None = Field(default=None, min_length=1, max_length=200)
+    """Id of the turn, if this message opens one; it gets one without."""
+    override: Override | None = None
+    """What the turn changes of the agent, from its next model call on."""
     store_id: str | None = Field(default=None, max_length=100)
     """The store that holds ``content``, where it is kept in one."""
 
@@ -53,6 +80,12 @@ class Start(Strict):
     """The author's own data of the run."""
     history: str | None = Field(default=None, max_length=100)
     """Head of the transcript to go on from."""
+    resume: bool = False
+    """Go on from where the conversation of this id ended, if there is one in the store."""
+    idle_timeout: Seconds | None = None
+    """A session that waits this long for a message closes; seconds, or text like ``"1h"``."""
+    override: Override | None = None
+    """What the whole run changes of its agent."""
     store_id: str | None = Field(default=None, max_length=100)
     """The store that holds ``history`` and blobs of the message."""
     max_history_events: int | None = Field(default=None, gt=10)
@@ -68,6 +101,7 @@ class NewMessage(Data):
     kind: Literal["message"] = "message"
     content: str | BlobRef
     id: str | None = None
+    by: str | None = None
     store_id: str | None = None
     """The store that holds ``content``, as its sender said."""
 
@@ -107,7 +141,8 @@ class CallFacts(Data):
 class Closing(Data):
     """How a run ended: what the last, unpaid model activity records."""
 
-    status: Literal["completed", "failed", "cancelled"]
+    status: Literal["completed", "failed", "cancelled", "waiting"]
+    """``waiting``: only the turn has ended; the session waits for the next message."""
     error_type: str | None = None
     error: str | None = None
     response: dict[str, Any] | None = None
@@ -123,6 +158,10 @@ class ModelInput(CallFacts):
     """``force_finish`` asks for the answer now, without tools; ``close`` only records what is new."""
     closing: Closing | None = None
     overrides: dict[str, Any] | None = None
+    """An ``Override``: the run's and the turn's together."""
+    mode: Mode = "run"
+    resume: bool = False
+    """``head`` is not known yet: the conversation's last one in the store, if there is any."""
 
 
 class Refused(Data):
@@ -255,13 +294,25 @@ class Response(Data):
     calls: int = 0
     """Model calls that were paid for."""
     cost_usd: float | None = None
-    finish_reason: FinishReason | Literal["limit"] = "stop"
+    finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
     finish_called: bool = False
     context_id: str = ""
     task_id: str = ""
     head: str | None = None
     store_id: str | None = None
     messages: tuple[Message, ...] = ()
+
+
+class TurnStatus(Data):
+    """Answer of the ``turn`` query."""
+
+    task_id: str
+    state: Literal["running", "completed", "failed", "cancelled", "unknown"]
+    """``unknown``: it was too long ago, and the store knows more; or there never was such a turn."""
+    response: Response | None = None
+    """Of a turn that has ended well, without messages."""
+    error_type: str | None = None
+    error: str | None = None
 
 
 class ChildStatus(Data):
