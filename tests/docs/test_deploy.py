@@ -61,7 +61,7 @@ def image_command() -> list[str]:
 @pytest.mark.parametrize("command", [unit_command(), image_command()], ids=["unit", "image"])
 async def test_the_command_serves_and_ends_on_sigterm(command: list[str], loopback: Loopback) -> None:
     assert Path(command[0]).name == "perdure"
-    shutil.copy(ROOT / "examples/05_worker.py", loopback.folder / "agents.py")
+    shutil.copy(ROOT / "examples/11_worker.py", loopback.folder / "agents.py")
     worker = await loopback.spawn(Path(sys.executable).with_name("perdure"), *command[1:], cwd=loopback.folder)
     assert worker.stdout is not None
     async with asyncio.timeout(60):

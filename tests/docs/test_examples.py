@@ -92,7 +92,7 @@ async def test_steer(loopback: Loopback) -> None:
         return books[0] if "Only one book, please." in users(request) else " and ".join(books)
 
     loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "03_steer.py")).splitlines()
+    out = succeeded(await loopback.python(EXAMPLES / "05_steer.py")).splitlines()
     assert re.fullmatch(r"librarian-[0-9a-f]{12} is running, at: (model|tools)", out[0])
     assert out[1] == "after 2 model calls: A history of gardens"
     roles = [line.split()[0] for line in out[2:]]
@@ -114,7 +114,7 @@ async def test_finish_tag(loopback: Loopback) -> None:
         return ["I try.", Call("guess", {"number": guesses[len(done)]})]
 
     loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "04_finish_tag.py")).splitlines()
+    out = succeeded(await loopback.python(EXAMPLES / "14_finish_tag.py")).splitlines()
     assert out[0] == "patient: 42 (stop, 5 model calls)"
     assert out[1] == "hasty: between 25 and 50 (limit, 3 model calls)"
     assert out[2].startswith("strict: ")
@@ -129,8 +129,8 @@ def track(request: Request) -> Any:
 
 async def test_worker_and_client(loopback: Loopback) -> None:
     loopback.model.rule = track
-    worker = await loopback.spawn("python", EXAMPLES / "05_worker.py")
-    out = succeeded(await loopback.python(EXAMPLES / "05_client.py", env={"OPENAI_API_KEY": ""})).splitlines()
+    worker = await loopback.spawn("python", EXAMPLES / "11_worker.py")
+    out = succeeded(await loopback.python(EXAMPLES / "12_client.py", env={"OPENAI_API_KEY": ""})).splitlines()
     assert re.fullmatch(r"support-[0-9a-f]{12}: It is on its way: order 77 is out for delivery\.", out[0]), out
     assert re.fullmatch(r"2 model calls, \d+ tokens", out[1])
     os.kill(worker.pid, signal.SIGTERM)
@@ -140,16 +140,16 @@ async def test_worker_and_client(loopback: Loopback) -> None:
 
 async def test_own_worker_beside_own_workflow(loopback: Loopback) -> None:
     loopback.model.rule = lambda request: f"[{users(request)[0].split()[0]}] fine"
-    out = succeeded(await loopback.python(EXAMPLES / "06_own_worker.py"))
+    out = succeeded(await loopback.python(EXAMPLES / "07_own_worker.py"))
     assert out == "['[It] fine', '[Call] fine']\n"
 
 
 async def test_plain_temporal_client_imports_no_perdure(loopback: Loopback) -> None:
     loopback.model.rule = track
-    await loopback.spawn("python", EXAMPLES / "05_worker.py")
-    source = (EXAMPLES / "07_plain_temporal.py").read_text()
+    await loopback.spawn("python", EXAMPLES / "11_worker.py")
+    source = (EXAMPLES / "13_plain_temporal.py").read_text()
     assert not re.search(r"^\s*(from|import) perdure", source, re.MULTILINE)
-    ended = await loopback.python(EXAMPLES / "07_plain_temporal.py")
+    ended = await loopback.python(EXAMPLES / "13_plain_temporal.py")
     # Temporal's SDK now and then dies on the interpreter's way out, all work done (perdure's CLI ends by os._exit for
     # that). This program is the SDK's alone, so that is not ours to mend; what it printed is checked all the same.
     assert (ended.code in (0, -signal.SIGSEGV, -signal.SIGABRT), ended.err) == (True, ""), ended
@@ -160,14 +160,14 @@ async def test_plain_temporal_client_imports_no_perdure(loopback: Loopback) -> N
 
 
 async def test_custom_provider_needs_no_key(loopback: Loopback) -> None:
-    out = succeeded(await loopback.python(EXAMPLES / "08_custom_provider.py", env={"OPENAI_API_KEY": ""}))
+    out = succeeded(await loopback.python(EXAMPLES / "10_custom_provider.py", env={"OPENAI_API_KEY": ""}))
     assert out == "HEAR YE!!! 4\n"
     assert loopback.model.stats.requests == 0
 
 
 async def test_local_model(loopback: Loopback) -> None:
     loopback.model.rule = lambda request: f"{request['model']} at {request['temperature']}: drops."
-    out = succeeded(await loopback.python(EXAMPLES / "09_local_model.py", env={"OPENAI_API_KEY": ""}))
+    out = succeeded(await loopback.python(EXAMPLES / "15_local_model.py", env={"OPENAI_API_KEY": ""}))
     assert out == "llama3.2 at 0.7: drops.\n"
     assert loopback.model.headers[0]["authorization"] == "Bearer none"
 
@@ -178,7 +178,7 @@ async def test_instructions(loopback: Loopback) -> None:
         return f"({system(request)}) {done[0]}" if done else Call("balance")
 
     loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "10_instructions.py")).splitlines()
+    out = succeeded(await loopback.python(EXAMPLES / "16_instructions.py")).splitlines()
     assert out == [
         "(You help Ana, who speaks Spanish.) Ana has 12.50 euros",
         "(You help Jan, who speaks Dutch.) Jan has 12.50 euros",

@@ -1,6 +1,6 @@
 """An agent that thinks aloud and marks its answer with <finish>; and what happens when it does not come to an end.
 
-OPENAI_API_KEY=… python examples/04_finish_tag.py
+OPENAI_API_KEY=… python examples/14_finish_tag.py
 """
 
 from perdure import Agent, tool

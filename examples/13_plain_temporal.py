@@ -1,6 +1,6 @@
 """A client without perdure: Temporal's own SDK and plain JSON. Any language's SDK does the same.
 
-python examples/07_plain_temporal.py      # needs a worker, see 05_worker.py
+python examples/13_plain_temporal.py      # needs a worker, see 11_worker.py
 """
 
 import asyncio

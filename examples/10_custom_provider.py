@@ -1,6 +1,6 @@
 """A provider of your own: one async generator, registered under the name that models begin with. Needs no key.
 
-python examples/08_custom_provider.py
+python examples/10_custom_provider.py
 """
 
 from collections.abc import AsyncIterator

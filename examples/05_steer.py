@@ -1,6 +1,6 @@
 """Steer a run while it works: say something to it, ask what it does, wait for its answer, read what was said.
 
-OPENAI_API_KEY=… python examples/03_steer.py
+OPENAI_API_KEY=… python examples/05_steer.py
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""A client: knows the agent's name and nothing of its code. Needs a worker, see 05_worker.py.
+"""A client: knows the agent's name and nothing of its code. Needs a worker, see 11_worker.py.
 
-python examples/05_client.py ["your question"]
+python examples/12_client.py ["your question"]
 """
 
 import asyncio

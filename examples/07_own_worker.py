@@ -1,7 +1,7 @@
 """Agents beside your own workflows, in your own Temporal worker: the plugin adds the engine to it.
 
 perdure server start && eval "$(perdure env)"
-OPENAI_API_KEY=… python examples/06_own_worker.py
+OPENAI_API_KEY=… python examples/07_own_worker.py
 """
 
 import asyncio

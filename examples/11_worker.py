@@ -1,10 +1,10 @@
 """A worker: serves agents until SIGTERM, then finishes what it has begun. Start as many as you like.
 
     perdure server start                    # or set TEMPORAL_ADDRESS and PERDURE_STORE_URL
-    OPENAI_API_KEY=… python examples/05_worker.py
-    python examples/05_client.py            # in another terminal
+    OPENAI_API_KEY=… python examples/11_worker.py
+    python examples/12_client.py            # in another terminal
 
-`perdure worker examples/05_worker.py` does the same without the lines at the end.
+`perdure worker examples/11_worker.py` does the same without the lines at the end.
 """
 
 import asyncio

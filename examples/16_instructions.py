@@ -1,6 +1,6 @@
 """Instructions made for each call: a function of the run, with data that the caller gave it.
 
-OPENAI_API_KEY=… python examples/10_instructions.py
+OPENAI_API_KEY=… python examples/16_instructions.py
 """
 
 import asyncio
