@@ -5,6 +5,7 @@ An adapter opens the transaction and runs one function in it; every function her
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Claim, Commit, Node, RunRow
+from ..ports import Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
 from .statement import ByKeys, Database, Statement, insert, insert_missing
-from .tables import RUN_COLUMNS, blobs_table, journal, meta, nodes_table, runs_table
+from .tables import RUN_COLUMNS, blobs_table, journal, memory, meta, nodes_table, runs_table, sent, turns_table
 
 
 def _record(dialect: Dialect) -> Insert:
@@ -26,12 +27,15 @@ def _record(dialect: Dialect) -> Insert:
     return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal.c.outcome.is_(None))
 
 
-def _upsert_run(dialect: Dialect) -> Insert:
-    new_row = insert(dialect, runs_table)
-    kept = ("context_id", "created_at")
-    new = {column.name: new_row.excluded[column.name] for column in runs_table.columns if column.name not in kept}
-    not_older = new_row.excluded.asked_at >= runs_table.c.asked_at
-    return new_row.on_conflict_do_update(index_elements=["context_id"], set_=new, where=not_older)
+def _upsert(dialect: Dialect, table: sa.Table) -> Insert:
+    """A row in the place of the one that has its primary key, unless it was asked for earlier."""
+    new_row = insert(dialect, table)
+    key = [column.name for column in table.primary_key]
+    new = {column.name: new_row.excluded[column.name] for column in table.columns}
+    for kept in (*key, "created_at"):
+        new.pop(kept, None)
+    not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
+    return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
 
 
 def _chain(until: list[Any]) -> ClauseElement:
@@ -57,6 +61,15 @@ def _list_runs(agent: bool, status: bool) -> Statement:
     return Statement(lambda _: query.order_by(*order).limit(bindparam("limit", type_=sa.Integer)))
 
 
+def _recall_all(bounded: bool) -> Statement:
+    query = sa.select(memory.c.key, memory.c.value).where(
+        memory.c.namespace == bindparam("namespace"), memory.c.key >= bindparam("prefix")
+    )
+    if bounded:
+        query = query.where(memory.c.key < bindparam("behind"))
+    return Statement(lambda _: query.order_by(memory.c.key).limit(bindparam("limit", type_=sa.Integer)))
+
+
 _BY_KEY = journal.c.key == bindparam("key")
 FIND = ByKeys(lambda keys: sa.select(journal.c.key, journal.c.outcome).where(journal.c.key.in_(keys)))
 CLAIM = insert_missing(journal)
@@ -74,11 +87,28 @@ TAKE_OVER = Statement(
 RECORD = Statement(_record)
 INSERT_NODE = insert_missing(nodes_table)
 INSERT_BLOB = insert_missing(blobs_table)
-UPSERT_RUN = Statement(_upsert_run)
+UPSERT_RUN = Statement(lambda dialect: _upsert(dialect, runs_table))
+UPSERT_TURN = Statement(lambda dialect: _upsert(dialect, turns_table))
+INSERT_SENT = insert_missing(sent)
+_BY_NAME = memory.c.namespace == bindparam("namespace"), memory.c.key == bindparam("key")
+UPSERT_MEMORY = Statement(lambda dialect: _upsert(dialect, memory))
+DELETE_MEMORY = Statement(lambda _: sa.delete(memory).where(*_BY_NAME))
 CHAIN = ByKeys(_chain)
 BLOBS = ByKeys(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
 RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
 RUNS = {(agent, status): _list_runs(agent, status) for agent in (False, True) for status in (False, True)}
+TURN = Statement(
+    lambda _: sa.select(*[turns_table.c[name] for name in ("status", "head", "result", "asked_at")]).where(
+        turns_table.c.context_id == bindparam("context_id"), turns_table.c.task_id == bindparam("task_id")
+    )
+)
+TURN_OF = Statement(
+    lambda _: sa.select(sent.c.task_id).where(
+        sent.c.context_id == bindparam("context_id"), sent.c.message_id == bindparam("message_id")
+    )
+)
+RECALL = Statement(lambda _: sa.select(memory.c.value).where(*_BY_NAME))
+RECALL_ALL = {bounded: _recall_all(bounded) for bounded in (False, True)}
 NAME_STORE = insert_missing(meta)
 STORE_ID = Statement(lambda _: sa.select(meta.c.store_id))
 
@@ -132,7 +162,30 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
         row = {name: getattr(commit.run, name) for name in RUN_COLUMNS}
         row["created_at"] = row["updated_at"] = now
         UPSERT_RUN.run(database, **row)
+    if commit.turn is not None:
+        _write_turn(database, commit.turn, now)
+    if commit.memory:
+        _write_memory(database, commit.memory, now)
     return outcome.body if outcome is not None else None
+
+
+def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
+    """A row that comes too late leaves no messages either: where it was asked for, nothing goes on from it."""
+    names = {"context_id": turn.context_id, "task_id": turn.task_id}
+    row = {"status": turn.status, "head": turn.head, "result": turn.result, "asked_at": turn.asked_at}
+    if UPSERT_TURN.run(database, **names, **row, created_at=now, updated_at=now).rowcount == 0:
+        return
+    for message_id in sorted(set(turn.messages)):
+        INSERT_SENT.run(database, **names, message_id=message_id)
+
+
+def _write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
+    last = {(write.namespace, write.key): write.value for write in writes}
+    for (namespace, key), value in sorted(last.items(), key=lambda item: item[0]):
+        if value is None:
+            DELETE_MEMORY.run(database, namespace=namespace, key=key)
+        else:
+            UPSERT_MEMORY.run(database, namespace=namespace, key=key, value=value, updated_at=now)
 
 
 def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
@@ -172,6 +225,44 @@ def runs(database: Database, agent: str | None, status: str | None, limit: int) 
     """Rows of the runs, the newest first."""
     statement = RUNS[agent is not None, status is not None]
     return [RunRow(*row) for row in statement.run(database, agent=agent, status=status, limit=limit)]
+
+
+def turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
+    """One row of the turns."""
+    row = TURN.run(database, context_id=context_id, task_id=task_id).fetchone()
+    if row is None:
+        return None
+    status, head, result, asked_at = row
+    return TurnRow(context_id, task_id, status, head, result, asked_at=asked_at)
+
+
+def turn_of(database: Database, context_id: str, message_id: str) -> str | None:
+    """The turn that took a message first."""
+    row = TURN_OF.run(database, context_id=context_id, message_id=message_id).fetchone()
+    return None if row is None else str(row[0])
+
+
+def recall(database: Database, namespace: str, key: str) -> bytes | None:
+    """One value of the memory."""
+    row = RECALL.run(database, namespace=namespace, key=key).fetchone()
+    return None if row is None else _bytes(row[0])
+
+
+def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
+    """The values whose key begins with ``prefix``; a range, since no pattern has to be escaped in it."""
+    behind = _behind(prefix)
+    statement = RECALL_ALL[behind is not None]
+    rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
+    return {key: _bytes(value) for key, value in rows}
+
+
+def _behind(prefix: str) -> str | None:
+    """The first text, by code points, behind all that begin with ``prefix``; None if nothing is."""
+    stem = prefix.rstrip(chr(sys.maxunicode))
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no text
 
 
 def _bytes(value: Any) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
-from ..ports import Claim, Commit, Node, RunRow
+from ..ports import Claim, Commit, Node, RunRow, TurnRow
 from . import migrations, sql
 from .session import Session, SqliteDatabase, Work
 from .thread import StoreThread
@@ -125,6 +125,22 @@ class SqliteStore:
     async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """See :class:`perdure.ports.Runs`."""
         return await self._read(sql.runs, agent, status, limit)
+
+    async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
+        """See :class:`perdure.ports.Turns`."""
+        return await self._read(sql.turn, context_id, task_id)
+
+    async def turn_of(self, context_id: str, message_id: str) -> str | None:
+        """See :class:`perdure.ports.Turns`."""
+        return await self._read(sql.turn_of, context_id, message_id)
+
+    async def recall(self, namespace: str, key: str) -> bytes | None:
+        """See :class:`perdure.ports.Memory`."""
+        return await self._read(sql.recall, namespace, key)
+
+    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
+        """See :class:`perdure.ports.Memory`."""
+        return await self._read(sql.recall_all, namespace, prefix, limit)
 
 
 def _ready(database: SqliteDatabase) -> str:

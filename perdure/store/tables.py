@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from ..ports import RunRow
 
@@ -57,6 +58,34 @@ runs_table = sa.Table(
     sa.Index("runs_created_at", "created_at"),
     sa.Index("runs_agent", "agent", "created_at"),
     sa.Index("runs_status", "status", "created_at"),
+)
+turns_table = sa.Table(
+    "turns",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("task_id", sa.Text, primary_key=True),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("head", sa.Text),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("asked_at", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("updated_at", sa.Text, nullable=False),
+)
+sent = sa.Table(
+    "sent",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("message_id", sa.Text, primary_key=True),
+    sa.Column("task_id", sa.Text, nullable=False),
+)
+memory = sa.Table(
+    "memory",
+    metadata,
+    sa.Column("namespace", sa.Text, primary_key=True),
+    # Compared by code points, as SQLite does: a range of keys is a prefix then, and the index serves it.
+    sa.Column("key", sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql"), primary_key=True),
+    sa.Column("value", sa.LargeBinary, nullable=False),
+    sa.Column("updated_at", sa.Text, nullable=False),
 )
 RUN_COLUMNS = tuple(runs_table.columns.keys())
 assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

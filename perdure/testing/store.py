@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ..errors import StoreError, TranscriptCorruptedError
-from ..ports import Claim, Commit, Node, RunRow
+from ..ports import Claim, Commit, Node, RunRow, TurnRow
 
 
 @dataclass(slots=True)
@@ -34,6 +34,9 @@ class MemoryStore:
         self.all_blobs: dict[str, bytes] = {}
         self.journal: dict[str, Entry] = {}
         self.all_runs: dict[str, RunRow] = {}
+        self.all_turns: dict[tuple[str, str], TurnRow] = {}
+        self.sent: dict[tuple[str, str], str] = {}
+        self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
         self._id = uuid.uuid4().hex
@@ -85,6 +88,13 @@ class MemoryStore:
             row = replace(commit.run, created_at=old.created_at if old else now, updated_at=now)
             if old is None or row.asked_at >= old.asked_at:
                 self.all_runs[row.context_id] = row
+        if commit.turn is not None:
+            self._write_turn(commit.turn)
+        for write in commit.memory:
+            if write.value is None:
+                self.memory.pop((write.namespace, write.key), None)
+            else:
+                self.memory[write.namespace, write.key] = write.value
         return commit.outcome.body if commit.outcome is not None else None
 
     async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
@@ -116,6 +126,36 @@ class MemoryStore:
         self._check()
         rows = [row for row in self.all_runs.values() if agent in (None, row.agent) and status in (None, row.status)]
         return sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)[:limit]
+
+    async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
+        """One row, without ``messages``."""
+        self._check()
+        return self.all_turns.get((context_id, task_id))
+
+    async def turn_of(self, context_id: str, message_id: str) -> str | None:
+        """The turn that took the message first."""
+        self._check()
+        return self.sent.get((context_id, message_id))
+
+    async def recall(self, namespace: str, key: str) -> bytes | None:
+        """One value."""
+        self._check()
+        return self.memory.get((namespace, key))
+
+    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
+        """The values whose key begins with ``prefix``, in the order of their keys."""
+        self._check()
+        keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
+        return {key: self.memory[namespace, key] for key in keys[:limit]}
+
+    def _write_turn(self, turn: TurnRow) -> None:
+        at = (turn.context_id, turn.task_id)
+        old = self.all_turns.get(at)
+        if old is not None and turn.asked_at < old.asked_at:
+            return
+        self.all_turns[at] = replace(turn, messages=())
+        for message_id in turn.messages:
+            self.sent.setdefault((turn.context_id, message_id), turn.task_id)
 
     def _check(self) -> None:
         if self.failure is not None:

@@ -10,7 +10,7 @@ from tests.contract.store.conftest import Database
 
 WRITER = """
 import asyncio, sys
-from perdure.ports import Commit, Outcome, RunRow
+from perdure.ports import Commit, MemoryWrite, Outcome, RunRow, TurnRow
 from perdure.store import Chain, open_store
 from perdure.types.messages import Message
 
@@ -23,7 +23,9 @@ async def talk(store, chain, name):
         outcome = Outcome(f"{name}-{i}", "model", node.hash.encode())
         head, i = node.hash, i + 1
         run = RunRow(name, "agent", "scope", head, "running", i)
-        await store.commit(Commit(nodes=[node], blobs=blobs, outcome=outcome, run=run))
+        turn = TurnRow(name, "turn", "running", head, messages=[outcome.key])
+        memory = [MemoryWrite(name, "count", b"%d" % i), MemoryWrite(name, outcome.key, b"1")]
+        await store.commit(Commit(nodes=[node], blobs=blobs, outcome=outcome, run=run, turn=turn, memory=memory))
         print(name, i, flush=True)
 
 async def main(url):
@@ -55,3 +57,10 @@ async def test_a_killed_writer_leaves_whole_commits(database: Database):
         assert row.head is not None
         last = f"{row.context_id}-{row.iterations - 1}"
         assert await store.find([last]) == {last: row.head.encode()}
+        turn = await store.turn(row.context_id, "turn")
+        assert turn is not None
+        assert turn.head == row.head
+        assert await store.turn_of(row.context_id, last) == "turn"
+        memory = await store.recall_all(row.context_id, limit=10_000)
+        assert memory.pop("count") == b"%d" % row.iterations
+        assert set(memory) == {f"{row.context_id}-{i}" for i in range(row.iterations)}

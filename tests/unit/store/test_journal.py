@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.ports import Claim, Commit, Outcome
+from perdure.ports import Claim, Commit, MemoryWrite, Outcome, TurnRow
 from perdure.store.journal import CachedJournal
 from perdure.store.lru import ByteLRU
 from perdure.testing.store import MemoryStore
@@ -43,6 +43,17 @@ async def test_keeps_the_outcome_that_won():
     journal = CachedJournal(store)
     assert await journal.commit(Commit(outcome=Outcome("a", "tool", b"late"))) == b"first"
     assert await journal.find(["a"]) == {"a": b"first"}
+
+
+async def test_a_commit_reaches_the_store_as_it_is():
+    store = MemoryStore()
+    commit = Commit(
+        outcome=Outcome("a", "tool", b"1"), turn=TurnRow("c", "t", "running"), memory=[MemoryWrite("n", "k", b"1")]
+    )
+    await CachedJournal(store).commit(commit)
+    assert store.commits[0] is commit
+    assert await store.turn("c", "t") == commit.turn
+    assert await store.recall("n", "k") == b"1"
 
 
 async def test_claims_go_to_the_store():

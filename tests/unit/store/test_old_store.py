@@ -1,0 +1,212 @@
+"""A store that an earlier version of perdure made, with what is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from perdure.errors import StoreVersionError
+from perdure.ports import Claim, Commit, MemoryWrite, Node, Outcome, RunRow, TurnRow
+from perdure.store import migrations
+from perdure.store.session import Session, SqliteDatabase
+from perdure.store.sqlite import SqliteStore
+
+THEN = "2025-12-24T10:00:00.000000+00:00"
+RUN = RunRow("c", "support", "s", "n2", "running", 3, b"{}", THEN, THEN, THEN)
+
+# As version 0001 wrote it. Not by today's operations: they may need today's tables.
+DATA = """
+INSERT INTO meta VALUES (1, 'the-store', 'THEN');
+INSERT INTO nodes VALUES ('n1', NULL, x'5b315d'), ('n2', 'n1', x'5b325d');
+INSERT INTO blobs VALUES ('b', x'626c6f62');
+INSERT INTO journal VALUES ('done', 'model', NULL, 0, x'7b7d', NULL, 'THEN'),
+                           ('begun', NULL, 'somebody', 2, NULL, 'THEN', NULL);
+INSERT INTO runs VALUES ('c', 'support', 's', 'n2', 'running', 3, x'7b7d', 'THEN', 'THEN', 'THEN');
+""".replace("THEN", THEN)
+
+
+def version(path: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return [row[0] for row in connection.execute("SELECT version_num FROM perdure_version")]
+
+
+def tables(path: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "old.db"
+
+    def make(database: SqliteDatabase) -> None:
+        with database.alchemy() as connection:
+            migrations.upgrade(connection)
+        for statement in DATA.strip().rstrip(";").split(";\n"):
+            database.execute(statement)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "CURRENT", "0001")
+        session = Session(path, write=True, busy_timeout=0)
+        session.run(make)
+        session.close()
+    assert version(path) == ["0001"]
+    assert not tables(path) & {"turns", "sent", "memory"}
+    return path
+
+
+@contextlib.asynccontextmanager
+async def opened(path: Path):
+    store = SqliteStore(f"sqlite:///{path}", busy_timeout=30)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_it_keeps_its_data_and_works(old: Path):
+    turn = TurnRow("c", "t", "completed", "n3", b"{}", asked_at=THEN)
+    for _ in range(2):  # the second time it is an ordinary store
+        async with opened(old) as store:
+            assert store.store_id == "the-store"
+            assert await store.nodes("n2") == [Node("n1", None, b"[1]"), Node("n2", "n1", b"[2]")]
+            assert await store.blobs(["b"]) == {"b": b"blob"}
+            assert await store.find(["done", "begun"]) == {"done": b"{}"}
+            assert await store.claim("begun", "me") == Claim("begun", starts=2)
+            assert await store.run("c") == RUN
+            assert await store.runs(agent="support", status="running") == [RUN]
+        assert version(old) == [migrations.CURRENT]
+    async with opened(old) as store:
+        answered = Commit(
+            nodes=[Node("n3", "n2", b"[3]")],
+            outcome=Outcome("begun", "tool", b"1"),
+            turn=TurnRow("c", "t", "completed", "n3", b"{}", ["m"], THEN),
+            memory=[MemoryWrite("n", "k", b"1")],
+        )
+        assert await store.commit(answered) == b"1"
+    async with opened(old) as store:
+        assert [node.hash for node in await store.nodes("n3")] == ["n1", "n2", "n3"]
+        assert await store.turn("c", "t") == turn
+        assert await store.turn_of("c", "m") == "t"
+        assert await store.recall_all("n") == {"k": b"1"}
+
+
+def layout(connection: sa.Connection) -> dict[str, str]:
+    return {row.name: row.sql for row in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master")}
+
+
+def test_it_gets_the_tables_that_a_new_store_has(old: Path):
+    made = []
+    for url in (f"sqlite:///{old}", "sqlite://"):
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            migrations.upgrade(connection)
+            made.append(layout(connection))
+        engine.dispose()
+    assert made[0] == made[1]
+
+
+async def test_what_fails_while_it_is_migrated_leaves_it_old(old: Path, monkeypatch: pytest.MonkeyPatch):
+    before = tables(old)
+    with monkeypatch.context() as patch:
+        patch.setattr("perdure.store.sql.name_store", lambda *_: 1 / 0)  # inside the transaction, behind the migration
+        with pytest.raises(ZeroDivisionError):
+            async with opened(old):
+                pass
+    assert version(old) == ["0001"]
+    assert tables(old) == before
+    async with opened(old) as store:
+        assert await store.run("c") == RUN
+
+
+async def test_clients_that_open_it_at_once(old: Path):
+    async with contextlib.AsyncExitStack() as stack:
+        stores = await asyncio.gather(*[stack.enter_async_context(opened(old)) for _ in range(8)])
+        assert {store.store_id for store in stores} == {"the-store"}
+        for (i, writer), reader in itertools.product(enumerate(stores), stores[:2]):
+            await writer.commit(Commit(memory=[MemoryWrite("n", f"{i}", b"1")]))
+            assert await reader.recall("n", f"{i}") == b"1"
+    assert version(old) == [migrations.CURRENT]
+
+
+async def test_who_has_it_open_goes_on_while_another_migrates(old: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "CURRENT", "0001")
+        earlier = SqliteStore(f"sqlite:///{old}")
+        await earlier.open()
+    assert version(old) == ["0001"]
+    try:
+        await earlier.commit(Commit(outcome=Outcome("a", "tool", b"1")))
+        async with opened(old) as store:
+            assert version(old) == [migrations.CURRENT]
+            await earlier.commit(Commit(outcome=Outcome("b", "tool", b"2"), run=RUN))
+            assert await store.find(["a", "b"]) == await earlier.find(["a", "b"]) == {"a": b"1", "b": b"2"}
+    finally:
+        await earlier.close()
+
+
+async def test_an_earlier_perdure_refuses_the_new_one(old: Path, monkeypatch: pytest.MonkeyPatch):
+    async with opened(old):
+        pass
+    monkeypatch.setattr(migrations, "CURRENT", "0001")
+    with pytest.raises(StoreVersionError, match=r"schema 0002, this perdure knows up to 0001") as caught:
+        async with opened(old):
+            pass
+    assert "Upgrade" in (caught.value.hint or "")
+
+
+OPENER = """
+import asyncio, json, sys
+from perdure.ports import Commit, MemoryWrite
+from perdure.store import open_store
+
+async def main(url, name):
+    store = open_store(url)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await store.open()
+    await store.commit(Commit(memory=[MemoryWrite("n", name, b"1")]))
+    row = await store.run("c")
+    await store.close()
+    print(json.dumps([store.store_id, row.head]))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_that_open_it_at_once(old: Path):
+    """They migrate it once: to make a table for the second time is an error."""
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", OPENER, f"sqlite:///{old}", f"k{i}"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for i in range(4)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        answers = [json.loads(process.communicate()[0]) for process in processes]
+    assert answers == [["the-store", "n2"]] * 4
+    assert version(old) == [migrations.CURRENT]
+    async with opened(old) as store:
+        assert await store.recall_all("n") == {f"k{i}": b"1" for i in range(4)}
