@@ -5,8 +5,11 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 """
 
 from .answer import response
-from .apply import apply_closed, apply_model, apply_result, cancel, close, fail, pause, receive, resume
+from .apply import apply_closed, apply_model, apply_result
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
+from .ending import cancel, close, fail, interrupt, pause, resume, stopped
+from .past import turn_status
+from .receive import check_message, receive, send
 from .start import carry_over, open_state, parse_start
 from .status import status
 
@@ -22,14 +25,19 @@ __all__ = [
     "apply_result",
     "cancel",
     "carry_over",
+    "check_message",
     "close",
     "decide",
     "fail",
+    "interrupt",
     "open_state",
     "parse_start",
     "pause",
     "receive",
     "response",
     "resume",
+    "send",
     "status",
+    "stopped",
+    "turn_status",
 ]

@@ -15,9 +15,9 @@ def response(state: RunState) -> Response:
         blob=answer.blob if answer else None,
         output=answer.content if answer and answer.blob is None else None,
         iterations=turn.iteration if turn else 0,
-        usage=state.usage,
-        calls=state.iterations,
-        cost_usd=state.cost_usd,
+        usage=state.usage - turn.usage_before if turn else state.usage,
+        calls=turn.iteration if turn else 0,
+        cost_usd=_cost(state),
         finish_reason=answer.finish_reason if answer else "other",
         finish_called=answer.called if answer else False,
         context_id=state.context_id,
@@ -25,3 +25,9 @@ def response(state: RunState) -> Response:
         head=state.head,
         store_id=state.store_id,
     )
+
+
+def _cost(state: RunState) -> float | None:
+    """Of the turn; None where no price is known."""
+    before = state.turn.cost_before if state.turn else None
+    return state.cost_usd if state.cost_usd is None or before is None else state.cost_usd - before

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import ValidationError
-
-from ..types.messages import BlobRef, clean
-from ..types.state import SEEN_IDS, Answer, Failure, Pause, PendingCall, RunState, Turn
+from ..types.state import Answer, Failure, PendingCall, RunState, Turn
 from ..types.wire import (
     AsActivity,
     AsSubagent,
@@ -19,82 +14,9 @@ from ..types.wire import (
     NewMessage,
     NewResult,
     Refused,
-    UserMessage,
 )
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
-from .sizes import ID_BYTES, MESSAGE_BYTES, size
-
-REFUSED_CHARS = 300
-"""Of what ``status`` says of a message that was refused."""
-
-
-def receive(state: RunState, raw: Any) -> bool:
-    """Take a message: a string, or ``{"content", "id"}``. False if it was seen before or cannot be taken.
-
-    Why it cannot is kept, shortened, for ``status``: a signal has nobody to raise an error to.
-    """
-    try:
-        message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
-    except ValidationError as error:
-        nearest = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
-        where = ".".join(str(place) for place in nearest["loc"])
-        return _refuse(state, f"{where[:80] or 'message'}: {nearest['msg']}: {str(raw)[:80]}")
-    if why := unfit(message) or _elsewhere(state, message):
-        return _refuse(state, f"{why}: {str(raw)[:80]}")
-    sent = clean(message.id) if message.id else None  # an empty id is none: it would make all such messages one
-    if sent is not None:
-        if sent in state.seen:
-            return False
-        state.seen = [*state.seen, sent][-SEEN_IDS:]
-    content = clean(message.content) if isinstance(message.content, str) else message.content
-    opens = _opens_turn(state)
-    state.inbox.append(NewMessage(content=content, id=sent, store_id=message.store_id))
-    if opens:
-        _open_turn(state)
-    return True
-
-
-def unfit(message: UserMessage) -> str | None:
-    """Why Temporal could not carry ``message`` on, if so."""
-    if (found := size(message.id)) > ID_BYTES:
-        return f"id: it has {found:,} bytes as JSON and may have {ID_BYTES:,}"
-    found = size(message.model_dump(mode="json", exclude_none=True))
-    if found <= MESSAGE_BYTES:
-        return None
-    return (
-        f"message: it has {found:,} bytes as JSON and may have {MESSAGE_BYTES:,}; "
-        "send it with perdure's client, which puts a long one into the store"
-    )
-
-
-def _elsewhere(state: RunState, message: UserMessage) -> str | None:
-    """Whether the text of ``message`` is in a store that is not the run's."""
-    if not isinstance(message.content, BlobRef) or None in (message.store_id, state.store_id):
-        return None
-    if message.store_id == state.store_id:
-        return None
-    return f"message: its text is in store {message.store_id}, and the run is kept in store {state.store_id}"
-
-
-def _refuse(state: RunState, why: str) -> bool:
-    state.refused = [*state.refused, clean(why)[:REFUSED_CHARS]][-10:]
-    return False
-
-
-def _opens_turn(state: RunState) -> bool:
-    """Whether the next message opens a turn. It joins earlier messages that still wait for their answer."""
-    turn = state.turn
-    if turn is None or state.cancelled:
-        return turn is None
-    return state.mode == "session" and turn.answer is not None and turn.failure is None and not state.inbox
-
-
-def _open_turn(state: RunState) -> None:
-    state.turns += 1
-    state.recorded = False
-    state.turn = Turn(task_id=f"{state.scope[:8]}-{state.turns}")
-
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     """The model answered ``step`` with ``output``."""
@@ -103,6 +25,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     _count(state, turn, output)
     _take(state, step.taken)
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
+    state.resume = False
     if step.purpose == "force_finish":
         _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
         state.carry = [_not_run(call) for call in output.calls]
@@ -114,7 +37,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
         _answer(turn, output.finish, output)
     elif not output.calls:
         state.carry = [NewMessage(content=reminder(output.limits.protocol), id=REMINDER_ID)]
-    _collect(state)
+    collect(state)
     _limit(state, turn, output)
 
 
@@ -166,10 +89,10 @@ def _limit(state: RunState, turn: Turn, output: ModelOutput) -> None:
         return
     turn.at_limit = True
     turn.last_text, turn.last_blob = output.text, output.blob
-    _end_at_limit(state)
+    end_at_limit(state)
 
 
-def _end_at_limit(state: RunState) -> None:
+def end_at_limit(state: RunState) -> None:
     """End a marked turn once its last calls have their results."""
     turn = state.turn
     if turn is None or not turn.at_limit or state.calls:
@@ -183,12 +106,12 @@ def _end_at_limit(state: RunState) -> None:
     else:
         turn.answer = Answer(content=turn.last_text, blob=turn.last_blob, finish_reason="limit")
     turn.at_limit = False
-    _drop_reminder(state)
+    drop_reminder(state)
 
 
-def _drop_reminder(state: RunState) -> None:
+def drop_reminder(state: RunState) -> None:
     """The turn is over: nobody is left to be reminded."""
-    state.carry = [new for new in state.carry if isinstance(new, NewResult)]
+    state.carry = [new for new in state.carry if isinstance(new, NewResult) or new.id != REMINDER_ID]
 
 
 def apply_result(state: RunState, op: int, result: New) -> None:
@@ -196,11 +119,11 @@ def apply_result(state: RunState, op: int, result: New) -> None:
     for call in state.calls:
         if call.op == op and call.result is None:
             call.result = result
-    _collect(state)
-    _end_at_limit(state)
+    collect(state)
+    end_at_limit(state)
 
 
-def _collect(state: RunState) -> None:
+def collect(state: RunState) -> None:
     """When every call has its result, the next model call gets them in the order of the calls."""
     results = [call.result for call in state.calls]
     if state.calls and all(result is not None for result in results):
@@ -208,52 +131,12 @@ def _collect(state: RunState) -> None:
         state.calls = []
 
 
-def fail(state: RunState, type: str, message: str) -> None:
-    """The run cannot go on: it ends as failed, with its transcript closed."""
-    if state.turn is None:
-        _open_turn(state)
-    assert state.turn is not None
-    state.turn.failure = Failure(type=type, message=message)
-    _ending(state, "not finished: the run failed")
-
-
-def cancel(state: RunState) -> None:
-    """Somebody cancelled the run: finished results stay, every other call gets one that says so."""
-    state.cancelled = True
-    _ending(state, "Cancelled: the run was cancelled before this call had finished")
-
-
-def _ending(state: RunState, text: str) -> None:
-    """Record the ending, over an earlier one too. A model call in flight has used up its operation number."""
-    state.op += 1
-    state.recorded = False
-    state.pause = None
-    _drop_reminder(state)
-    for pending in state.calls:
-        if pending.result is None:
-            pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
-    _collect(state)
-
-
-def pause(state: RunState, reason: str, since: str) -> None:
-    """The run waits for an operator."""
-    state.pause = Pause(reason=reason, since=since)
-
-
-def resume(state: RunState) -> None:
-    """The operator says that the cause is gone."""
-    state.pause = None
-
-
-def close(state: RunState) -> None:
-    """A session ends after its current turn; a run that waits for its first message ends at once."""
-    state.closed = True
-
-
 def apply_closed(state: RunState, step: Close, head: str | None) -> None:
     """The ending is recorded under ``head``; None when the store could not, and the run ends all the same."""
     state.op += 1
     state.head = head or state.head
+    state.resume = state.resume and head is None
     state.carry = []
     state.inbox = state.inbox[step.taken :]
-    state.recorded = True
+    # Closed meanwhile: that the session waits is not its ending.
+    state.recorded = step.closing.status != "waiting" or not state.closed

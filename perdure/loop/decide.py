@@ -74,11 +74,17 @@ def decide(state: RunState) -> Next:
 
 
 def _between_turns(state: RunState) -> Next:
-    if not state.closed and (state.mode == "session" or state.turn is None):
-        return Wait("message")
-    # The model activity recorded the answer that it gave. That a limit ended the turn is for us to say.
-    at_limit = state.turn and state.turn.answer and state.turn.answer.finish_reason == "limit"
-    return _close_once(state, "completed") if state.carry or at_limit else End("completed")
+    if state.turn is None:
+        return End("completed") if state.closed else Wait("message")
+    # The model activity recorded the answer that it gave. That the turn ended otherwise is for us to say.
+    unsaid = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
+    if state.mode == "run" or state.closed:
+        # Of a session the activity said that it waits.
+        record = bool(state.carry) or unsaid or state.mode == "session"
+        return _close_once(state, "completed") if record else End("completed")
+    if state.carry or (unsaid and not state.recorded):
+        return _closing(state, "waiting")
+    return Wait("message")
 
 
 def _model_or_limit(state: RunState, turn: Turn) -> Next:
@@ -131,6 +137,10 @@ def _size(item: New) -> int:
 def _close_once(state: RunState, status: Literal["completed", "failed", "cancelled"]) -> Close | End:
     if state.recorded and not state.inbox and not state.carry:
         return End(status)
+    return _closing(state, status)
+
+
+def _closing(state: RunState, status: Literal["completed", "failed", "cancelled", "waiting"]) -> Close:
     taken = _room(state)
     failure = state.turn.failure if state.turn else None
     closing = Closing(

@@ -24,6 +24,10 @@ CALLS_AT_ONCE = 500
 """Tool calls that begin at once. Temporal lets a run have 2,000 open activities."""
 CALL_BYTES = 1024
 """Of a tool call's input, besides its arguments and the context."""
+PAST_TURNS = 20
+"""Turns that a session remembers for whoever asks the workflow; the store has them all."""
+PAST_BYTES = 64 * 1024
+"""Of these, together."""
 
 
 def size(value: Any) -> int:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.state import RunState, read_state
 from ..types.wire import Start, UserMessage
-from .apply import receive, unfit
+from .receive import send, unfit
 from .sizes import CONTEXT_BYTES, size
 
 CARRIED = "state"
@@ -30,12 +30,15 @@ def open_state(raw: Any, context_id: str, scope: str) -> RunState:
         mode=start.mode,
         scope=scope,
         context=start.context,
+        overrides=start.override.model_dump(mode="json", exclude_unset=True) if start.override else None,
         max_history_events=start.max_history_events,
+        idle_timeout=start.idle_timeout,
         store_id=start.store_id,
         head=start.history,
+        resume=start.resume,
     )
-    if start.message is not None and not receive(state, _plain(start.message)):
-        raise InvalidInputError(state.refused[-1])
+    if start.message is not None:
+        send(state, _plain(start.message))
     return state
 
 
@@ -74,4 +77,4 @@ def _check_sizes(start: Start) -> None:
 
 
 def _plain(message: str | UserMessage) -> dict[str, Any]:
-    return {"content": message} if isinstance(message, str) else message.model_dump()
+    return {"content": message} if isinstance(message, str) else message.model_dump(exclude_unset=True)

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import InvalidInputError
 from .messages import BlobRef, FinishReason, Usage
-from .wire import AgentLimits, Call, Mode, New
+from .wire import AgentLimits, Call, Mode, New, TurnStatus
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns)."""
 SEEN_IDS = 1000
 """How many message ids are remembered to tell a repeated one."""
 
@@ -39,7 +40,7 @@ class Answer(Part):
 
     content: str = ""
     blob: BlobRef | None = None
-    finish_reason: FinishReason | Literal["limit"] = "stop"
+    finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
     called: bool = False
 
 
@@ -69,6 +70,11 @@ class Turn(Part):
     last_blob: BlobRef | None = None
     answer: Answer | None = None
     failure: Failure | None = None
+    overrides: dict[str, Any] | None = None
+    """What the turn changes of the agent, an ``Override``."""
+    usage_before: Usage = Usage()
+    """What the run had used when the turn opened."""
+    cost_before: float | None = None
 
 
 class RunState(Part):
@@ -81,19 +87,27 @@ class RunState(Part):
     scope: str
     context: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
+    """What the run changes of the agent, an ``Override``."""
     max_history_events: int | None = None
+    idle_timeout: float | None = None
+    """Seconds that a session waits for a message before it closes."""
     store_id: str | None = None
     head: str | None = None
+    resume: bool = False
+    """``head`` is the conversation's last one in the store; the first activity finds it."""
     op: int = 0
     """Operations so far; the next one's number."""
     turns: int = 0
     turn: Turn | None = None
+    past: list[TurnStatus] = []
+    """Turns that have ended, the latest last, as many as fit."""
     inbox: list[New] = []
     """Messages that no model call was given yet."""
     carry: list[New] = []
     """What the next model call must be given besides the inbox: results, reminders."""
     calls: list[PendingCall] = []
-    seen: list[str] = []
+    seen: dict[str, str] = {}
+    """Ids of messages, the latest last, and the turn that each joined or opened."""
     refused: list[str] = []
     limits: AgentLimits = AgentLimits()
     usage: Usage = Usage()
@@ -102,6 +116,8 @@ class RunState(Part):
     """Model calls of all turns."""
     recorded: bool = False
     """The ending is in the store."""
+    interrupt: Literal["stop", "go on"] | None = None
+    """Somebody interrupted: what is in flight is to stop, and the turn ends, or goes on with a message."""
     pause: Pause | None = None
     closed: bool = False
     cancelled: bool = False
@@ -127,9 +143,19 @@ def read_state(raw: Any) -> RunState:
             f"the run's state has schema version {version}, this engine reads up to {SCHEMA_VERSION}",
             hint="Run workers of the newer perdure on this task queue.",
         )
+    if version == 1:
+        raw = _from_1(raw)
     try:
         return RunState.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(("state", *(str(place) for place in first["loc"])))
         raise InvalidInputError(f"{where}: {first['msg']}") from None
+
+
+def _from_1(raw: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 kept the ids alone. It had one turn, as far as anybody could ask."""
+    seen, turn = raw.get("seen"), raw.get("turn")
+    task_id = turn.get("task_id", "") if isinstance(turn, dict) else ""
+    known = dict.fromkeys(seen, task_id) if isinstance(seen, list) and all(isinstance(id, str) for id in seen) else seen
+    return {**raw, "schema_version": SCHEMA_VERSION, **({"seen": known} if known is not None else {})}

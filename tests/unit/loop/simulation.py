@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure import loop
 from perdure.loop.finish import REMINDER_ID
 from perdure.types.state import RunState
-from perdure.types.wire import Call, ModelOutput, New, NewMessage, NewResult
+from perdure.types.wire import Call, Finish, ModelOutput, New, NewMessage, NewResult
 
 
 class Simulation:
@@ -24,6 +24,8 @@ class Simulation:
         self.since_message = 0
         """Model calls that came back since the last message."""
         self.replies = 0
+        self.bare = False
+        """Somebody asked for a turn without a message."""
 
     def message(self, content: str, id: str | None) -> None:
         """Somebody injects a message. ``content`` is never the same twice."""
@@ -36,11 +38,13 @@ class Simulation:
     def advance(self) -> loop.Next:
         """Begin the next step."""
         assert self.flying is None
+        loop.stopped(self.state)
         step = self.decided()
         match step:
             case loop.CallModel():
                 self._spend(self.state.op, keep=True)
-                assert step.new, "a model call with nothing new"
+                assert step.new or self.bare, "a model call with nothing new"
+                self.bare = False
                 self.flying = step
             case loop.Close():
                 self._spend(self.state.op)
@@ -115,6 +119,31 @@ class Simulation:
         for op in late:
             loop.apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
 
+    def bare_turn(self) -> None:
+        """Somebody asks for a turn without a message."""
+        loop.send(self.state, {"content": None})
+        self.bare, self.since_message = True, 0
+
+    def interrupt(self, content: str | None, id: str | None, finished: bool) -> None:
+        """Somebody interrupts. What is in flight comes back without an outcome, or (``finished``) with its own."""
+        fresh = content is not None and (id is None or id not in self.state.seen)
+        loop.interrupt(self.state, None if content is None else {"content": content, "id": id})
+        if fresh:
+            assert content is not None
+            self.accepted.append(content)
+            self.since_message = 0
+        if self.state.interrupt is None or isinstance(self.flying, loop.Close):
+            return
+        if isinstance(self.flying, loop.CallModel) and finished:
+            self.reply([], ModelOutput(head="h", store_id="s", text="42", finish=Finish(content="42")))
+        elif isinstance(self.flying, loop.CallModel):
+            self.spent.add(self.state.op)
+        while finished and len(self.running) > 1:
+            self.result(0)
+        self.flying, self.running = None, []
+        loop.stopped(self.state)
+        assert self.state.interrupt is None
+
     def fail(self) -> None:
         """The model call fails for good."""
         self.spent.add(self.state.op)
@@ -145,7 +174,9 @@ class Simulation:
     def check(self) -> None:
         """What holds at every moment."""
         given = [text for kind, text in self.transcript if kind == "user"]
-        assert given + [item.content for item in self.state.inbox] == self.accepted, "lost, doubled or out of order"
+        stopped = [item for item in self.state.carry if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+        waiting = [item.content for item in (*stopped, *self.state.inbox)]
+        assert given + waiting == self.accepted, "lost, doubled or out of order"
         open_calls: list[str] = []
         for kind, text in self.transcript:
             if kind == "result":
@@ -155,11 +186,13 @@ class Simulation:
             assert not open_calls, f"{kind} stands between a call and its result"
             if kind == "assistant":
                 open_calls = text.split(",") if text else []
+        results = [item for item in self.state.carry if isinstance(item, NewResult)]
         owed = [pending.call.id for pending in self.state.calls]
-        owed += [item.call_id for item in self.state.carry if isinstance(item, NewResult)]
+        owed += [item.call_id for item in results]
         assert owed == open_calls, "every call is owed exactly one result"
 
     def _check_end(self) -> None:
         assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
-        if self.transcript and not self.unrecorded and self.ended == "completed":
+        interrupted = loop.response(self.state).finish_reason == "interrupted"
+        if self.transcript and not self.unrecorded and self.ended == "completed" and not interrupted:
             assert self.transcript[-1][0] in ("assistant", "result")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import loop
+from perdure.errors import InvalidInputError, RunClosedError
 from perdure.loop.sizes import CALLS_AT_ONCE, CALLS_BYTES, CONTEXT_BYTES, MESSAGE_BYTES, MESSAGES_BYTES, size
 from perdure.types.state import SEEN_IDS
 from perdure.types.wire import Call
@@ -68,8 +69,9 @@ def test_messages_of_a_session_join_those_that_wait_for_an_answer():
 
 def test_a_closed_session_ends_after_its_turn():
     state = opened(mode="session")
-    state.closed = True
+    loop.close(state)
     model(state, says("42"))
+    assert close(state).closing.status == "completed"
     assert ended(state) == "completed"
     state = opened(None, mode="session")
     state.closed = True
@@ -111,7 +113,6 @@ def test_a_thousand_ids_are_remembered():
         (["hi"], "message: "),
         ({}, "content: "),
         ({"text": "hi"}, "content: "),
-        ({"content": None}, "content"),
         ({"content": "hi", "id": 7}, "id: "),
         ({"content": "hi", "from": "ana"}, "from: "),
         ({"content": {"hash": "f" * 64}}, "content.BlobRef.size: "),
@@ -187,7 +188,7 @@ def test_many_small_messages_count_with_all_that_they_are():
     for n in range(5000):
         loop.receive(state, {"content": "", "id": f"{n:0200}"})
     step = loop.decide(state)
-    assert size([item.model_dump() for item in step.new]) < MESSAGES_BYTES * 1.1
+    assert size([item.model_dump(exclude_none=True) for item in step.new]) < MESSAGES_BYTES * 1.1
     assert 0 < step.taken < 5000
 
 
@@ -247,3 +248,60 @@ def test_a_call_that_fits_nowhere_goes_alone(monkeypatch):
     assert running(state) == [("c1", 1)]
     done(state, "c1")
     assert running(state) == [("c2", 2)]
+
+
+def test_who_sends_is_told_the_turn_also_when_the_message_is_sent_again():
+    state = opened({"content": "hi", "id": "m1"}, mode="session")
+    first = state.turn.task_id
+    assert loop.send(state, {"content": "hi", "id": "m1"}) == first
+    assert loop.send(state, {"content": "and", "id": "m2"}) == first, "it joins the turn"
+    model(state, says("42"))
+    second = loop.send(state, {"content": "next", "id": "m3"})
+    assert second != first
+    state = loop.open_state(loop.carry_over(state), "", "")
+    assert [loop.send(state, {"content": "x", "id": id}) for id in ("m1", "m2", "m3")] == [first, first, second]
+    assert said(model(state, says("43"))) == ["next"]
+
+
+def test_the_sender_may_name_the_turn_but_not_take_the_name_of_another():
+    state = opened({"content": "hi", "id": "m1", "task_id": "mine"}, mode="session")
+    assert state.turn.task_id == "mine"
+    model(state, says("42"))
+    assert loop.send(state, {"content": "again", "task_id": "mine"}) != "mine"
+
+
+def test_what_cannot_be_taken_is_refused_to_its_sender():
+    state = opened()
+    with pytest.raises(InvalidInputError, match="content: "):
+        loop.send(state, {"text": "hi"})
+    loop.cancel(state)
+    with pytest.raises(RunClosedError):
+        loop.send(state, {"content": "hi", "id": "m1"})
+    with pytest.raises(RunClosedError):
+        loop.check_message(state, "hi")
+    assert state.inbox == opened().inbox
+
+
+def test_a_turn_without_a_message_calls_the_model_on_what_there_is():
+    state = opened(None, mode="session", history="h-1", store_id="s")
+    task_id = loop.send(state, {"content": None})
+    step = model(state, says("42"))
+    assert (step.new, state.turn.task_id) == ((), task_id)
+    assert loop.send(state, {"content": None}) != task_id
+    assert model(state, says("43")).new == ()
+
+
+def test_a_turn_may_change_the_agent():
+    state = opened({"content": "hi", "override": {"model": "openai:small"}}, mode="session")
+    assert state.turn.overrides == {"model": "openai:small"}
+    model(state, says("42"))
+    loop.receive(state, "next")
+    assert state.turn.overrides is None
+
+
+def test_a_state_of_the_first_version_is_taken_over():
+    old = loop.carry_over(opened({"content": "hi", "id": "m1"}))["state"]
+    old |= {"schema_version": 1, "seen": ["m0", "m1"]}
+    state = loop.open_state({"state": old}, "", "")
+    assert state.schema_version == 2
+    assert loop.send(state, {"content": "hi", "id": "m0"}) == state.turn.task_id

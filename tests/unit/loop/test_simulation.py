@@ -107,6 +107,17 @@ class Loop(RuleBasedStateMachine):
         if rarely == 5 and not self.run.state.cancelled:
             self.run.cancel()
 
+    @alive
+    @rule(says=st.booleans(), id=IDS, finished=st.booleans())
+    def interrupt(self, says, id, finished):
+        self.said += 1
+        self.run.interrupt(f"interrupt {self.said}" if says else None, id or None, finished)
+
+    @precondition(lambda self: self.run.ended is None and loop.decide(self.run.state) == loop.Wait("message"))
+    @rule()
+    def turn_without_a_message(self):
+        self.run.bare_turn()
+
     @flying(loop.CallModel)
     @rule(rarely=st.integers(0, 3))
     def fail(self, rarely):
@@ -126,7 +137,7 @@ class Loop(RuleBasedStateMachine):
     @alive
     @rule()
     def close(self):
-        self.run.state.closed = True
+        loop.close(self.run.state)
 
     @alive
     @rule()
@@ -154,7 +165,7 @@ class Loop(RuleBasedStateMachine):
             self.patched.undo()
 
     def _run_out(self, run):
-        run.state.closed = True
+        loop.close(run.state)
         run.since_message = 0
         while run.ended is None:
             if run.state.turn is None and run.state.mode == "run" and not run.state.inbox:

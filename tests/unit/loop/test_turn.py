@@ -206,11 +206,21 @@ def test_every_turn_of_a_session_has_its_own_iterations():
     assert (state.turns, state.iterations) == (4, 3)
 
 
-def test_the_results_of_a_turn_that_ended_at_the_limit_open_the_next_one():
+def test_the_results_of_a_turn_that_ended_at_the_limit_are_recorded_before_the_next_one():
     state, given = opened(mode="session"), limits("return", most=1)
     model(state, asks(call("c1"), limits=given))
     done(state, "c1")
+    step = close(state)
+    assert (said(step), step.closing.status) == (["=c1"], "waiting")
     assert loop.decide(state) == loop.Wait("message")
+    loop.receive(state, "next")
+    assert said(model(state, says("42"))) == ["next"]
+
+
+def test_a_message_that_comes_first_takes_such_results_along():
+    state, given = opened(mode="session"), limits("return", most=1)
+    model(state, asks(call("c1"), limits=given))
+    done(state, "c1")
     loop.receive(state, "next")
     assert said(model(state, says("42"))) == ["=c1", "next"]
 

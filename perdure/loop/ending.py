@@ -1,0 +1,95 @@
+"""What stops a step, a turn or the run: failures, cancellation, interrupts, pauses, closing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..types.state import Answer, Failure, Pause, RunState
+from ..types.wire import NewResult
+from .apply import collect, drop_reminder, end_at_limit
+from .receive import open_turn, receive
+
+OPS_OF_A_REPLY = 1000
+"""Operation numbers that a model call which was stopped may have used: a worker that was taken for lost may still be
+running inline tools of its reply, each under a number behind the call's own."""
+
+
+def fail(state: RunState, type: str, message: str) -> None:
+    """The run cannot go on: it ends as failed, with its transcript closed."""
+    if state.turn is None:
+        open_turn(state)
+    assert state.turn is not None
+    state.turn.failure = Failure(type=type, message=message)
+    _ending(state, "not finished: the run failed")
+
+
+def cancel(state: RunState) -> None:
+    """Somebody cancelled the run: finished results stay, every other call gets one that says so."""
+    state.cancelled = True
+    _ending(state, "Cancelled: the run was cancelled before this call had finished")
+
+
+def _ending(state: RunState, text: str) -> None:
+    """Record the ending, over an earlier one too. A model call in flight has used up its operation number."""
+    state.op += 1
+    state.recorded = False
+    state.pause = None
+    state.interrupt = None
+    drop_reminder(state)
+    _close_calls(state, text)
+
+
+def _close_calls(state: RunState, text: str) -> None:
+    """A result for every call that has none: a provider refuses a transcript with an open call."""
+    for pending in state.calls:
+        if pending.result is None:
+            pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
+    collect(state)
+
+
+def interrupt(state: RunState, raw: Any = None) -> None:
+    """Somebody interrupts, to say something (``raw``, a message) or to stop the turn (None, or an empty object).
+
+    Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`stopped`.
+    """
+    says = not (raw is None or raw == "" or (isinstance(raw, dict) and raw.get("content") in (None, "")))
+    running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
+    if says and not receive(state, raw):
+        return  # seen before, or refused: nothing of it is carried out
+    if running and not state.cancelled and state.turn is not None and state.turn.failure is None:
+        state.interrupt = "go on" if says else "stop"
+
+
+def stopped(state: RunState) -> None:
+    """Nothing is in flight any more: close what was interrupted, and end the turn unless there is something to say."""
+    how, state.interrupt = state.interrupt, None
+    turn = state.turn
+    if how is None or turn is None:
+        return
+    state.op += OPS_OF_A_REPLY
+    state.pause = None
+    _close_calls(state, "Interrupted: the user interrupted before this call had finished")
+    end_at_limit(state)
+    if how == "stop" and turn.failure is None:
+        drop_reminder(state)
+        state.carry += state.inbox
+        state.inbox = []
+        state.recorded = False
+        turn.at_limit = False
+        turn.answer = turn.answer or Answer(finish_reason="interrupted")
+
+
+def pause(state: RunState, reason: str, since: str) -> None:
+    """The run waits for an operator."""
+    state.pause = Pause(reason=reason, since=since)
+
+
+def resume(state: RunState) -> None:
+    """The operator says that the cause is gone."""
+    state.pause = None
+
+
+def close(state: RunState) -> None:
+    """A session ends after its current turn; a run that waits for its first message ends at once."""
+    state.closed = True
+    state.recorded = False

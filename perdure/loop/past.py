@@ -1,0 +1,49 @@
+"""Turns as the outside asks for them: the present one, and those that have ended."""
+
+from __future__ import annotations
+
+from ..types.state import RunState, Turn
+from ..types.wire import TurnStatus
+from .answer import response
+from .sizes import PAST_BYTES, PAST_TURNS, size
+
+
+def turn_status(state: RunState, task_id: str | None = None) -> TurnStatus:
+    """The turn of that id; without one the present turn, which is the last one between two turns."""
+    turn = state.turn
+    if turn is not None and task_id in (None, turn.task_id):
+        return _present(state, turn)
+    for past in state.past:
+        if past.task_id == task_id:
+            return past
+    return TurnStatus(task_id=task_id or "", state="unknown")
+
+
+def _present(state: RunState, turn: Turn) -> TurnStatus:
+    task_id = turn.task_id
+    if turn.failure is not None:
+        return TurnStatus(task_id=task_id, state="failed", error_type=turn.failure.type, error=turn.failure.message)
+    if state.cancelled:
+        return TurnStatus(task_id=task_id, state="cancelled")
+    if not answered(state):
+        return TurnStatus(task_id=task_id, state="running")
+    return TurnStatus(task_id=task_id, state="completed", response=response(state))
+
+
+def answered(state: RunState) -> bool:
+    """Whether the present turn has its answer, and nothing extends it."""
+    return state.turn is not None and state.turn.answer is not None and not state.inbox
+
+
+def remember(state: RunState) -> None:
+    """Keep how the present turn ended, before the next one takes its place: the latest turns, as many as fit."""
+    if state.turn is None:
+        return
+    past = [*state.past, _present(state, state.turn)][-PAST_TURNS:]
+    total = 0
+    for count, turn in enumerate(reversed(past)):
+        total += size(turn.model_dump(mode="json", exclude_none=True))
+        if total > PAST_BYTES and count:
+            past = past[-count:]
+            break
+    state.past = past

@@ -1,0 +1,140 @@
+"""Messages: taken, refused, or known already; and the turns that they open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import InvalidInputError, RunClosedError
+from ..types.messages import BlobRef, clean
+from ..types.state import SEEN_IDS, RunState, Turn
+from ..types.wire import NewMessage, UserMessage
+from .past import remember
+from .sizes import ID_BYTES, MESSAGE_BYTES, size
+
+REFUSED_CHARS = 300
+"""Of what ``status`` says of a message that was refused."""
+
+
+def receive(state: RunState, raw: Any) -> bool:
+    """Take a message: a string, or ``{"content", "id"}``. False if it was seen before or cannot be taken.
+
+    Why it cannot is kept, shortened, for ``status``: a signal has nobody to raise an error to.
+    """
+    try:
+        message = read_message(raw)
+        _check_store(state, message)
+    except InvalidInputError as error:
+        state.refused = [*state.refused, clean(error.message)[:REFUSED_CHARS]][-10:]
+        return False
+    if _known(state, message):
+        return False
+    _take(state, message)
+    return True
+
+
+def send(state: RunState, raw: Any) -> str:
+    """Take a message from somebody who waits for its answer: the ``task_id`` of its turn, also when it was seen before.
+
+    Raises ``InvalidInputError`` for one that cannot be taken, ``RunClosedError`` where nobody would answer it.
+    """
+    message = check_message(state, raw)
+    return _known(state, message) or _take(state, message)
+
+
+def check_message(state: RunState | None, raw: Any) -> UserMessage:
+    """What :func:`send` would take; None where the state is not known yet. Raises as it does."""
+    message = read_message(raw)
+    if state is None:
+        return message
+    _check_store(state, message)
+    ending = state.cancelled or (state.turn is not None and state.turn.failure is not None)
+    if ending and not _known(state, message):
+        raise RunClosedError(f"run {state.context_id!r} is ending", hint="Send it again when the run has ended.")
+    return message
+
+
+def read_message(raw: Any) -> UserMessage:
+    """A message as it is sent: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
+    try:
+        message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
+    except ValidationError as error:
+        nearest = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
+        where = ".".join(str(place) for place in nearest["loc"])
+        raise InvalidInputError(f"{where[:80] or 'message'}: {nearest['msg']}: {str(raw)[:80]}") from None
+    if why := unfit(message):
+        raise InvalidInputError(f"{why}: {str(raw)[:80]}")
+    return message
+
+
+def unfit(message: UserMessage) -> str | None:
+    """Why Temporal could not carry ``message`` on, if so."""
+    for name in ("id", "task_id", "by"):
+        if (found := size(getattr(message, name))) > ID_BYTES:
+            return f"{name}: it has {found:,} bytes as JSON and may have {ID_BYTES:,}"
+    found = size(message.model_dump(mode="json", exclude_none=True))
+    if found <= MESSAGE_BYTES:
+        return None
+    return (
+        f"message: it has {found:,} bytes as JSON and may have {MESSAGE_BYTES:,}; "
+        "send it with perdure's client, which puts a long one into the store"
+    )
+
+
+def _check_store(state: RunState, message: UserMessage) -> None:
+    """Refuse a message whose text is in a store that is not the run's."""
+    if not isinstance(message.content, BlobRef) or None in (message.store_id, state.store_id):
+        return
+    if message.store_id != state.store_id:
+        raise InvalidInputError(
+            f"message: its text is in store {message.store_id}, and the run is kept in store {state.store_id}"
+        )
+
+
+def _known(state: RunState, message: UserMessage) -> str | None:
+    """The turn of a message that was taken before. An empty id is none: it would make all such messages one."""
+    return state.seen.get(clean(message.id)) if message.id else None
+
+
+def _take(state: RunState, message: UserMessage) -> str:
+    """Put ``message`` into the inbox; the turn that it joins or opens."""
+    if _opens_turn(state):
+        open_turn(state, message.task_id)
+    turn = state.turn
+    assert turn is not None, "a message always has a turn"
+    if message.override is not None:
+        turn.overrides = message.override.model_dump(mode="json", exclude_unset=True)
+    sent = clean(message.id) if message.id else None
+    if sent is not None:
+        state.seen[sent] = turn.task_id
+        if len(state.seen) > SEEN_IDS:
+            del state.seen[next(iter(state.seen))]
+    if message.content is not None:
+        content = clean(message.content) if isinstance(message.content, str) else message.content
+        by = clean(message.by) if message.by else None
+        state.inbox.append(NewMessage(content=content, id=sent, by=by, store_id=message.store_id))
+        if state.interrupt == "stop":  # whoever interrupted has something to say after all
+            state.interrupt = "go on"
+    return turn.task_id
+
+
+def _opens_turn(state: RunState) -> bool:
+    """Whether the next message opens a turn. It joins earlier messages that still wait for their answer."""
+    turn = state.turn
+    if turn is None or state.cancelled:
+        return turn is None
+    return state.mode == "session" and turn.answer is not None and turn.failure is None and not state.inbox
+
+
+def open_turn(state: RunState, task_id: str | None = None) -> None:
+    """Open the next turn, under ``task_id`` unless a turn has that already."""
+    remember(state)
+    state.turns += 1
+    state.recorded = False
+    known = {past.task_id for past in state.past} | set(state.seen.values())
+    state.turn = Turn(
+        task_id=clean(task_id) if task_id and clean(task_id) not in known else f"{state.scope[:8]}-{state.turns}",
+        usage_before=state.usage,
+        cost_before=state.cost_usd,
+    )

@@ -1,0 +1,142 @@
+"""The steps of a run as activities: what is sent, and what their outcomes mean for the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+from .. import loop
+from ..types.state import PendingCall, RunState
+from ..types.wire import (
+    MODEL_ACTIVITY,
+    TOOL_ACTIVITY,
+    AsActivity,
+    CallFacts,
+    ModelInput,
+    ModelOutput,
+    NewResult,
+    ToolInput,
+    ToolOutput,
+)
+from .options import close_options, model_options, tool_options
+
+PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
+"""Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
+
+Stopping = Callable[[], bool]
+"""Whether an activity that comes back cancelled was cancelled by the run itself."""
+
+
+async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) -> None:
+    """Call the model with what is new."""
+    task = ModelInput(
+        **_facts(state, state.op, calling_model=True),
+        head=state.head,
+        new=step.new,
+        purpose=step.purpose,
+        overrides=_overrides(state),
+        mode=state.mode,
+        resume=state.resume,
+    )
+    try:
+        raw = await workflow.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
+    except ActivityError as error:
+        if is_cancelled_exception(error) and stopping():
+            return  # the loop is told before its next decision
+        kind, message = _cause(error)
+        if kind in PAUSING:
+            loop.pause(state, f"{kind}: {message}", workflow.now().isoformat())
+        else:
+            loop.fail(state, kind, message)
+    else:
+        loop.apply_model(state, step, ModelOutput.model_validate(raw))
+
+
+async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) -> None:
+    """Run one tool call."""
+    call, how = pending.call, pending.call.disposition
+    if not isinstance(how, AsActivity):
+        text = f"this engine cannot run a call as {how.kind}"
+        refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
+        loop.apply_result(state, pending.op, refused)
+        return
+    task = ToolInput(
+        **_facts(state, pending.op),
+        call_id=call.id,
+        name=call.name,
+        arguments=call.arguments,
+        head=state.head,
+        definition=call.definition,
+        idempotent=how.idempotent,
+        retries=how.retries,
+    )
+    try:
+        raw = await workflow.execute_activity(TOOL_ACTIVITY + call.name, _plain(task), **tool_options(how))
+        output = ToolOutput.model_validate(raw)
+        result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
+    except ActivityError as error:
+        if is_cancelled_exception(error) and stopping():
+            return  # closed by the loop
+        kind, message = _cause(error)
+        if kind in PAUSING:
+            loop.pause(state, f"{kind}: {message}", workflow.now().isoformat())
+            return  # the call is run when the run is resumed
+        result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
+    loop.apply_result(state, pending.op, result)
+
+
+async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:
+    """Record how the run, or a turn of it, ended."""
+    task = ModelInput(
+        **_facts(state, state.op),
+        head=state.head,
+        new=step.new,
+        purpose="close",
+        closing=step.closing,
+        mode=state.mode,
+        resume=state.resume,
+    )
+    try:
+        raw = await workflow.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))
+        head: str | None = ModelOutput.model_validate(raw).head
+    except ActivityError as error:
+        if is_cancelled_exception(error) and not state.cancelled and cancelling():
+            return  # the ending is another one now
+        workflow.logger.error("the ending could not be recorded: %s", _cause(error)[1])
+        head = None
+    loop.apply_closed(state, step, head)
+
+
+def _overrides(state: RunState) -> dict[str, Any] | None:
+    """The run's and the turn's, which counts more."""
+    turn = state.turn.overrides if state.turn else None
+    return {**(state.overrides or {}), **(turn or {})} or None
+
+
+def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
+    turn = state.turn
+    return CallFacts(
+        agent=state.agent,
+        context_id=state.context_id,
+        task_id=turn.task_id if turn else "",
+        scope=state.scope,
+        op=op,
+        iteration=(turn.iteration if turn else 0) + (1 if calling_model else 0),
+        store_id=state.store_id,
+        context=state.context,
+    ).model_dump()
+
+
+def _plain(task: ModelInput | ToolInput) -> dict[str, Any]:
+    return task.model_dump(mode="json", exclude_none=True)
+
+
+def _cause(error: BaseException) -> tuple[str, str]:
+    """Class name and message of what an activity failed with in the end."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ApplicationError):
+        return cause.type or type(cause).__name__, cause.message
+    return type(cause).__name__, str(cause)

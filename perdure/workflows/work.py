@@ -1,0 +1,56 @@
+"""Work in flight: waited for to its end, also when the run is cancelled or interrupted meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from temporalio import workflow
+
+
+class Work:
+    """Made in the workflow's main task. ``interrupted`` says whether somebody interrupts the turn."""
+
+    def __init__(self, interrupted: Callable[[], bool]) -> None:
+        self._task = asyncio.current_task()
+        self._interrupted = interrupted
+
+    def cancelling(self) -> bool:
+        """Whether the run was cancelled. Nothing uncancels the main task, so this stays true."""
+        return self._task is not None and self._task.cancelling() > 0
+
+    def stopping(self) -> bool:
+        """Whether an activity that comes back cancelled was cancelled by us."""
+        return self.cancelling() or self._interrupted()
+
+    async def through(self, work: list[Coroutine[Any, Any, None]]) -> None:
+        """Do all of ``work`` to its end. A cancellation of the run and an interrupt are passed on, and what the
+        activities then say was finished still counts: awaited directly, a result that comes back together with the
+        cancellation would be thrown away, and ``gather`` would not wait for the others.
+        """
+        tasks = [asyncio.create_task(one) for one in work]
+        try:
+            await workflow.wait_condition(lambda: self._interrupted() or all(task.done() for task in tasks))
+        except asyncio.CancelledError:
+            pass
+        if not all(task.done() for task in tasks):
+            await _settle(tasks, stop=True)
+        for task in tasks:
+            task.result()
+
+    async def finish(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
+        """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
+        tasks = [asyncio.create_task(work)]
+        try:
+            await workflow.wait(tasks)
+        except asyncio.CancelledError:
+            await _settle(tasks, stop=stop)
+        tasks[0].result()
+
+
+async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> None:
+    await workflow.wait_condition(lambda: True)  # met when everything that has arrived is applied
+    for task in tasks if stop else []:
+        task.cancel()
+    await workflow.wait(tasks)
