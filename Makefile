@@ -11,7 +11,7 @@ ARGS   ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test lint fmt check bench lock clean
+.PHONY: help setup venv server demo test lint fmt check docs bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,11 @@ fmt: venv ## format, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix .
 
 check: lint test ## lint, then test
+
+# Without a network, and with every warning an error. The variable silences an advertisement of the theme.
+docs: venv ## the documentation's site, into build/docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
+	@echo "build/docs/index.html (the search needs a server: $(PY) -m http.server -d build/docs)"
 
 bench: setup ## perdure against bare Temporal, as ratios
 	@$(PY) -m benchmarks $(ARGS)

@@ -1,0 +1,82 @@
+"""The documentation's site: built without a network, without a warning, and complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perdure
+import perdure.testing
+from perdure import errors
+from perdure.errors import PerdureError
+from tests.docs.loopback import ROOT
+
+CLOSED = "http://127.0.0.1:9"
+"""The discard port: whoever asks for something by way of this proxy gets nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make docs` builds."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": CLOSED, "https_proxy": CLOSED}
+    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    said = built.stdout + built.stderr
+    assert built.returncode == 0, said
+    assert not re.search("WARNING|ERROR", said), said
+    return folder
+
+
+def test_a_browser_fetches_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        text = page.read_text()
+        loaded = re.findall(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="([^"]+)"', text)
+        loaded += re.findall(r'<link\b(?=[^>]*\brel="(?:stylesheet|preconnect|icon|preload)")[^>]*\bhref="([^"]+)"', text)
+        assert loaded
+        assert not [url for url in loaded if re.match(r"(?:https?:)?//", url)], page
+
+
+def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
+    ids = {page: set(re.findall(r'\bid="([^"]+)"', page.read_text())) for page in site.rglob("*.html")}
+    for page in ids:
+        for link in re.findall(r'<a\b[^>]*\bhref="(?![a-z]+:)([^"]*)"', page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if page.name == "404.html" or target == site:
+                continue
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor.startswith("__") or anchor in ids[target], f"{page.name}: {link}"
+
+
+def test_comments_for_the_tests_are_not_on_the_site(site: Path) -> None:
+    assert not [page for page in site.rglob("*.html") if "test: " in "".join(re.findall("<!--.*?-->", page.read_text()))]
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    anchors = {
+        anchor
+        for page in (site / "reference").glob("*.html")
+        for anchor in re.findall(r'<h\d id="(perdure\.[\w.]+)"', page.read_text())
+    }
+    documented = {anchor.rpartition(".")[2] for anchor in anchors}
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, PerdureError) and value.__module__ == errors.__name__
+    }
+    for public in (set(perdure.__all__), set(perdure.testing.__all__), raised):
+        assert public <= documented, f"docs/reference lacks {sorted(public - documented)}"
+
+
+def test_the_list_of_decisions_is_complete() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"\]\((\d{3}-[\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
