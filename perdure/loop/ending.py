@@ -72,11 +72,14 @@ def stopped(state: RunState) -> None:
     end_at_limit(state)
     if how == "stop" and turn.failure is None:
         drop_reminder(state)
+        if turn.answer is None:
+            turn.answer = Answer(finish_reason="interrupted")
+        elif state.inbox:  # an answer, but not to what was said since
+            turn.answer.finish_reason = "interrupted"
         state.carry += state.inbox
         state.inbox = []
         state.recorded = False
         turn.at_limit = False
-        turn.answer = turn.answer or Answer(finish_reason="interrupted")
 
 
 def pause(state: RunState, reason: str, since: str) -> None:

@@ -44,7 +44,6 @@ class Simulation:
             case loop.CallModel():
                 self._spend(self.state.op, keep=True)
                 assert step.new or self.bare, "a model call with nothing new"
-                self.bare = False
                 self.flying = step
             case loop.Close():
                 self._spend(self.state.op)
@@ -81,6 +80,7 @@ class Simulation:
         step = self.flying
         assert isinstance(step, loop.CallModel)
         self.replies += 1
+        self.bare = False
         self.since_message += 1
         self.spent.add(self.state.op)
         self._write(step.new)
