@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
-    from .tools import RunContext, Tool, ToolContext, tool
+    from .tools import Memory, RunContext, Tool, ToolContext, tool
     from .types.messages import Message
     from .types.wire import Response, Status
     from .worker import PerdurePlugin, Worker
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Agent": "agent",
     "Client": "client",
+    "Memory": "tools",
     "Message": "types.messages",
     "PerdurePlugin": "worker",
     "Response": "types.wire",
@@ -39,6 +40,7 @@ _HOME = {
 __all__ = [
     "Agent",
     "Client",
+    "Memory",
     "Message",
     "PerdurePlugin",
     "Response",

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
+from pydantic import ValidationError
+
+from .definition import checked_instructions, checked_name, iterations, listed, mapping, one_of
 from .errors import DefinitionError
 from .ports import Provider
 from .providers.registry import check_settings, parse_model
 from .tools import RunContext, Tool, Toolbox
-from .types.wire import FinishProtocol, OnLimit
+from .tools.context_type import ContextType, plain_context
+from .types.wire import FinishProtocol, OnLimit, Override
 
 if TYPE_CHECKING:
+    from .client import Client
+    from .run import Run
+    from .types.messages import Message
     from .types.wire import Response
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
 Instructions = str | Callable[[RunContext[Any]], Any] | None
+
+_OVERRIDES = 64
+"""Overridden copies that an agent keeps."""
 
 
 class Agent:
     """What runs: a model with instructions and tools, under a name that workers and clients know it by.
 
     ``model`` is ``"<provider>:<model>"``, or a ``Provider`` object (for tests). ``instructions`` is the system
-    prompt, or a sync or async function of a ``RunContext`` that gives it. ``finish="text"``: a reply with text and
-    no tool calls is the answer; ``finish="tag"``: the answer stands in ``<finish>…</finish>``. At
-    ``max_iterations`` model calls in a turn, ``on_limit`` says whether the model is asked for its answer
-    (``"finish"``), the last text is returned (``"return"``) or ``MaxIterationsError`` is raised (``"error"``).
+    prompt, or a sync or async function of a ``RunContext`` that gives it. ``context`` is the type of the run's own
+    data (a pydantic model, a dataclass, a TypedDict): it is checked when a run starts, and ``ctx.context`` is of it.
+    ``finish="text"``: a reply with text and no tool calls is the answer; ``finish="tag"``: the answer stands in
+    ``<finish>…</finish>``. At ``max_iterations`` model calls in a turn, ``on_limit`` says whether the model is asked
+    for its answer (``"finish"``), the last text is returned (``"return"``) or ``MaxIterationsError`` is raised
+    (``"error"``).
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names what is wrong and the way out.
     """
@@ -39,6 +50,7 @@ class Agent:
         *,
         description: str = "",
         instructions: Instructions = None,
+        context: Any = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
         subagents: Sequence[Agent | str] = (),
         settings: Mapping[str, Any] | None = None,
@@ -47,24 +59,28 @@ class Agent:
         max_iterations: int = 50,
         on_limit: OnLimit = "finish",
     ) -> None:
-        self.name = _checked_name(name)
+        self.name = checked_name(name)
         self.provider_name, self.model_name, self.provider = _checked_model(name, model)
         self.description = description
-        self.instructions = _checked_instructions(name, instructions)
-        self.toolbox = Toolbox(_list(name, "tools", tools, "[search, refund]"))
+        self.instructions: Instructions = checked_instructions(name, instructions)
+        self.context = context
+        """The declared type of ``ctx.context``; None without one."""
+        self._context = None if context is None else ContextType(name, context)
+        self.toolbox = Toolbox(listed(name, "tools", tools, "[search, refund]"))
         self.subagents = tuple(_checked_subagents(name, subagents))
         """Agents, or names of agents that the same worker serves. The worker looks at them: see ``Agents``."""
-        self.settings = _mapping(name, "settings", settings)
-        self.provider_options = _mapping(name, "provider_options", provider_options)
+        self.settings = mapping(name, "settings", settings)
+        self.provider_options = mapping(name, "provider_options", provider_options)
         _check_settings(self)
-        self.finish = _one_of(name, "finish", finish, get_args(FinishProtocol))
-        self.on_limit = _one_of(name, "on_limit", on_limit, get_args(OnLimit))
-        if not isinstance(max_iterations, int) or isinstance(max_iterations, bool) or max_iterations < 1:
-            raise DefinitionError(
-                f"agent {name!r}: max_iterations must be a whole number of at least 1, not {max_iterations!r}",
-                hint="1 is a single model call; leave it out for 50.",
-            )
-        self.max_iterations = max_iterations
+        self.finish: FinishProtocol = one_of(name, "finish", finish, get_args(FinishProtocol))
+        self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
+        self.max_iterations = iterations(name, max_iterations)
+        self._overridden: dict[str, Agent] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A changed agent makes its overridden copies anew."""
+        super().__setattr__(name, value)
+        self.__dict__.get("_overridden", {}).clear()
 
     @property
     def model(self) -> str:
@@ -74,32 +90,139 @@ class Agent:
     def __repr__(self) -> str:
         return f"<Agent {self.name} on {self.model}>"
 
-    async def call(self, message: str, *, id: str | None = None) -> Response:
-        """Run on this machine and wait for the answer: an embedded server and a worker in this process.
+    def check_context(self, context: Any) -> dict[str, Any]:
+        """``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run is given.
 
-        With ``id``, a run of that id that is there already is attached to. Raises the run's error. Several calls, also
-        of different agents, may be made at once.
+        Raises ``InvalidInputError`` that names the field.
         """
-        from .runtime import agent_queue, local
+        if self._context is not None:
+            return self._context.check(context)
+        return {} if context is None else plain_context(self.name, context)
 
-        async with local(agents=[self], task_queue=agent_queue(self.name)) as client:
-            run = await client.start(self.name, message, id=id, if_exists="attach")
-            return await run.result()
+    def read_context(self, context: Mapping[str, Any] | None) -> Any:
+        """What ``ctx.context`` is: the validated object, or the plain data where the agent declares no type.
 
-    def call_sync(self, message: str, *, id: str | None = None) -> Response:
+        Raises ``InvalidInputError``. Validators of the author's run in it.
+        """
+        return context if self._context is None else self._context.read(context)
+
+    @property
+    def has_context(self) -> bool:
+        """Whether it declares a context type."""
+        return self._context is not None
+
+    def overridden(self, override: Override | Mapping[str, Any] | None) -> Agent:
+        """The agent with what ``override`` changes, checked as a definition is; itself where nothing changes.
+
+        ``settings`` and ``provider_options`` are merged over the agent's, and a setting of None is taken away;
+        ``tools`` are names of the agent's own, the others are not offered. Raises ``DefinitionError`` or
+        ``SettingsError`` that names the field.
+        """
+        if not override:
+            return self
+        plain = override.model_dump() if isinstance(override, Override) else override
+        key = json.dumps(plain, sort_keys=True, default=repr)
+        found = self._overridden.get(key)
+        if found is None:
+            found = _with(self, override)
+            while len(self._overridden) >= _OVERRIDES:
+                self._overridden.pop(next(iter(self._overridden)), None)
+            self._overridden[key] = found
+        return found
+
+    async def call(
+        self,
+        message: str,
+        *,
+        id: str | None = None,
+        context: Any = None,
+        history: str | Response | Run | Sequence[Message] | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        client: Client | None = None,
+    ) -> Response:
+        """Run and wait for the answer: on this machine (an embedded server, and a worker in this process), or by the
+        workers of ``client``.
+
+        With ``id``, a run of that id that is there already is attached to, also one that has ended. ``context`` is the
+        run's own data, a mapping or an instance of the agent's context type; ``history`` the conversation to go on
+        from: messages, or a run, a response, a head; ``override`` what this run changes of the agent. Several calls,
+        also of different agents, may be made at once.
+
+        A call that is cancelled (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same
+        call goes on with it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong
+        arguments; ``NoWorkerError`` where no worker of ``client`` takes the run for 10 s.
+        """
+        from .runtime import call
+
+        given = self.check_context(context)
+        self.overridden(override)
+        return await call(self, message, id=id, context=given, history=history, override=override, client=client)
+
+    def call_sync(
+        self,
+        message: str,
+        *,
+        id: str | None = None,
+        context: Any = None,
+        history: str | Response | Run | Sequence[Message] | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        client: Client | None = None,
+    ) -> Response:
         """:meth:`call` for code without an event loop. Raises ``RuntimeError`` inside a running one."""
         from .runtime import run_sync
 
-        return run_sync(lambda: self.call(message, id=id))
-
-
-def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise DefinitionError(
-            f"the agent name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}",
-            hint="Give it a short name; the description may say the rest.",
+        return run_sync(
+            lambda: self.call(message, id=id, context=context, history=history, override=override, client=client)
         )
-    return name
+
+
+def _with(agent: Agent, override: Override | Mapping[str, Any]) -> Agent:
+    """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition."""
+    try:
+        given = override if isinstance(override, Override) else Override.model_validate(override)
+        changes = {field: value for field in Override.model_fields if (value := getattr(given, field)) is not None}
+        return _changed(agent, changes) if changes else agent
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in wrong["loc"]) or "it"
+        raise DefinitionError(
+            f"the override of agent {agent.name!r}: {where}: {wrong['msg']}",
+            hint=f"It can change: {', '.join(Override.model_fields)}.",
+        ) from None
+    except DefinitionError as error:
+        why = error.message.removeprefix(f"agent {agent.name!r}: ")
+        raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
+
+
+def _changed(agent: Agent, changes: dict[str, Any]) -> Agent:
+    changed = copy.copy(agent)
+    vars(changed)["_overridden"] = {}
+    if (model := changes.pop("model", None)) is not None:
+        changed.provider_name, changed.model_name, changed.provider = _checked_model(agent.name, model)
+    if (tools := changes.pop("tools", None)) is not None:
+        changed.toolbox = _offered(agent, tools)
+    if "settings" in changes:
+        merged = agent.settings | changes["settings"]
+        taken_away = {name for name, value in changes["settings"].items() if value is None}
+        changes["settings"] = {name: value for name, value in merged.items() if name not in taken_away}
+    if "provider_options" in changes:
+        changes["provider_options"] = agent.provider_options | changes["provider_options"]
+    for field, value in changes.items():
+        setattr(changed, field, value)
+    _check_settings(changed)
+    return changed
+
+
+def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
+    """The tools of those names, in the agent's order: the model is shown the same list each time."""
+    for name in names:
+        if name not in agent.toolbox:
+            there = ", ".join(tool.name for tool in agent.toolbox) or "none"
+            raise DefinitionError(
+                f"agent {agent.name!r}: tools names {name!r}, which the agent does not have",
+                hint=f"Its tools are: {there}.",
+            )
+    return Toolbox([tool for tool in agent.toolbox if tool.name in names])
 
 
 def _checked_model(name: str, model: str | Provider) -> tuple[str, str, Provider | None]:
@@ -116,15 +239,6 @@ def _checked_model(name: str, model: str | Provider) -> tuple[str, str, Provider
     return type(model).__name__, "custom", model
 
 
-def _checked_instructions(name: str, instructions: Instructions) -> Instructions:
-    if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
-        raise DefinitionError(
-            f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}",
-            hint="For text from parts: instructions='\\n'.join(parts).",
-        )
-    return instructions
-
-
 def _check_settings(agent: Agent) -> None:
     if agent.provider is None:
         check_settings(agent.provider_name, agent.settings, agent.provider_options)
@@ -133,38 +247,10 @@ def _check_settings(agent: Agent) -> None:
 
 
 def _checked_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:
-    for one in _list(name, "subagents", subagents, "[researcher]"):
+    for one in listed(name, "subagents", subagents, "[researcher]"):
         if not isinstance(one, Agent | str):
             raise DefinitionError(
                 f"agent {name!r}: a subagent is an Agent or the name of one, not {one!r:.100}",
                 hint="A function goes into tools=[…].",
             )
         yield one
-
-
-def _list(name: str, field: str, value: Any, example: str) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise DefinitionError(
-            f"agent {name!r}: {field} must be a list, not {value!r:.100}", hint=f"For instance {field}={example}."
-        )
-    return list(value)
-
-
-def _mapping(name: str, field: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise DefinitionError(
-            f"agent {name!r}: {field} must be a dictionary by names, not {value!r:.100}",
-            hint=f'For instance {field}={{"temperature": 0.2}}.',
-        )
-    return dict(value)
-
-
-def _one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
-    if value not in allowed:
-        raise DefinitionError(
-            f"agent {name!r}: {field} is {value!r}, it can be {', '.join(allowed)}",
-            hint=f"Leave it out for {allowed[0]!r}.",
-        )
-    return value

@@ -6,25 +6,34 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from . import config
 from .agent import Agent
 from .client import Client
-from .worker import Worker
+from .errors import NoWorkerError, PerdureError
+from .run import Run
+from .types.messages import Message
+from .types.wire import Override, Response
+from .worker import Lifespan, Worker
 
 T = TypeVar("T")
 
 DRAIN = 5.0
 """Seconds that running tools are given at the end of the block; runs go on when they are served again."""
+CANCEL = 5.0
+"""Seconds that the run of a cancelled call is given to end."""
 
 
 @asynccontextmanager
-async def local(agents: Iterable[Agent], *, task_queue: str | None = None) -> AsyncIterator[Client]:
-    """Serve ``agents`` for the length of the block; yields a client.
+async def local(
+    agents: Iterable[Agent], *, task_queue: str | None = None, lifespan: Lifespan | None = None
+) -> AsyncIterator[Client]:
+    """Serve ``agents`` for the length of the block; yields a client. ``lifespan``: see ``Worker``.
 
     Uses the server that ``TEMPORAL_*`` names, else the embedded one, which it starts if none runs. The task queue is
     ``PERDURE_TASK_QUEUE``, else this program's own, so that two programs on one machine do not take each other's runs.
@@ -35,10 +44,65 @@ async def local(agents: Iterable[Agent], *, task_queue: str | None = None) -> As
     if client.store_url is None:
         client.store_url = config.home_store_url()
     try:
-        async with Worker(client, agents, task_queue=queue, drain=DRAIN):
+        async with Worker(client, agents, task_queue=queue, drain=DRAIN, lifespan=lifespan):
             yield client
     finally:
         await client.close()
+
+
+async def call(
+    agent: Agent,
+    message: str,
+    *,
+    id: str | None,
+    context: Mapping[str, Any] | None,
+    history: str | Response | Run | Sequence[Message] | None,
+    override: Override | Mapping[str, Any] | None,
+    client: Client | None,
+) -> Response:
+    """See ``Agent.call``."""
+    run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
+    options: dict[str, Any] = {"context": context, "history": history, "override": override}
+
+    async def answer(client: Client, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
+        # A task of its own: cancelled in the middle of it, nobody could say whether there is a run now.
+        starting = asyncio.ensure_future(
+            client.start(agent, message, id=run_id, if_exists="attach", **{k: v for k, v in options.items() if v})
+        )
+        try:
+            return await wait(await asyncio.shield(starting))
+        except (asyncio.CancelledError, NoWorkerError):
+            if id is None:  # nobody knows it, so nobody could come back for its answer
+                await _cancel(starting)
+            raise
+
+    if client is not None:
+        return await answer(client, _taken)
+    async with local(agents=[agent], task_queue=agent_queue(agent.name)) as own:
+        return await answer(own, Run.result)
+
+
+async def _taken(run: Run) -> Response:
+    """The answer of a run that others serve. Raises ``NoWorkerError`` when nobody takes it."""
+    begun, answered = asyncio.ensure_future(run.begun()), asyncio.ensure_future(run.result())
+    try:
+        await asyncio.wait([begun, answered], return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            await begun
+        return await answered
+    finally:
+        begun.cancel()
+        answered.cancel()
+        await asyncio.wait([begun, answered])
+
+
+async def _cancel(starting: asyncio.Future[Run]) -> None:
+    """Cancel the run of a call that nobody waits for any more, and see it end: its worker may be about to stop."""
+    with suppress(PerdureError, TimeoutError):
+        async with asyncio.timeout(CANCEL):
+            run = await starting
+            await run.cancel()
+            await run.result()
 
 
 def agent_queue(name: str) -> str:

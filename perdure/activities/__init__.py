@@ -2,7 +2,8 @@
 
 from .agents import Agents
 from .author_loop import AuthorLoop
+from .memory import StoredMemory
 from .model import ModelActivity
 from .tools import ToolActivity
 
-__all__ = ["Agents", "AuthorLoop", "ModelActivity", "ToolActivity"]
+__all__ = ["Agents", "AuthorLoop", "ModelActivity", "StoredMemory", "ToolActivity"]

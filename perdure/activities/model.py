@@ -9,11 +9,19 @@ from typing import Any, cast
 from temporalio import activity
 
 from ..agent import Agent
-from ..errors import DefinitionError, MalformedReplyError, ProviderTimeoutError, ToolError, TruncatedStreamError
+from ..errors import (
+    DefinitionError,
+    InvalidInputError,
+    MalformedReplyError,
+    ProviderTimeoutError,
+    ToolError,
+    TruncatedStreamError,
+)
 from ..loop.calls import malformed, unknown, with_ids
 from ..loop.finish import TAG_PROMPT, classify, forced
 from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, StreamEvent
-from ..tools import RunContext
+from ..tools import Memory, RunContext
+from ..tools.memory import Writes
 from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
 from ..types.wire import (
     MODEL_ACTIVITY,
@@ -48,12 +56,18 @@ class ModelActivity:
         author: AuthorLoop,
         cost: Cost,
         idle: float = IDLE,
+        *,
+        resources: Callable[[], Any] = lambda: None,
+        memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
     ) -> None:
+        """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded."""
         self._agents = agents
         self._provider = provider
         self._author = author
         self._cost = cost
         self._idle = idle
+        self._resources = resources
+        self._memory = memory
 
     @activity.defn(name=MODEL_ACTIVITY)
     async def model(self, call: Any) -> Any:
@@ -61,46 +75,57 @@ class ModelActivity:
         return await self.call(call)
 
     async def call(self, call: ModelCall) -> ModelReply:
-        """Call the model; an ending (``purpose="close"``) is only passed on to be recorded."""
+        """Call the model; an ending (``purpose="close"``) is only passed on to be recorded.
+
+        Raises ``InvalidInputError`` for a context that does not fit the agent, and where there is nothing to answer;
+        ``DefinitionError`` for overrides that do not fit it.
+        """
         if call.input.purpose == "close":
             return ModelReply(ModelOutput(), message=None)
-        agent = self._agents.get(call.input.agent)
-        system = await self._system(agent, call.input)
-        completed = await self._stream(agent, self._request(agent, call, system))
+        agent = self._agents.get(call.input.agent).overridden(call.input.overrides)
+        context: Any = call.input.context
+        if agent.has_context:
+            context = await self._author.run(f"context of agent {agent.name}", agent.read_context, context)
+        said = _said(call)
+        system = await self._system(agent, call, context)
+        completed = await self._stream(agent, self._request(agent, call, said, system))
         return await self._reply(agent, call.input, completed, system)
 
-    async def _system(self, agent: Agent, task: ModelInput) -> str | None:
+    async def _system(self, agent: Agent, call: ModelCall, context: Any) -> str | None:
         instructions = agent.instructions
         if callable(instructions):
-            instructions = await self._instructions(agent, instructions, task)
+            instructions = await self._instructions(agent, instructions, call, context)
         if agent.finish == "tag":
             return f"{instructions}\n\n{TAG_PROMPT}" if instructions else TAG_PROMPT
         return instructions or None
 
-    async def _instructions(self, agent: Agent, fn: Callable[..., Any], task: ModelInput) -> str | None:
-        name = f"instructions of agent {agent.name}"
-        context = RunContext(
+    async def _instructions(self, agent: Agent, fn: Callable[..., Any], call: ModelCall, context: Any) -> str | None:
+        name, task = f"instructions of agent {agent.name}", call.input
+        told: RunContext[Any] = RunContext(
             run_id=task.context_id,
             task_id=task.task_id,
             agent=task.agent,
             iteration=task.iteration,
-            context=task.context,
+            context=context,
+            resources=self._resources(),
+            memory=self._memory(call.writes),
         )
         try:
             async with asyncio.timeout(INSTRUCTIONS) as limit:
-                said = await self._author.run(name, fn, context)
+                said = await self._author.run(name, fn, told)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise TimeoutError(f"the {name} did not return within {INSTRUCTIONS:g} s") from None
+        finally:
+            told.memory.close()
         if said is not None and not isinstance(said, str):
             raise DefinitionError(
                 f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."
             )
         return said and clean(said)
 
-    def _request(self, agent: Agent, call: ModelCall, system: str | None) -> ModelRequest:
-        said = [message for message in (*call.prefix, *call.fresh) if message.role != "system"]
+    def _request(self, agent: Agent, call: ModelCall, said: list[Message], system: str | None) -> ModelRequest:
         forcing = call.input.purpose == "force_finish"
         return ModelRequest(
             model=agent.model_name,
@@ -171,6 +196,17 @@ class ModelActivity:
         if task.purpose == "force_finish":
             return forced(agent.finish, message.text)
         return classify(agent.finish, message, completed.finish_reason)
+
+
+def _said(call: ModelCall) -> list[Message]:
+    """The conversation without system prompts: these are given apart."""
+    said = [message for message in (*call.prefix, *call.fresh) if message.role != "system"]
+    if not said:
+        raise InvalidInputError(
+            "there is nothing to answer: the conversation has no messages, and the turn brought none",
+            hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
+        )
+    return said
 
 
 def _sound(part: Part) -> Part:

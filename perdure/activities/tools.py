@@ -12,9 +12,11 @@ from typing import Any, cast
 from temporalio import activity
 from temporalio.common import RawValue
 
+from ..agent import Agent
 from ..loop.calls import unknown
 from ..ports import ToolCall
-from ..tools import ArgumentsError, Tool, ToolContext, error_text, serialise
+from ..tools import ArgumentsError, Memory, Tool, ToolContext, error_text, serialise
+from ..tools.memory import Writes
 from ..types.wire import ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
@@ -29,9 +31,14 @@ class ToolActivity:
         author: AuthorLoop,
         resources: Callable[[], Any] = lambda: None,
         heartbeat: Callable[[], Callable[..., None]] = lambda: _nothing,
+        memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
     ) -> None:
-        """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread."""
+        """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread.
+
+        ``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
+        """
         self._heartbeat = heartbeat
+        self._memory = memory
         self._agents = agents
         self._author = author
         self._resources = resources
@@ -49,10 +56,12 @@ class ToolActivity:
         if tool is None:  # the code changed since the model was shown the tool
             return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
         given_up = threading.Event()
+        context = self._context(call, given_up)
         try:
-            return await self._execute(call, tool, _work(tool, call, self._context(call, given_up)))
+            return await self._execute(call, tool, _work(agent, tool, call, context))
         finally:
             given_up.set()
+            context.memory.close()
 
     async def _execute(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"
@@ -81,6 +90,7 @@ class ToolActivity:
             iteration=task.iteration,
             context=task.context,
             resources=self._resources(),
+            memory=self._memory(call.writes),
             call_id=task.call_id,
             attempt=call.attempt,
             idempotency_key=call.key,
@@ -89,15 +99,20 @@ class ToolActivity:
         )
 
 
-def _work(tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
+def _work(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
     """All that may run an author's code: validators, the function, serialisers. It goes to the author's loop whole."""
     arguments = dict(call.arguments)
 
+    def bound() -> Callable[[], Any]:
+        if agent.has_context and tool.context_parameter is not None:
+            context.context = agent.read_context(context.context)
+        return tool.bind(arguments, context)
+
     async def asynchronous() -> str:
-        return serialise(await tool.bind(arguments, context)())
+        return serialise(await bound()())
 
     def plain() -> Any:
-        value = tool.bind(arguments, context)()
+        value = bound()()
         return _awaited(value) if inspect.isawaitable(value) else serialise(value)
 
     return asynchronous if tool.is_async else plain

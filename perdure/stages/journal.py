@@ -3,12 +3,15 @@
 A model call: the outcome is looked up before, and recorded after, in one transaction with the transcript's node.
 A tool call: the intent is recorded first, so that a retry can tell "never begun" (run it), "done" (return it) and
 "begun, outcome unknown" apart; the last is run again only for an idempotent tool.
+
+What the author's code wrote into memory is part of the transaction, so it happens as often as the outcome: once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..errors import StoreError
 from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
@@ -38,8 +41,8 @@ class JournalStage:
             return ModelReply(read_outcome(ModelOutput, recorded, key), message=None)
         reply = await next(call)
         body = reply.output.model_dump_json(exclude_none=True).encode()
-        commit = Commit(reply.commit.nodes, reply.commit.blobs, Outcome(key, "model", body), reply.commit.run)
-        first = await self._record(commit)
+        outcome = Outcome(key, "model", body)
+        first = await self._record(replace(reply.commit, outcome=outcome, memory=tuple(call.writes)))
         if first != body:  # another attempt was quicker; what it said is what counts
             reply.output = read_outcome(ModelOutput, first, key)
         return reply
@@ -52,7 +55,9 @@ class JournalStage:
         output = _given_up(call, claim) or await next(call)
         output, blobs = _fit(output)
         body = output.model_dump_json(exclude_none=True).encode()
-        first = await self._record(Commit(blobs=blobs, outcome=Outcome(call.key, "tool", body)))
+        # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
+        memory = () if output.is_error else tuple(call.writes)
+        first = await self._record(Commit(blobs=blobs, outcome=Outcome(call.key, "tool", body), memory=memory))
         return output if first == body else read_outcome(ToolOutput, first, call.key)
 
     async def _record(self, commit: Commit) -> bytes:

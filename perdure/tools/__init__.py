@@ -2,12 +2,14 @@
 
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext, ToolContext
+from perdure.tools.memory import Memory
 from perdure.tools.result import ResultError, error_text, serialise
 from perdure.tools.tool import Tool, as_tool, tool
 from perdure.tools.toolbox import Toolbox
 
 __all__ = [
     "ArgumentsError",
+    "Memory",
     "ResultError",
     "RunContext",
     "Tool",

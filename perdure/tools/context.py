@@ -7,22 +7,28 @@ from typing import Any, Generic, cast
 
 from typing_extensions import TypeVar
 
+from perdure.tools.memory import Memory
+
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
 ContextT = TypeVar("ContextT", default=Any)
 
 
 class RunContext(Generic[ContextT]):
-    """Facts of the run. The engine makes it; ``RunContext[UserContext]`` types ``context``."""
+    """Facts of the run. The engine makes it; ``RunContext[UserContext]`` types ``context``.
+
+    A test makes one by hand, with what the function under test looks at: ``RunContext(context=…, resources=…)``.
+    """
 
     def __init__(
         self,
         *,
-        run_id: str,
-        task_id: str,
-        agent: str,
+        run_id: str = "run",
+        task_id: str = "turn",
+        agent: str = "agent",
         iteration: int = 1,
         context: ContextT | None = None,
         resources: Any = None,
+        memory: Memory | None = None,
     ) -> None:
         self.run_id = run_id
         """Id of the conversation: the workflow id."""
@@ -33,9 +39,11 @@ class RunContext(Generic[ContextT]):
         self.iteration = iteration
         """Model calls of this turn so far, this one included."""
         self.context = cast(ContextT, context)  # None only where the agent declares no context
-        """The author's own data of the run."""
+        """The author's own data of the run: of the agent's ``context`` type, a dictionary where it declares none."""
         self.resources = resources
         """What the worker's ``lifespan`` yields (pools, clients); None without one."""
+        self.memory = Memory() if memory is None else memory
+        """What conversations share. One that is made by hand has a memory of its own, for tests."""
 
     def __repr__(self) -> str:
         facts = f"run_id={self.run_id!r}, agent={self.agent!r}, iteration={self.iteration}"
@@ -51,20 +59,21 @@ def _not_cancelled() -> bool:
 
 
 class ToolContext(RunContext[ContextT]):
-    """Facts of the run and of this tool call. Safe to use from any thread."""
+    """Facts of the run and of this tool call. Safe to use from any thread. A test makes one by hand as it likes."""
 
     def __init__(
         self,
         *,
-        run_id: str,
-        task_id: str,
-        agent: str,
-        call_id: str,
-        idempotency_key: str,
+        run_id: str = "run",
+        task_id: str = "turn",
+        agent: str = "agent",
+        call_id: str = "call",
+        idempotency_key: str = "key",
         attempt: int = 1,
         iteration: int = 1,
         context: ContextT | None = None,
         resources: Any = None,
+        memory: Memory | None = None,
         heartbeat: Callable[..., None] = _no_heartbeat,
         cancelled: Callable[[], bool] = _not_cancelled,
     ) -> None:
@@ -76,6 +85,7 @@ class ToolContext(RunContext[ContextT]):
             iteration=iteration,
             context=context,
             resources=resources,
+            memory=memory,
         )
         self.call_id = call_id
         """Id that the model's call has in the transcript."""

@@ -2,6 +2,7 @@
 
 from .engine import Engine
 from .plugin import PerdurePlugin
+from .resources import Lifespan
 from .worker import Worker
 
-__all__ = ["Engine", "PerdurePlugin", "Worker"]
+__all__ = ["Engine", "Lifespan", "PerdurePlugin", "Worker"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from .. import config
-from ..activities import Agents, AuthorLoop, ModelActivity, ToolActivity
+from ..activities import Agents, AuthorLoop, ModelActivity, StoredMemory, ToolActivity
 from ..agent import Agent
 from ..ports import Provider, Stage, Store
 from ..providers.cost import cost_usd
@@ -26,8 +26,7 @@ from ..stages import (
 from ..stages.heartbeat import note, reporter
 from ..store import Chain, open_store
 from ..store.journal import CachedJournal
-
-Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+from .resources import Lifespan, Resources
 
 
 class Engine:
@@ -37,13 +36,22 @@ class Engine:
     """
 
     def __init__(
-        self, agents: Iterable[Agent] = (), *, store_url: str | None = None, store: Store | None = None
+        self,
+        agents: Iterable[Agent] = (),
+        *,
+        store_url: str | None = None,
+        store: Store | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
         self.agents = Agents(agents)
         self.store = store or open_store(config.store_url(store_url) or config.home_store_url())
         self.author = AuthorLoop()
-        self.model = ModelActivity(self.agents, self._provider, self.author, cost_usd)
-        self.tool = ToolActivity(self.agents, self.author, heartbeat=reporter)
+        self._resources = Resources(lifespan, self.author)
+        memory = StoredMemory(self.store, note)
+        self.model = ModelActivity(
+            self.agents, self._provider, self.author, cost_usd, resources=self._shared, memory=memory
+        )
+        self.tool = ToolActivity(self.agents, self.author, self._shared, heartbeat=reporter, memory=memory)
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
         self._stages: Sequence[Stage] = ()
         self._users = 0
@@ -52,7 +60,10 @@ class Engine:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open for the length of the block. Raises ``StoreError`` when the store cannot be opened."""
+        """Open for the length of the block.
+
+        Raises ``StoreError`` when the store cannot be opened, ``RuntimeSetupError`` when the lifespan fails.
+        """
         async with self._opening:
             if self._users == 0:
                 await self._open()
@@ -66,12 +77,15 @@ class Engine:
                     await self._stack.aclose()
 
     async def _open(self) -> None:
-        await self.store.open()
-        self._stack.push_async_callback(self.store.close)
-        await self._stack.enter_async_context(using_providers())
-        self.author.start()
-        self._stack.callback(self.author.stop)
-        self._stages = self._make_stages()
+        async with AsyncExitStack() as stack:
+            await self.store.open()
+            stack.push_async_callback(self.store.close)
+            await stack.enter_async_context(using_providers())
+            self.author.start()
+            stack.callback(self.author.stop)
+            await stack.enter_async_context(self._resources)
+            self._stages = self._make_stages()
+            self._stack = stack.pop_all()
 
     def _make_stages(self) -> list[Stage]:
         """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
@@ -79,11 +93,14 @@ class Engine:
         tracing, hooks = TracingStage(), HookStage()
         outcomes = CachedJournal(self.store)
         journal = JournalStage(outcomes, waiting=note)
-        transcript = TranscriptStage(chain, outcomes, self.store.store_id)
+        transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id)
         prepare = PrepareStage(chain, self.store.store_id, self.agents.get)
         behind_inline: list[Stage] = [prepare, journal, transcript, hooks]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
+
+    def _shared(self) -> Any:
+        return self._resources.value
 
     def _provider(self, agent: Agent) -> Provider:
         return agent.provider or get_provider(agent.provider_name)

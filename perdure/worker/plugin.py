@@ -14,6 +14,7 @@ from ..errors import DefinitionError
 from ..ports import Store
 from ..workflows import AgentWorkflow
 from .engine import Engine
+from .resources import Lifespan
 
 THROTTLE = timedelta(milliseconds=500)
 """How often heartbeats may go out: a cancellation arrives with the answer to one."""
@@ -27,13 +28,18 @@ class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
-    the worker does, the timeouts by which a lost worker is noticed within seconds.
+    the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``: see ``Worker``.
     """
 
     def __init__(
-        self, agents: Iterable[Agent] = (), *, store_url: str | None = None, store: Store | None = None
+        self,
+        agents: Iterable[Agent] = (),
+        *,
+        store_url: str | None = None,
+        store: Store | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
-        self.engine = Engine(agents, store_url=store_url, store=store)
+        self.engine = Engine(agents, store_url=store_url, store=store, lifespan=lifespan)
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow],

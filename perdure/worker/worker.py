@@ -16,6 +16,7 @@ from ..agent import Agent
 from ..client import Client
 from ..errors import RuntimeSetupError
 from .plugin import PerdurePlugin
+from .resources import Lifespan
 
 
 class Worker:
@@ -24,6 +25,15 @@ class Worker:
     ``await worker.run()`` serves until SIGTERM or SIGINT, then drains: no new tasks, and running tools are given the
     longest of their timeouts to end. ``async with worker:`` serves for the length of a block. ``drain`` (seconds)
     bounds the wait; runs lose nothing by a short one, another worker goes on with them.
+
+    ``lifespan`` holds what tools and instructions share, from the worker's start to its end: a function without
+    parameters that gives an async context manager, whose value is ``ctx.resources``. It runs on the event loop of the
+    tools. One that fails at the start is a ``RuntimeSetupError`` there; leaving it may take 10 s.
+
+        @asynccontextmanager
+        async def resources():
+            async with httpx.AsyncClient() as http:
+                yield http
     """
 
     def __init__(
@@ -35,8 +45,9 @@ class Worker:
         store_url: str | None = None,
         drain: float | None = None,
         max_concurrent_activities: int = 100,
+        lifespan: Lifespan | None = None,
     ) -> None:
-        plugin = PerdurePlugin(agents, store_url=store_url or client.store_url)
+        plugin = PerdurePlugin(agents, store_url=store_url or client.store_url, lifespan=lifespan)
         self.task_queue = config.task_queue(task_queue or client.task_queue)
         self.agents = tuple(plugin.engine.agents)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)

@@ -15,7 +15,7 @@ from perdure.activities import Agents, AuthorLoop, ModelActivity, model
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, StreamEvent, TextDelta
 from perdure.testing import ScriptedProvider, call
-from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart
+from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart
 from perdure.types.wire import AsActivity, ModelInput, Refused
 
 INPUT = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=3, iteration=1)
@@ -31,7 +31,7 @@ def author() -> Any:
 
 async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelReply:
     activity = ModelActivity(Agents([agent]), lambda agent: agent.provider, author, lambda *_: None, idle)  # type: ignore[arg-type,return-value]
-    return await activity.call(ModelCall(INPUT))
+    return await activity.call(ModelCall(INPUT, fresh=[Message.user("Go.")]))
 
 
 @tool

@@ -1,0 +1,72 @@
+"""What is checked when an agent is defined, field by field: each error names the agent, the field and the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .errors import DefinitionError
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def checked_name(name: Any) -> str:
+    """The name of an agent. Raises ``DefinitionError``, as everything here."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DefinitionError(
+            f"the agent name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}",
+            hint="Give it a short name; the description may say the rest.",
+        )
+    return name
+
+
+def checked_instructions(name: str, instructions: Any) -> Any:
+    """Text, a function, or None."""
+    if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
+        raise DefinitionError(
+            f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}",
+            hint="For text from parts: instructions='\\n'.join(parts).",
+        )
+    return instructions
+
+
+def listed(name: str, field: str, value: Any, example: str) -> list[Any]:
+    """A list, tuple or other iterable that is no text and no dictionary."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise DefinitionError(
+            f"agent {name!r}: {field} must be a list, not {value!r:.100}", hint=f"For instance {field}={example}."
+        )
+    return list(value)
+
+
+def mapping(name: str, field: str, value: Any) -> dict[str, Any]:
+    """A dictionary by names; None is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise DefinitionError(
+            f"agent {name!r}: {field} must be a dictionary by names, not {value!r:.100}",
+            hint=f'For instance {field}={{"temperature": 0.2}}.',
+        )
+    return dict(value)
+
+
+def one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
+    """One of ``allowed``, of which the first is the default."""
+    if value not in allowed:
+        raise DefinitionError(
+            f"agent {name!r}: {field} is {value!r}, it can be {', '.join(allowed)}",
+            hint=f"Leave it out for {allowed[0]!r}.",
+        )
+    return value
+
+
+def iterations(name: str, value: Any) -> int:
+    """``max_iterations``: a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise DefinitionError(
+            f"agent {name!r}: max_iterations must be a whole number of at least 1, not {value!r}",
+            hint="1 is a single model call; leave it out for 50.",
+        )
+    return value

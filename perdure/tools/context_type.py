@@ -1,0 +1,131 @@
+"""The declared type of a run's context: checked where a run starts, and read back where authors' code runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from perdure.errors import DefinitionError, InvalidInputError
+
+_SHOWN = 10
+_NO_OBJECT = {
+    "call",
+    "int",
+    "float",
+    "str",
+    "bool",
+    "bytes",
+    "list",
+    "set",
+    "frozenset",
+    "tuple",
+    "none",
+    "date",
+    "datetime",
+}
+
+
+class ContextType:
+    """A type that pydantic can take, built once. Values travel as JSON objects, and are read as such."""
+
+    def __init__(self, agent: str, kind: Any) -> None:
+        """Raises ``DefinitionError`` for what pydantic cannot take, and for what no JSON object can be."""
+        self._agent = agent
+        self._kind = kind
+        self._name = getattr(kind, "__name__", None) or repr(kind)
+        if isinstance(kind, BaseModel | Mapping):
+            raise self._wrong("is a value", f"Give its type: context={type(kind).__name__}.")
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
+            self._adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
+            shape = self._adapter.core_schema.get("type")
+        except Exception as error:  # a type's own schema hook may raise anything
+            why = str(error).strip().partition("\n")[0]
+            raise self._wrong(
+                f"is no type that pydantic can take: {why}",
+                "A pydantic model, a dataclass or a TypedDict of plain types, defined before the agent.",
+            ) from error
+        if shape in _NO_OBJECT:
+            raise self._wrong("cannot be a JSON object", "A pydantic model, a dataclass or a TypedDict can.")
+
+    def read(self, raw: Mapping[str, Any] | None) -> Any:
+        """The validated object. Raises ``InvalidInputError`` that names each wrong field."""
+        try:
+            return self._adapter.validate_json(json.dumps(raw or {}, allow_nan=False))
+        except ValidationError as error:
+            raise self._unfit(_explained(error)) from error
+        except Exception as error:  # a validator of the author's, or values that are not JSON
+            raise self._unfit(f"{type(error).__name__}: {error}") from error
+
+    def check(self, value: Any) -> dict[str, Any]:
+        """``value``, a mapping or an instance, as the JSON object that a worker reads back.
+
+        Raises ``InvalidInputError`` as :meth:`read`, and for an instance that JSON does not carry whole.
+        """
+        if value is None or isinstance(value, Mapping):
+            plain = self._plain(lambda: to_jsonable_python(dict(value or {})))
+            self.read(plain)
+            return plain
+        try:
+            instance = self._adapter.validate_python(value)
+        except ValidationError as error:
+            raise self._unfit(_explained(error)) from error
+        dump = self._adapter.dump_python
+        plain = self._plain(lambda: dump(instance, mode="json", by_alias=True, round_trip=True, warnings="error"))
+        if dump(self.read(plain), round_trip=True) != dump(instance, round_trip=True):
+            raise self._unfit("as JSON it comes back changed (a SecretStr, for instance, comes back as asterisks)")
+        return plain
+
+    def _plain(self, dump: Any) -> dict[str, Any]:
+        try:
+            plain = dump()
+        except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+            raise self._unfit(f"it cannot be written as JSON: {error}") from error
+        if not isinstance(plain, dict):
+            raise self._unfit(f"as JSON it is no object but a {type(plain).__name__}")
+        return plain
+
+    def _unfit(self, why: str) -> InvalidInputError:
+        named = getattr(self._kind, "model_fields", None) or getattr(self._kind, "__annotations__", {})
+        fields = [getattr(field, "alias", None) or name for name, field in named.items()]
+        return InvalidInputError(
+            f"the context does not fit agent {self._agent!r}: {why}",
+            hint=f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else "."),
+        )
+
+    def _wrong(self, why: str, hint: str) -> DefinitionError:
+        return DefinitionError(f"agent {self._agent!r}: context={self._name:.100} {why}", hint=hint)
+
+
+def plain_context(agent: str, value: Any) -> dict[str, Any]:
+    """The context of an agent that declares no type: a dictionary of plain JSON. Raises ``InvalidInputError``."""
+    if isinstance(value, Mapping):
+        try:
+            plain = dict(value)
+            json.dumps(plain, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInputError(
+                f"the context of a run is a dictionary of plain JSON: {error}",
+                hint="Give ids, numbers and texts; tools load the rest.",
+            ) from None
+        return plain
+    kind = type(value).__name__
+    raise InvalidInputError(
+        f"the context of a run is a dictionary of plain JSON, not {value!r:.100}",
+        hint=f"Agent {agent!r} can declare its type, Agent(…, context={kind}), and then takes instances.",
+    )
+
+
+def _explained(error: ValidationError) -> str:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{_path(detail['loc'])}: {detail['msg']}" for detail in details[:_SHOWN]]
+    return "; ".join(shown) + (f"; and {len(details) - _SHOWN} more" if len(details) > _SHOWN else "")
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
+    return path.removeprefix(".") or "context"

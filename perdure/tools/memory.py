@@ -1,0 +1,239 @@
+"""``ctx.memory``: what conversations share, JSON values by namespace and key.
+
+Writes are kept with the call and committed together with its outcome, so each happens exactly once, whatever crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from perdure.errors import InvalidInputError
+from perdure.ports import MemoryWrite
+from perdure.types.messages import clean
+
+VALUE_BYTES = 256 * 1024
+"""Of one value, as JSON."""
+NAME_BYTES = 400
+"""Of a namespace, and of a key."""
+LISTED = 1000
+"""Values that ``list`` gives unless it is told otherwise."""
+
+Writes = list[MemoryWrite]
+
+
+class Recall(Protocol):
+    """Reads what is kept; called from any thread."""
+
+    def recall(self, namespace: str, key: str) -> Future[bytes | None]:
+        """One value."""
+        ...
+
+    def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
+        """The first ``limit`` values whose key begins with ``prefix``, in the order of their keys."""
+        ...
+
+
+class Memory:
+    """Values that outlive the conversation and are shared with every other one: ``ctx.memory``.
+
+        seen = await ctx.memory.get("visits", user_id, 0)
+        await ctx.memory.put("visits", user_id, seen + 1)
+
+    A value is plain JSON of at most 256 KiB; namespace and key are texts of 1 to 400 bytes. A read sees what is kept
+    and what this call has written itself. What a call writes is kept together with its outcome, in one transaction:
+    all of it exactly once, also when workers are lost in between, or nothing where the tool ends in an error or is
+    cancelled. Two calls that change one key at the same time do not wait for each other: the last that ends counts.
+
+    Safe from every thread. A plain ``def`` function uses :attr:`blocking`. ``Memory()`` alone is a memory of its own,
+    for tests: ``ToolContext(memory=Memory())``.
+    """
+
+    def __init__(self, kept: Recall | None = None, writes: Writes | None = None) -> None:
+        """The engine gives ``kept``, and takes from ``writes`` what the call has written, one entry for each key."""
+        self._kept = kept
+        self._writes: Writes = [] if writes is None else writes
+        self._places: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
+        """The value, ``default`` where there is none. Raises ``InvalidInputError`` for what is no namespace or key."""
+        own = self._own(namespace, key)
+        if own is None and self._kept is not None:
+            return _value(await asyncio.wrap_future(self._kept.recall(namespace, key)), default)
+        return _value(own.value if own else None, default)
+
+    async def put(self, namespace: str, key: str, value: Any) -> None:
+        """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large."""
+        self._write(memory_write(namespace, key, value))
+
+    async def delete(self, namespace: str, key: str) -> None:
+        """Forget the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
+        self._write(memory_delete(namespace, key))
+
+    async def list(self, namespace: str, prefix: str = "", *, limit: int = LISTED) -> dict[str, Any]:
+        """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these.
+
+        Raises ``InvalidInputError`` as :meth:`get`.
+        """
+        own = self._below(namespace, prefix, limit)
+        kept: dict[str, bytes] = {}
+        if self._kept is not None:
+            kept = await asyncio.wrap_future(self._kept.recall_all(namespace, prefix, limit + len(own)))
+        return _merged(kept, own, limit)
+
+    @property
+    def blocking(self) -> BlockingMemory:
+        """The same for plain ``def`` functions: nothing is awaited."""
+        return BlockingMemory(self)
+
+    def close(self) -> None:
+        """The call has ended: from now on a write raises ``RuntimeError`` instead of being lost."""
+        with self._lock:
+            self._closed = True
+
+    def _own(self, namespace: str, key: str) -> MemoryWrite | None:
+        """What this call wrote under the key."""
+        check_name("namespace", namespace)
+        check_name("key", key)
+        with self._lock:
+            place = self._places.get((namespace, key))
+            return None if place is None else self._writes[place]
+
+    def _below(self, namespace: str, prefix: str, limit: int) -> dict[str, bytes | None]:
+        """What this call wrote in the namespace, deletions too."""
+        check_list(namespace, prefix, limit)
+        with self._lock:
+            return {
+                write.key: write.value
+                for write in self._writes
+                if write.namespace == namespace and write.key.startswith(prefix)
+            }
+
+    def _write(self, write: MemoryWrite) -> None:
+        name = (write.namespace, write.key)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(
+                    f"memory {write.namespace!r}, key {write.key!r}: the call that this memory belongs to has ended, "
+                    "and nothing would keep the write. Write before the function returns."
+                )
+            place = self._places.setdefault(name, len(self._writes))
+            self._writes[place : place + 1] = [write]
+
+
+class BlockingMemory:
+    """:class:`Memory` for plain ``def`` functions: ``ctx.memory.blocking.get("visits", user_id)``."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def get(self, namespace: str, key: str, default: Any = None) -> Any:
+        """See :meth:`Memory.get`."""
+        own, kept = self._memory._own(namespace, key), self._memory._kept
+        if own is None and kept is not None:
+            _may_block("get")
+            return _value(kept.recall(namespace, key).result(), default)
+        return _value(own.value if own else None, default)
+
+    def put(self, namespace: str, key: str, value: Any) -> None:
+        """See :meth:`Memory.put`."""
+        self._memory._write(memory_write(namespace, key, value))
+
+    def delete(self, namespace: str, key: str) -> None:
+        """See :meth:`Memory.delete`."""
+        self._memory._write(memory_delete(namespace, key))
+
+    def list(self, namespace: str, prefix: str = "", *, limit: int = LISTED) -> dict[str, Any]:
+        """See :meth:`Memory.list`."""
+        own, kept = self._memory._below(namespace, prefix, limit), self._memory._kept
+        if kept is None:
+            return _merged({}, own, limit)
+        _may_block("list")
+        return _merged(kept.recall_all(namespace, prefix, limit + len(own)).result(), own, limit)
+
+
+def memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
+    """The change that keeps ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
+    check_name("namespace", namespace)
+    check_name("key", key)
+    try:
+        _check_keys(value)
+        body = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
+        raise InvalidInputError(
+            f"memory {namespace!r}, key {key!r}: the value is no plain JSON: {error}",
+            hint="Keep text, numbers, booleans, None, lists, and dictionaries by text; "
+            "of a pydantic model its model_dump(mode='json').",
+        ) from None
+    if len(body) > VALUE_BYTES:
+        raise InvalidInputError(
+            f"memory {namespace!r}, key {key!r}: the value has {len(body):,} bytes as JSON; most is {VALUE_BYTES:,}",
+            hint="Keep its parts under keys of their own, or large data elsewhere and its address here.",
+        )
+    return MemoryWrite(namespace, key, body)
+
+
+def memory_delete(namespace: str, key: str) -> MemoryWrite:
+    """The change that forgets a value. Raises ``InvalidInputError``."""
+    check_name("namespace", namespace)
+    check_name("key", key)
+    return MemoryWrite(namespace, key, None)
+
+
+def check_name(what: str, name: Any, *, least: int = 1) -> None:
+    """Raise ``InvalidInputError`` for what is no namespace, key or (``least=0``) prefix."""
+    # NUL is text that PostgreSQL cannot hold.
+    if isinstance(name, str) and name == clean(name) and "\0" not in name and least <= len(name.encode()) <= NAME_BYTES:
+        return
+    raise InvalidInputError(
+        f"memory: the {what} is a text of {least} to {NAME_BYTES} bytes, not {name!r:.100}",
+        hint="For instance get('profile', user_id): a namespace for the kind of data, a key within it.",
+    )
+
+
+def check_list(namespace: Any, prefix: Any, limit: Any) -> None:
+    """Raise ``InvalidInputError`` for what cannot be listed."""
+    check_name("namespace", namespace)
+    check_name("prefix", prefix, least=0)
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise InvalidInputError(
+            f"memory: limit is a whole number of at least 1, not {limit!r:.100}", hint=f"Leave it out for {LISTED:,}."
+        )
+
+
+def _check_keys(value: Any) -> None:
+    """JSON would make other keys texts without a word, and a read would miss them."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r:.100} is no text")
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_keys(item)
+
+
+def _value(body: bytes | None, default: Any) -> Any:
+    return default if body is None else json.loads(body)
+
+
+def _merged(kept: Mapping[str, bytes], own: Mapping[str, bytes | None], limit: int) -> dict[str, Any]:
+    found = {key: body for key, body in {**kept, **own}.items() if body is not None}
+    return {key: json.loads(found[key]) for key in sorted(found)[:limit]}
+
+
+def _may_block(verb: str) -> None:
+    """Raise ``RuntimeError`` on a thread with a running event loop, which the wait would stop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        f"ctx.memory.blocking.{verb} in an async function would stop its event loop: "
+        f"write await ctx.memory.{verb}(…) there"
+    )
