@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types.messages import Part, ToolCallPart
+from ..types.messages import Message, Part, ToolCallPart, ToolResultPart
 
 
 def with_ids(parts: Sequence[Part], op: int) -> tuple[Part, ...]:
@@ -42,3 +42,29 @@ def malformed(part: ToolCallPart) -> str:
     raw = part.malformed or ""
     shown = raw if len(raw) <= 500 else raw[:500] + "…"
     return f"ArgumentsError: the arguments of {part.name} must be one JSON object, they were: {shown}"
+
+
+def open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
+    """The calls of a transcript that have no result, in order. Providers refuse a transcript that has any."""
+    waiting: dict[str, ToolCallPart] = {}
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                waiting[part.id] = part
+            elif isinstance(part, ToolResultPart):
+                waiting.pop(part.call_id, None)
+    return list(waiting.values())
+
+
+def closed_calls(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
+    """What closes the calls at the end of ``prefix`` that ``fresh`` has no results for.
+
+    Only a run that was terminated, or ran out of time, leaves any: nobody could close its transcript.
+    """
+    if not prefix or not prefix[-1].tool_calls:
+        return []
+    given = {result.call_id for message in fresh for result in message.tool_results}
+    missing = [part for part in prefix[-1].tool_calls if part.id not in given]
+    text = "OutcomeUnknown: the run was ended before this call reported back. It may have happened or not."
+    parts = tuple(ToolResultPart(call_id=part.id, name=part.name, content=text, is_error=True) for part in missing)
+    return [Message(role="tool", parts=parts)] if parts else []

@@ -143,8 +143,10 @@ def _close_once(state: RunState, status: Literal["completed", "failed", "cancell
 def _closing(state: RunState, status: Literal["completed", "failed", "cancelled", "waiting"]) -> Close:
     taken = _room(state)
     failure = state.turn.failure if state.turn else None
+    answered = state.turn is not None and state.turn.answer is not None and not state.inbox and failure is None
     closing = Closing(
         status=status,
+        turn="completed" if answered and status != "completed" else None,
         error_type=failure.type if failure else None,
         error=failure.message if failure else None,
         response=response(state).model_dump(mode="json", exclude_none=True),

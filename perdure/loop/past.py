@@ -23,10 +23,8 @@ def _present(state: RunState, turn: Turn) -> TurnStatus:
     task_id = turn.task_id
     if turn.failure is not None:
         return TurnStatus(task_id=task_id, state="failed", error_type=turn.failure.type, error=turn.failure.message)
-    if state.cancelled:
-        return TurnStatus(task_id=task_id, state="cancelled")
     if not answered(state):
-        return TurnStatus(task_id=task_id, state="running")
+        return TurnStatus(task_id=task_id, state="cancelled" if state.cancelled else "running")
     return TurnStatus(task_id=task_id, state="completed", response=response(state))
 
 

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from ..errors import StoreMismatchError, TranscriptCorruptedError
-from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, RunRow, ToolCall
+from ..loop.calls import closed_calls
+from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Runs, ToolCall
 from ..types.messages import BlobRef, Message, ToolResultPart
 from ..types.wire import (
     INLINE_BYTES,
@@ -18,10 +19,10 @@ from ..types.wire import (
     ModelOutput,
     NewMessage,
     NewResult,
-    Response,
     ToolOutput,
 )
 from .outcome import read_outcome
+from .rows import run_row, turn_row
 
 logger = logging.getLogger("perdure.worker")
 
@@ -29,9 +30,10 @@ logger = logging.getLogger("perdure.worker")
 class TranscriptStage:
     """Loads what was said before the call, and makes the node of what is said now."""
 
-    def __init__(self, chain: Chain, journal: Journal, store_id: str) -> None:
+    def __init__(self, chain: Chain, journal: Journal, runs: Runs, store_id: str) -> None:
         self._chain = chain
         self._journal = journal
+        self._runs = runs
         self._store_id = store_id
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
@@ -39,20 +41,27 @@ class TranscriptStage:
         task = call.input
         check_store(task, self._store_id)
         call.fresh = await self._fresh(task)
+        head = await self._last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
-            call.prefix = await self._chain.load(task.head)
+            call.prefix = await self._chain.load(head)
+            call.fresh = [*closed_calls(call.prefix, call.fresh), *call.fresh]
         reply = await next(call)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
         blobs: list[Blob] = []
-        head = task.head
         nodes = []
         if said:
-            node, blobs = self._chain.extend(task.head, said)
+            node, blobs = self._chain.extend(head, said)
             self._chain.remember(node, said)
             head, nodes = node.hash, [node]
         reply.output = _fit(reply.output, blobs).model_copy(update={"head": head, "store_id": self._store_id})
-        reply.commit = Commit(nodes, blobs, run=_row(call, reply.output))
+        run, turn = run_row(call, reply.output), turn_row(call, reply.output)
+        reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
+
+    async def _last_head(self, task: ModelInput) -> str | None:
+        """Where the conversation of this id ended; where it is to begin, if there never was one."""
+        row = await self._runs.run(task.context_id)
+        return row.head if row is not None and row.head is not None else task.head
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do: the next model call is given the result by its key."""
@@ -84,14 +93,14 @@ class TranscriptStage:
         """
         content = item.content
         if isinstance(content, str):
-            return Message.user(content, id=item.id)
+            return Message.user(content, id=item.id, by=item.by)
         try:
             text = await self._sent(content, item.store_id)
         except TranscriptCorruptedError as error:
             name = f"message {item.id}" if item.id else "a message"
             text = f"[{name} could not be read: {error.message}. Its sender has to send it again, under another id.]"
             logger.warning("a run goes on without a message: %s", text)
-        return Message.user(text, id=item.id)
+        return Message.user(text, id=item.id, by=item.by)
 
     async def _sent(self, blob: BlobRef, store_id: str | None) -> str:
         if store_id not in (None, self._store_id):
@@ -162,31 +171,3 @@ def _fit_calls(calls: Iterable[Call]) -> Iterator[Call]:
         else:
             left -= size
         yield call
-
-
-def _row(call: ModelCall, output: ModelOutput) -> RunRow:
-    """The run as it stands after this call; the workflow may still go on, and the next call says so."""
-    task = call.input
-    closing = task.closing
-    status: str = "running"
-    result: bytes | None = None
-    if closing is not None:
-        status = closing.status
-        why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
-        result = json.dumps({**(closing.response or {}), **why}).encode()
-    elif output.finish is not None:
-        status = "completed"
-        answer = Response(
-            content=output.finish.content,
-            blob=output.blob,
-            iterations=task.iteration,
-            finish_reason=output.finish_reason,
-            finish_called=output.finish.called,
-            context_id=task.context_id,
-            task_id=task.task_id,
-            head=output.head,
-            store_id=output.store_id,
-        )
-        result = answer.model_dump_json(exclude_none=True).encode()
-    head, asked_at = output.head, call.asked_at
-    return RunRow(task.context_id, task.agent, task.scope, head, status, task.iteration, result, asked_at)

@@ -143,6 +143,8 @@ class Closing(Data):
 
     status: Literal["completed", "failed", "cancelled", "waiting"]
     """``waiting``: only the turn has ended; the session waits for the next message."""
+    turn: Literal["completed", "failed", "cancelled"] | None = None
+    """How the present turn ended, if otherwise: it may have had its answer before."""
     error_type: str | None = None
     error: str | None = None
     response: dict[str, Any] | None = None

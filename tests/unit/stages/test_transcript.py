@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
+from perdure.loop.finish import REMINDER_ID
 from perdure.ports import Blob, Commit, ModelReply, Outcome
 from perdure.stages import JournalStage, TranscriptStage, compose_model
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import BlobRef
+from perdure.types.messages import BlobRef, Message, ToolCallPart
 from perdure.types.wire import INLINE_BYTES, Call, Closing, ModelOutput, NewMessage, NewResult, Refused, ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 
 def stage(store: MemoryStore) -> TranscriptStage:
     """With a chain of its own: nothing is remembered from an earlier stage."""
-    return TranscriptStage(Chain(store), store, store.store_id)
+    return TranscriptStage(Chain(store), store, store, store.store_id)
 
 
 async def said(store: MemoryStore, head: str | None) -> list[tuple[str, str]]:
@@ -211,7 +212,7 @@ async def test_an_ending_is_recorded_on_a_corrupt_chain_too(store: MemoryStore) 
     )
     row = store.all_runs["run-1"]
     assert (row.status, row.head) == ("failed", ended.output.head)
-    assert json.loads(row.result or b"") == {"error_type": "RunError", "error": "no"}
+    assert json.loads(row.result or b"") == {"error_type": "RunError", "error": "no", "head": row.head}
 
 
 async def test_an_ending_with_nothing_new_keeps_the_head(store: MemoryStore) -> None:
@@ -227,3 +228,59 @@ async def test_an_ending_with_nothing_new_keeps_the_head(store: MemoryStore) -> 
     )
     assert ended.output.head == first.output.head
     assert len(store.all_nodes) == 1
+
+
+async def test_a_resumed_conversation_goes_on_from_where_the_last_execution_ended(store: MemoryStore) -> None:
+    first = await call(store, reply("Hello."))
+    inner = Inner(reply("Bye."))
+    second = await call(store, None, inner, scope="scope-2", resume=True, message="and?")
+    assert [message.text for message in inner.calls[0].prefix] == ["hi", "Hello."]
+    assert [role for role, _ in await said(store, second.output.head)] == ["user", "assistant"] * 2
+    assert store.all_nodes[second.output.head or ""].parent == first.output.head
+
+
+async def test_a_resume_of_what_never_was_begins_anew(store: MemoryStore) -> None:
+    begun = await call(store, reply("Hello."), resume=True)
+    assert store.all_nodes[begun.output.head or ""].parent is None
+
+
+async def test_an_execution_that_fails_at_once_keeps_the_conversation_it_was_to_resume(store: MemoryStore) -> None:
+    first = await call(store, reply("Hello."))
+    closing = Closing(status="failed", error_type="RunError", error="no")
+    answer = ModelReply(ModelOutput(head="", store_id=""), None)
+    ended = await call(store, answer, scope="scope-2", resume=True, purpose="close", closing=closing, message="and?")
+    assert await said(store, ended.output.head) == [("user", "hi"), ("assistant", "Hello."), ("user", "and?")]
+    assert first.output.head != ended.output.head == store.all_runs["run-1"].head
+
+
+async def test_calls_that_a_terminated_run_left_open_are_closed(store: MemoryStore) -> None:
+    message = Message.assistant("", ToolCallPart(id="c1", name="pay"), ToolCallPart(id="c2", name="pay"))
+    asked = ModelReply(ModelOutput(head="", store_id=""), message)
+    await call(store, asked)
+    inner = Inner(reply("Sorry."))
+    await call(store, None, inner, scope="scope-2", resume=True, message="and?")
+    results, user = inner.calls[0].fresh
+    assert [result.call_id for result in results.tool_results] == ["c1", "c2"]
+    assert all(result.content.startswith("OutcomeUnknown") for result in results.tool_results)
+    assert user.text == "and?"
+
+
+async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> None:
+    new = (NewMessage(content="hi", id="m1", by="ana"), NewMessage(content="Go on.", id=REMINDER_ID))
+    done = await call(store, reply("Hello."), new=new, mode="session")
+    assert await store.turn_of("run-1", "m1") == "scope-1-1"
+    assert await store.turn_of("run-1", REMINDER_ID) is None
+    turn = await store.turn("run-1", "scope-1-1")
+    assert turn is not None
+    assert (turn.status, turn.head) == ("completed", done.output.head)
+    assert json.loads(turn.result or b"")["content"] == "Hello."
+    assert store.all_runs["run-1"].status == "waiting"
+    assert (await Chain(store).load(done.output.head))[0].by == "ana"
+
+
+async def test_how_a_run_ends_says_nothing_of_a_turn_that_had_ended_before(store: MemoryStore) -> None:
+    closing = Closing(status="cancelled", turn="completed", response={"content": "Hello."})
+    await call(store, ModelReply(ModelOutput(head="", store_id=""), None), purpose="close", closing=closing)
+    turn = await store.turn("run-1", "scope-1-1")
+    assert turn is not None
+    assert (turn.status, store.all_runs["run-1"].status) == ("completed", "cancelled")

@@ -1,0 +1,58 @@
+"""What the store is told of a run and its turn with each call: for lists, and for whoever asks when Temporal forgot."""
+
+from __future__ import annotations
+
+import json
+
+from ..loop.finish import REMINDER_ID
+from ..ports import ModelCall, RunRow, TurnRow
+from ..types.wire import ModelInput, ModelOutput, NewMessage, Response
+
+
+def run_row(call: ModelCall, output: ModelOutput) -> RunRow:
+    """The run as it stands after this call; the workflow may still go on, and the next call says so."""
+    task = call.input
+    status = "running"
+    if task.closing is not None:
+        status = task.closing.status
+    elif output.finish is not None:
+        status = "waiting" if task.mode == "session" else "completed"
+    result = _result(task, output)
+    return RunRow(
+        task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at
+    )
+
+
+def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
+    """The turn, where there is something to say of it: it took messages that have ids, or it has ended."""
+    task = call.input
+    ids = tuple(item.id for item in task.new if isinstance(item, NewMessage) and item.id and item.id != REMINDER_ID)
+    ended = task.closing is not None or output.finish is not None
+    if not task.task_id or not (ids or ended):
+        return None
+    status = "running"
+    if ended:
+        status = (task.closing.turn or task.closing.status) if task.closing else "completed"
+    return TurnRow(task.context_id, task.task_id, status, output.head, _result(task, output), ids, call.asked_at)
+
+
+def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
+    """JSON of the ``Response``, as far as this call knows it; of a failure with ``error_type`` and ``error``."""
+    closing = task.closing
+    if closing is not None:
+        why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
+        return json.dumps({**(closing.response or {}), "head": output.head, **why}).encode()
+    if output.finish is None:
+        return None
+    answer = Response(
+        content=output.finish.content,
+        blob=output.blob,
+        iterations=task.iteration,
+        finish_reason=output.finish_reason,
+        finish_called=output.finish.called,
+        context_id=task.context_id,
+        task_id=task.task_id,
+        head=output.head,
+        store_id=output.store_id,
+    )
+    return answer.model_dump_json(exclude_none=True).encode()
