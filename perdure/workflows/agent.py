@@ -22,7 +22,7 @@ from .. import loop
 from ..errors import InvalidInputError, PerdureError
 from ..types.state import NewerStateError, RunState
 from ..types.wire import WORKFLOW
-from . import steps
+from . import host, steps
 from .work import Work
 
 CARRIED_BYTES = 1_500_000
@@ -50,7 +50,7 @@ class AgentWorkflow:
                 loop.cancel(state)
             loop.stopped(state)
             step = loop.decide(state)
-            self._since = workflow.now().isoformat()
+            self._since = host.now().isoformat()
             match step:
                 case loop.CallModel():
                     await self._continue_as_new_if_long(state)
@@ -86,7 +86,7 @@ class AgentWorkflow:
                 taken.append(error)
 
         self._tell(take)
-        await workflow.wait_condition(lambda: bool(taken))  # an update may come before the input is read
+        await host.wait_condition(lambda: bool(taken))  # an update may come before the input is read
         (said,) = taken
         if isinstance(said, PerdureError):
             raise _as_failure(said)
@@ -141,7 +141,7 @@ class AgentWorkflow:
     # --- around the steps
 
     def _open(self, raw: Any) -> RunState:
-        info = workflow.info()
+        info = host.info()
         scope = info.first_execution_run_id
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
             scope += f"/{info.continued_run_id}"
@@ -161,7 +161,7 @@ class AgentWorkflow:
         idle = state.idle_timeout if step.until == "message" else None
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
-                await workflow.wait_condition(
+                await host.wait_condition(
                     lambda: state.interrupt is not None or loop.decide(state) != step,
                     timeout=idle,
                     timeout_summary="idle timeout" if idle else None,
@@ -180,18 +180,18 @@ class AgentWorkflow:
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Nothing is in flight before a model call, so the state is all that a new execution needs."""
-        info = workflow.info()
+        info = host.info()
         most = state.max_history_events
         long = info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
         if not long:
             return
         try:
-            await workflow.wait_condition(workflow.all_handlers_finished)
+            await host.wait_condition(host.all_handlers_finished)
         except asyncio.CancelledError:
             return
         carried = loop.carry_over(state)
         if len(json.dumps(carried)) < CARRIED_BYTES:  # else the model calls first take the waiting messages in
-            workflow.continue_as_new(carried)
+            host.continue_as_new(carried)
 
 
 def _as_failure(error: PerdureError) -> ApplicationError:

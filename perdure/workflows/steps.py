@@ -21,6 +21,7 @@ from ..types.wire import (
     ToolInput,
     ToolOutput,
 )
+from . import host
 from .options import close_options, model_options, tool_options
 
 PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
@@ -42,13 +43,13 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         resume=state.resume,
     )
     try:
-        raw = await workflow.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
+        raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
     except ActivityError as error:
         if is_cancelled_exception(error) and stopping():
             return  # the loop is told before its next decision
         kind, message = _cause(error)
         if kind in PAUSING:
-            loop.pause(state, f"{kind}: {message}", workflow.now().isoformat())
+            loop.pause(state, f"{kind}: {message}", host.now().isoformat())
         else:
             loop.fail(state, kind, message)
     else:
@@ -74,7 +75,7 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
         retries=how.retries,
     )
     try:
-        raw = await workflow.execute_activity(TOOL_ACTIVITY + call.name, _plain(task), **tool_options(how))
+        raw = await host.execute_activity(TOOL_ACTIVITY + call.name, _plain(task), **tool_options(how))
         output = ToolOutput.model_validate(raw)
         result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
     except ActivityError as error:
@@ -82,7 +83,7 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
             return  # closed by the loop
         kind, message = _cause(error)
         if kind in PAUSING:
-            loop.pause(state, f"{kind}: {message}", workflow.now().isoformat())
+            loop.pause(state, f"{kind}: {message}", host.now().isoformat())
             return  # the call is run when the run is resumed
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
     loop.apply_result(state, pending.op, result)
@@ -100,7 +101,7 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
         resume=state.resume,
     )
     try:
-        raw = await workflow.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))
+        raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))
         head: str | None = ModelOutput.model_validate(raw).head
     except ActivityError as error:
         if is_cancelled_exception(error) and not state.cancelled and cancelling():

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from temporalio import workflow
+from . import host
 
 
 class Work:
@@ -31,7 +31,7 @@ class Work:
         """
         tasks = [asyncio.create_task(one) for one in work]
         try:
-            await workflow.wait_condition(lambda: self._interrupted() or all(task.done() for task in tasks))
+            await host.wait_condition(lambda: self._interrupted() or all(task.done() for task in tasks))
         except asyncio.CancelledError:
             pass
         if not all(task.done() for task in tasks):
@@ -43,14 +43,14 @@ class Work:
         """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
         tasks = [asyncio.create_task(work)]
         try:
-            await workflow.wait(tasks)
+            await host.wait(tasks)
         except asyncio.CancelledError:
             await _settle(tasks, stop=stop)
         tasks[0].result()
 
 
 async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> None:
-    await workflow.wait_condition(lambda: True)  # met when everything that has arrived is applied
+    await host.wait_condition(lambda: True)  # met when everything that has arrived is applied
     for task in tasks if stop else []:
         task.cancel()
-    await workflow.wait(tasks)
+    await host.wait(tasks)

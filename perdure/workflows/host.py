@@ -1,0 +1,106 @@
+"""What the workflow asks of whoever runs it: Temporal, or a test that drives the same code in its own process.
+
+The functions have the names and the meaning of ``temporalio.workflow``'s, which they are unless :func:`hosted` says
+otherwise. Everything here that has to do with time, waiting or the outside goes through this module, so that the kit
+for unit tests (``perdure.testing``) runs the code that production runs, and not a likeness of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, NoReturn, Protocol
+
+from temporalio import workflow
+
+
+class Info(Protocol):
+    """What is asked of ``workflow.Info``."""
+
+    @property
+    def workflow_id(self) -> str: ...
+    @property
+    def first_execution_run_id(self) -> str: ...
+    @property
+    def continued_run_id(self) -> str | None: ...
+    @property
+    def cron_schedule(self) -> str | None: ...
+
+    def is_continue_as_new_suggested(self) -> bool: ...
+    def get_current_history_length(self) -> int: ...
+
+
+class Host(Protocol):
+    """Who runs a workflow in place of Temporal."""
+
+    def info(self) -> Info: ...
+    def now(self) -> datetime: ...
+    def all_handlers_finished(self) -> bool: ...
+    def continue_as_new(self, carried: dict[str, Any]) -> NoReturn: ...
+    async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any: ...
+    async def wait_condition(self, condition: Callable[[], bool], **options: Any) -> None: ...
+    async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None: ...
+
+
+_host: ContextVar[Host | None] = ContextVar("perdure_host", default=None)
+
+
+@contextmanager
+def hosted(host: Host) -> Iterator[None]:
+    """What is begun in this block, a task or a handler, is run by ``host``."""
+    token = _host.set(host)
+    try:
+        yield
+    finally:
+        _host.reset(token)
+
+
+def info() -> Info:
+    """Ids and sizes of this execution."""
+    host = _host.get()
+    return host.info() if host else workflow.info()
+
+
+def now() -> datetime:
+    """The time of the present workflow task."""
+    host = _host.get()
+    return host.now() if host else workflow.now()
+
+
+def all_handlers_finished() -> bool:
+    """Whether no signal or update is being handled."""
+    host = _host.get()
+    return host.all_handlers_finished() if host else workflow.all_handlers_finished()
+
+
+def continue_as_new(carried: dict[str, Any]) -> NoReturn:
+    """End this execution and begin the next with ``carried``."""
+    if host := _host.get():
+        host.continue_as_new(carried)
+    workflow.continue_as_new(carried)
+
+
+async def execute_activity(name: str, argument: dict[str, Any], **options: Any) -> Any:
+    """Run an activity to its end. Raises ``ActivityError``."""
+    if host := _host.get():
+        return await host.execute_activity(name, argument, **options)
+    return await workflow.execute_activity(name, argument, **options)
+
+
+async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:
+    """Until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
+    if host := _host.get():
+        await host.wait_condition(condition, **options)
+    else:
+        await workflow.wait_condition(condition, **options)
+
+
+async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Until all ``tasks`` are done."""
+    if host := _host.get():
+        await host.wait(tasks)
+    else:
+        await workflow.wait(tasks)
