@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import uuid
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from perdure.embedded.rpc import ensure_namespace
 from tests.servers.openai_server import OpenAIServer
 
 ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,31 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+async def ended(process: asyncio.subprocess.Process, says: str = "") -> Ended:
+    """What a process came to; waits for it."""
+    out, err = await process.communicate(says.encode() or None)
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def said(stream: asyncio.StreamReader | None, pattern: str) -> str:
+    """The first line that has ``pattern``; what a process says before and after it may be read as well."""
+    assert stream is not None
+    seen = ""
+    async with asyncio.timeout(60):
+        while line := (await stream.readline()).decode():
+            if re.search(pattern, line):
+                return line
+            seen += line
+    raise AssertionError(f"{pattern!r} was not said, but: {seen}")
+
+
+def succeeded(ended: Ended) -> str:
+    """Its output; nothing on stderr, no abort on the way out."""
+    assert (ended.code, ended.err) == (0, ""), ended
+    return ended.out
 
 
 class Loopback:
@@ -38,7 +66,13 @@ class Loopback:
         self.model = model
         self.task_queue = f"docs-{uuid.uuid4().hex[:8]}"
         self.store_url = f"sqlite:///{folder / 'store.db'}"
+        self.namespace = "default"
         self.started: list[asyncio.subprocess.Process] = []
+
+    async def own_namespace(self) -> None:
+        """For programs whose runs have fixed ids: other tests may use the same."""
+        self.namespace = f"docs-{uuid.uuid4().hex[:8]}"
+        await ensure_namespace(self.address, self.namespace)
 
     @property
     def env(self) -> dict[str, str]:
@@ -46,6 +80,7 @@ class Loopback:
         kept = ("PATH", "HOME", "LANG", "TMPDIR", "PERDURE_TEMPORAL_CLI")
         ours = {
             "TEMPORAL_ADDRESS": self.address,
+            "TEMPORAL_NAMESPACE": self.namespace,
             "PERDURE_HOME": str(self.folder / "home"),
             "PERDURE_STORE_URL": self.store_url,
             "PERDURE_TASK_QUEUE": self.task_queue,
@@ -61,13 +96,14 @@ class Loopback:
         return {**inherited, "PATH": path, **ours}
 
     async def spawn(
-        self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+        self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, typed: bool = False
     ) -> asyncio.subprocess.Process:
-        """A process in the checkout; killed when the test ends."""
+        """A process in the checkout; killed when the test ends. ``typed``: it reads what is written to its stdin."""
         process = await asyncio.create_subprocess_exec(
             *map(str, command),
             cwd=cwd,
             env={**self.env, **(env or {})},
+            stdin=asyncio.subprocess.PIPE if typed else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -75,16 +111,23 @@ class Loopback:
         self.started.append(process)
         return process
 
-    async def python(self, path: str | Path, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+    async def python(
+        self, path: str | Path, *arguments: str, env: Mapping[str, str] | None = None, says: str = ""
+    ) -> Ended:
         """Run a Python program to its end."""
-        return await self.run(sys.executable, path, *arguments, env=env)
+        return await self.run(sys.executable, path, *arguments, env=env, says=says)
 
-    async def run(self, *command: str | Path, env: Mapping[str, str] | None = None) -> Ended:
-        """Run a command to its end."""
-        process = await self.spawn(*command, env=env)
-        out, err = await process.communicate()
-        assert process.returncode is not None
-        return Ended(process.returncode, out.decode(), err.decode())
+    async def run(
+        self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, says: str = ""
+    ) -> Ended:
+        """Run a command to its end; ``says`` is what its user types."""
+        process = await self.spawn(*command, env=env, cwd=cwd, typed=bool(says))
+        return await ended(process, says)
+
+    async def kill(self, process: asyncio.subprocess.Process) -> Ended:
+        """``kill -9``: it and all that it started."""
+        os.killpg(process.pid, signal.SIGKILL)
+        return await ended(process)
 
     async def close(self) -> None:
         """Kill what still runs, with its children."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -48,6 +49,16 @@ class Block:
                     yield [Path(words[0]).name, *words[1:]]
 
 
+def awaits(block: Block) -> bool:
+    """Whether ``await`` stands outside any function, as in ``python -m asyncio``."""
+    try:
+        compile(block.body, "block", "exec")
+    except SyntaxError:
+        compile(block.body, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return True
+    return False
+
+
 @dataclass(frozen=True)
 class Page:
     """A Markdown file."""
@@ -78,6 +89,20 @@ class Page:
     def programs(self) -> list[Block]:
         """Its Python blocks."""
         return [block for block in self.blocks if block.language == "python"]
+
+    @property
+    def sections(self) -> list[list[Block]]:
+        """Its blocks in order, each Python block together with those that continue it."""
+        found: list[list[Block]] = []
+        programs: list[Block] = []
+        for block in self.blocks:
+            if block.language == "python" and block.mark == "continue":
+                programs.append(block)
+                continue
+            found.append([block])
+            if block.language == "python":
+                programs = found[-1]
+        return found
 
     @property
     def commands(self) -> list[list[str]]:

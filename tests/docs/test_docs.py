@@ -1,7 +1,9 @@
 """Every program in the documentation runs, every command and option in it exists, every link leads somewhere.
 
 A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
-program under that name for what follows; ``<!-- test: serve -->`` lets it run until the end of the page.
+program under that name for what follows; ``<!-- test: serve -->`` lets it, or a `perdure worker`, run until the end of the
+page; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at the top level;
+``<!-- test: output -->`` is what the program before has printed.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import typer
 from perdure.cli import app
 from perdure.embedded.rpc import ensure_namespace
 from tests.docs.loopback import ROOT, Loopback
-from tests.docs.pages import Page, pages
-from tests.servers.chat_wire import Call
+from tests.docs.pages import Block, Page, awaits, pages
+from tests.servers.chat_wire import Call, Reply
 
 PAGES = pages()
 MOST_SKIPPED = 5
@@ -55,17 +57,25 @@ def example_of(schema: dict[str, Any], root: dict[str, Any]) -> Any:
 
 
 class Model:
-    """Calls the first tool that it is shown, then answers. Waits for the signal of a page that sends one."""
+    """Calls the first tool that it is shown, then answers with the number of messages that users sent.
+
+    Waits for the signal of a page that sends one; asked to take its time it never answers.
+    """
 
     def __init__(self) -> None:
         self.signalled = asyncio.Event()
 
     async def __call__(self, request: dict[str, Any]) -> Any:
-        if "order 79" in str(request["messages"]):
+        messages = request["messages"]
+        if "order 79" in str(messages):
             await self.signalled.wait()
-        called = any(message["role"] == "tool" for message in request["messages"])
+        asked = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=0)
+        if "take your time" in str(messages[asked:]).lower():
+            return Reply(text="…", hang=asyncio.Event(), hang_after=-1)
+        called = any(message["role"] == "tool" for message in messages[asked:])
         if called or not request.get("tools"):
-            return "<finish>Done.</finish>" if "<finish>" in str(request["messages"]) else "Done."
+            answer = f"Done ({sum(message['role'] == 'user' for message in messages)})."
+            return f"<finish>{answer}</finish>" if "<finish>" in str(messages) else answer
         tool = request["tools"][0]["function"]
         return Call(tool["name"], example_of(tool["parameters"], tool["parameters"]))
 
@@ -78,24 +88,43 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
     loopback.model.rule = model = Model()
     env = {"TEMPORAL_NAMESPACE": namespace}
     serving: list[asyncio.subprocess.Process] = []
-    for block in page.blocks:
-        if block.language == "python" and not block.mark.startswith("skip "):
-            named = block.mark.removeprefix("file ") if block.mark.startswith("file ") else f"line_{block.line}.py"
-            program = loopback.folder / named
-            program.write_text(block.body)
-            process = await loopback.spawn(sys.executable, program, env=env, cwd=loopback.folder)
-            if block.mark == "serve":
-                serving.append(process)
-                continue
-            _, err = await process.communicate()
+    printed = ""
+    for blocks in page.sections:
+        block = blocks[0]
+        if block.mark == "serve":
+            serving.append(await serve(block, loopback, env))
+        elif block.mark == "output":
+            assert printed == block.body, f"{page.name}:{block.line}"
+        elif block.language == "python" and not block.mark.startswith("skip "):
+            process = await loopback.spawn(*program(blocks, loopback), env=env, cwd=loopback.folder)
+            out, err = await process.communicate()
             assert (process.returncode, err.decode()) == (0, ""), f"{page.name}:{block.line}"
+            printed = out.decode()
         for command in block.commands:
             if command[0] == "temporal" or (command[0] == "perdure" and command[1] in READS and len(command) == 2):
                 await run_command(command, model, loopback, env)
     for process in serving:
         os.kill(process.pid, signal.SIGTERM)
-        _, err = await process.communicate()
-        assert (process.returncode, err.decode()) == (0, ""), "a worker ends by itself when it is told to"
+        out, err = await process.communicate()
+        assert process.returncode == 0, ("a worker ends by itself when it is told to", out, err)
+
+
+def program(blocks: list[Block], loopback: Loopback) -> list[str | Path]:
+    """The command that runs a program and what continues it."""
+    files = []
+    for block in blocks:
+        named = block.mark.removeprefix("file ") if block.mark.startswith("file ") else f"line_{block.line}.py"
+        files.append(loopback.folder / named)
+        files[-1].write_text(block.body)
+    if len(files) == 1 and not awaits(blocks[0]):
+        return [sys.executable, files[0]]
+    return [sys.executable, "-m", "tests.docs.session", *files]
+
+
+async def serve(block: Block, loopback: Loopback, env: dict[str, str]) -> asyncio.subprocess.Process:
+    """A worker that is there until the page ends."""
+    command: list[str | Path] = [*program([block], loopback)] if block.language == "python" else [*next(block.commands)]
+    return await loopback.spawn(*command, env=env, cwd=loopback.folder)
 
 
 async def run_command(command: list[str], model: Model, loopback: Loopback, env: dict[str, str]) -> None:
@@ -111,20 +140,21 @@ async def run_command(command: list[str], model: Model, loopback: Loopback, env:
 
 
 def test_only_a_handful_of_programs_is_skipped_and_each_says_why() -> None:
-    marks = [block.mark for page in PAGES for block in page.programs if block.mark]
-    assert all(re.fullmatch(r"skip \S.{9,}|serve|file [\w.]+", mark) for mark in marks), marks
+    marks = [block.mark for page in PAGES for block in page.blocks if block.mark]
+    assert all(re.fullmatch(r"skip \S.{9,}|serve|continue|output|file [\w.]+", mark) for mark in marks), marks
     assert sum(mark.startswith("skip") for mark in marks) <= MOST_SKIPPED
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist_with_their_options(page: Page) -> None:
+    kept = {block.mark.removeprefix("file ") for block in page.programs if block.mark.startswith("file ")}
     for command in page.commands:
         match command[0]:
             case "perdure":
                 check_perdure(command[1:])
             case "make":
                 check_make(command[1:])
-            case "python" if command[1].endswith(".py"):
+            case "python" if command[1].endswith(".py") and command[1] not in kept:
                 assert (ROOT / command[1]).is_file(), command
     for command in page.mentions:
         (check_perdure(command[1:], whole=False) if command[0] == "perdure" else check_make(command[1:]))
@@ -175,3 +205,15 @@ def test_links_lead_somewhere(page: Page) -> None:
 def test_files_that_are_named_exist(page: Page) -> None:
     for name in re.findall(r"`((?:docs|examples|deploy|tests|scripts|perdure)/[\w./-]*)`", page.text):
         assert "NNN" in name or (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_what_survives_what_is_shown_by_tests() -> None:
+    text = (ROOT / "docs/concepts.md").read_text().partition("## What survives what")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| what happens")]
+    assert len(rows) > 20
+    for row in rows:
+        shown = re.findall(r"\[(`?)([^\]`]+)`?\]\(([^)]+)\)", row.split(" | ")[2])
+        assert shown, f"nothing shows that {row}"
+        for quoted, name, path in shown:
+            source = (ROOT / "docs" / path).read_text()
+            assert not quoted or re.search(rf"^(?:async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"

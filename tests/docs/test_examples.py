@@ -1,185 +1,225 @@
-"""Every program under examples/ runs as a process, on the session's Temporal server and a model on loopback."""
+"""The ten programs that come first under examples/, as processes: a real Temporal server, and a model on loopback."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.docs.loopback import ROOT, Ended, Loopback
-from tests.servers.chat_wire import Call
+from tests.docs import npm
+from tests.docs.asked import Request, results, system, track, users
+from tests.docs.loopback import EXAMPLES, Loopback, ended, said, succeeded
+from tests.servers.chat_wire import Call, Reply, as_reply
 
 pytestmark = pytest.mark.server
 
-EXAMPLES = ROOT / "examples"
-Request = dict[str, Any]
+SHORT = 25
+"""Lines: each of the first ten has fewer."""
 
 
-def results(request: Request) -> list[str]:
-    """What the tools answered so far."""
-    return [message["content"] for message in request["messages"] if message["role"] == "tool"]
+def programs() -> list[Path]:
+    """All that can be run, in the order of their numbers."""
+    return sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*/*.ts")])
 
 
-def users(request: Request) -> list[str]:
-    """What the user said so far."""
-    return [message["content"] for message in request["messages"] if message["role"] == "user"]
+def test_the_first_ten_are_short() -> None:
+    ten = [path for path in programs() if int(str(path.relative_to(EXAMPLES))[:2]) <= 10]
+    assert len(ten) == 10
+    long = {path.name: lines for path in ten if (lines := len(path.read_text().splitlines())) >= SHORT}
+    assert not long
+    assert all(len(line) <= 120 for path in ten for line in path.read_text().splitlines())
 
 
-def system(request: Request) -> str:
-    """The system prompt."""
-    return "".join(message["content"] for message in request["messages"] if message["role"] == "system")
-
-
-def succeeded(ended: Ended) -> str:
-    """Its output; nothing on stderr, no abort on the way out."""
-    assert (ended.code, ended.err) == (0, ""), ended
-    return ended.out
-
-
-async def test_every_example_is_tested_and_short() -> None:
-    tested = re.findall(r'EXAMPLES / "([\w.]+)"', (ROOT / "tests/docs/test_examples.py").read_text())
-    files = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert sorted(set(tested)) == files
-    for name in files:
-        lines = (EXAMPLES / name).read_text().splitlines()
-        assert len(lines) <= 40, f"{name} has {len(lines)} lines"
-        assert any(f"python examples/{name}" in line for line in lines), f"{name} does not say how to run it"
+def test_every_example_is_tested_and_listed_with_its_command() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*examples.py"))
+    listed = (EXAMPLES / "README.md").read_text()
+    for path in programs():
+        name = str(path.relative_to(EXAMPLES)).partition("/")[0]
+        assert f'EXAMPLES / "{name}"' in tests, f"no test runs {name}"
+        assert f"]({name})" in listed, f"examples/README.md does not list {name}"
 
 
 async def test_hello(loopback: Loopback) -> None:
-    def rule(request: Request) -> Any:
-        done = results(request)
-        return f"Done: {done[0]}." if done else Call("refund", {"order_id": "77", "amount": 12.5})
-
-    loopback.model.rule = rule
+    loopback.model.rule = lambda request: f"{system(request)} {users(request)[0]} What is written."
     out = succeeded(await loopback.python(EXAMPLES / "01_hello.py"))
-    assert out == "Done: refunded 12.5 for 77.\n"
+    assert out == "You answer in one line of verse. What outlives a crash? What is written.\n"
 
 
 async def test_tools(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
         match len(results(request)):
             case 0:
-                return [Call("stock", {"article": "lamp"}), Call("in_currency", {"euros": 40, "currency": "YEN"})]
+                return [Call("stock", {"article": "lamp"}), Call("stock", {"article": "sofa"})]
             case 2:
-                # A quantity of 0 is refused by the schema, and the tool is not called.
-                return [
-                    Call("in_currency", {"euros": 40, "currency": "USD"}),
-                    Call("order", {"items": [{"article": "lamp", "quantity": 0}]}),
-                ]
-            case 4:
-                return Call("order", {"items": [{"article": "lamp", "quantity": 2}]})
-        return "Ordered."
+                return Call("order", {"article": "lamp", "quantity": 2})
+        return "\n".join(results(request))
 
     loopback.model.rule = rule
     out = succeeded(await loopback.python(EXAMPLES / "02_tools.py")).splitlines()
-    assert out[:3] == ["4", "KeyError: 'YEN'", "44.0"]
-    assert out[3] == "the arguments of order are not valid:"
-    assert "greater than or equal to 1" in out[4]
-    assert re.fullmatch(r"ordered 2 lamp under key [0-9a-f]{32,}", out[5])
-    assert out[6:] == ["Ordered."]
+    assert out[:2] == ["4", "the arguments of stock are not valid:"], "the second call does not fit the schema"
+    assert "'lamp' or 'chair'" in out[2]
+    assert re.fullmatch(r"ordered 2 lamp, under key [0-9a-f]{32,}", out[3])
 
 
-async def test_steer(loopback: Loopback) -> None:
+async def test_chat_bot_remembers_each_user(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
-        if not results(request):
-            return Call("search", {"topic": "gardens"})
-        books = json.loads(results(request)[0])
-        return books[0] if "Only one book, please." in users(request) else " and ".join(books)
+        last = users(request)[-1]
+        if last.startswith("I live in ") and request["messages"][-1]["role"] == "user":
+            return Call("remember", {"what": "home", "value": last.removeprefix("I live in ")})
+        return f"{system(request).partition(': ')[2]} {len(users(request))}"
 
     loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "05_steer.py")).splitlines()
-    assert re.fullmatch(r"librarian-[0-9a-f]{12} is running, at: (model|tools)", out[0])
-    assert out[1] == "after 2 model calls: A history of gardens"
-    roles = [line.split()[0] for line in out[2:]]
-    # Whether the message joins before or behind the first call is a race that the run may win either way.
-    assert sorted(roles) == ["assistant", "assistant", "system", "tool", "user", "user"]
-    assert roles[-1] == "assistant"
+    await loopback.own_namespace()
+
+    async def chat(user: str, topic: str, *texts: str) -> list[str]:
+        typed = "\n".join([user, topic, *texts, "", ""])
+        out = succeeded(await loopback.python(EXAMPLES / "03_memory.py", says=typed))
+        return re.findall(rf"{user}> (.+)\n", out)
+
+    assert await chat("ana", "homes", "I live in Porto", "Hm.") == ["{'home': 'Porto'} 1", "{'home': 'Porto'} 2"]
+    assert await chat("jan", "homes", "Hi", "I live in Delft") == ["{} 1", "{'home': 'Delft'} 2"]
+    assert await chat("ana", "travel", "Hi") == ["{'home': 'Porto'} 1"], "another conversation, the same memory"
+    assert await chat("ana", "homes", "Hi") == ["{'home': 'Porto'} 3"], "the session went on where it was"
 
 
-async def test_finish_tag(loopback: Loopback) -> None:
-    guesses = [50, 25, 42]
+class Audit:
+    """The model of the auditor: quarter after quarter. ``stalls`` are replies that stop midway, once each."""
 
-    def rule(request: Request) -> Any:
+    def __init__(self, *stalls: int) -> None:
+        self.stalls = list(stalls)
+
+    def __call__(self, request: Request) -> Reply:
         done = results(request)
-        if "used all" in users(request)[-1]:
-            return "Not found yet, <finish>between 25 and 50</finish>"
-        if done and done[-1] == "that is it":
-            reminded = len(users(request)) > 1
-            return "<finish>42</finish>" if reminded else "It must be 42."
-        return ["I try.", Call("guess", {"number": guesses[len(done)]})]
-
-    loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "14_finish_tag.py")).splitlines()
-    assert out[0] == "patient: 42 (stop, 5 model calls)"
-    assert out[1] == "hasty: between 25 and 50 (limit, 3 model calls)"
-    assert out[2].startswith("strict: ")
-    assert "2" in out[2]
+        if users(request)[-1].startswith("Stop"):
+            return as_reply(f"Stopped after {len(done)}.")
+        reply = as_reply(Call("audit", {"quarter": f"Q{len(done) + 1}"}) if len(done) < 4 else "12 are missing.")
+        if len(done) in self.stalls:
+            self.stalls.remove(len(done))
+            reply.hang, reply.hang_after = asyncio.Event(), 2
+        return reply
 
 
-def track(request: Request) -> Any:
-    """The model of the support agent that tracks parcels."""
-    done = results(request)
-    return f"It is on its way: {done[0]}." if done else Call("track", {"order_id": "77"})
+@pytest.mark.slow
+async def test_a_long_job_survives_kill_9(loopback: Loopback) -> None:
+    loopback.model.rule = Audit(2)
+    await loopback.own_namespace()
+    heard = []
+
+    async def begin() -> asyncio.subprocess.Process:
+        return await loopback.spawn("python", EXAMPLES / "04_long_job.py")
+
+    script = await begin()
+    heard += [await said(script.stdout, "Q1"), await said(script.stdout, "Q2")]
+    heard.append((await loopback.kill(script)).out)  # in the middle of a tool
+    script = await begin()
+    heard.append(await said(script.stdout, "Q2"))
+    await loopback.model.wait_requests(3)
+    heard.append((await loopback.kill(script)).out)  # in the middle of a model's reply
+    out = succeeded(await ended(await begin()))
+    assert re.findall(r"auditing (Q\d)", "".join([*heard, out])) == ["Q1", "Q2", "Q2", "Q3", "Q4"]
+    answer = re.sub(r"auditing .*\n", "", out)
+    assert re.fullmatch(r"12 are missing\.\n5 model calls, \d+ tokens\n", answer)
+    assert succeeded(await ended(await begin())) == answer, "it is done, and says so again"
+    stats = loopback.model.stats
+    assert (stats.completed, stats.aborted) == (5, 1), "what was paid for was paid for once"
 
 
-async def test_worker_and_client(loopback: Loopback) -> None:
-    loopback.model.rule = track
-    worker = await loopback.spawn("python", EXAMPLES / "11_worker.py")
-    out = succeeded(await loopback.python(EXAMPLES / "12_client.py", env={"OPENAI_API_KEY": ""})).splitlines()
-    assert re.fullmatch(r"support-[0-9a-f]{12}: It is on its way: order 77 is out for delivery\.", out[0]), out
-    assert re.fullmatch(r"2 model calls, \d+ tokens", out[1])
-    os.kill(worker.pid, signal.SIGTERM)
-    await worker.communicate()
-    assert worker.returncode == 0, "SIGTERM drains, and then the worker ends by itself"
+async def test_steering_from_another_process(loopback: Loopback) -> None:
+    loopback.model.rule = Audit(1)  # only the interrupt ends that reply
+    await loopback.own_namespace()
+    job = await loopback.spawn("python", EXAMPLES / "04_long_job.py")
+    await loopback.model.wait_requests(2)
+    out = succeeded(await loopback.python(EXAMPLES / "05_steer.py", "audit-2025", "Stop, and sum up.")).splitlines()
+    assert out[0] == "audit-2025 is running, at: model, iteration 2"
+    assert out[1] == "Stopped after 1."
+    assert [line.split()[0] for line in out[2:]][-2:] == ["user", "assistant"]
+    assert "Stopped after 1.\n" in succeeded(await ended(job)), "the program that began it gets the answer too"
+    assert loopback.model.stats.aborted == 1
+
+
+class StalledOnce:
+    """A model whose first reply never comes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.asked = asyncio.Event()
+
+    def __call__(self, request: Request) -> Reply:
+        reply = as_reply(self.text)
+        if not self.asked.is_set():
+            reply.hang = asyncio.Event()
+        self.asked.set()
+        return reply
+
+
+async def test_a_web_endpoint_starts_and_awaits_a_run(loopback: Loopback) -> None:
+    loopback.model.rule = model = StalledOnce("It left on Monday.")
+    await loopback.own_namespace()
+    web = EXAMPLES / "06_web.py"
+    asked = {"id": "order-77", "message": "Where is it?"}
+
+    async def serve() -> tuple[asyncio.subprocess.Process, str]:
+        server = await loopback.spawn("uvicorn", "--app-dir", web.parent, f"{web.stem}:app", "--port", "0")
+        line = await said(server.stderr, "running on")
+        return server, re.findall(r"http://\S+", line)[0] + "/ask"
+
+    async with httpx.AsyncClient(timeout=60) as http:
+        server, url = await serve()
+        begun = asyncio.create_task(http.post(url, json=asked))
+        await model.asked.wait()
+        await loopback.kill(server)
+        with pytest.raises(httpx.TransportError):
+            await begun
+        server, url = await serve()
+        answers = [await http.post(url, json=asked) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"id": "order-77", "answer": "It left on Monday."}] * 2
+    assert loopback.model.stats.completed == 1
+    os.kill(server.pid, signal.SIGTERM)
+    await ended(server)
 
 
 async def test_own_worker_beside_own_workflow(loopback: Loopback) -> None:
-    loopback.model.rule = lambda request: f"[{users(request)[0].split()[0]}] fine"
-    out = succeeded(await loopback.python(EXAMPLES / "07_own_worker.py"))
-    assert out == "['[It] fine', '[Call] fine']\n"
+    loopback.model.rule = lambda request: f"[{users(request)[0]}] Fine."
+    await loopback.own_namespace()
+    assert succeeded(await loopback.python(EXAMPLES / "07_own_worker.py")) == "[Call me Ishmael.] Fine.\n"
 
 
-async def test_plain_temporal_client_imports_no_perdure(loopback: Loopback) -> None:
-    loopback.model.rule = track
-    await loopback.spawn("python", EXAMPLES / "11_worker.py")
-    source = (EXAMPLES / "13_plain_temporal.py").read_text()
-    assert not re.search(r"^\s*(from|import) perdure", source, re.MULTILINE)
-    ended = await loopback.python(EXAMPLES / "13_plain_temporal.py")
-    # Temporal's SDK now and then dies on the interpreter's way out, all work done (perdure's CLI ends by os._exit for
-    # that). This program is the SDK's alone, so that is not ours to mend; what it printed is checked all the same.
-    assert (ended.code in (0, -signal.SIGSEGV, -signal.SIGABRT), ended.err) == (True, ""), ended
-    out = ended.out.splitlines()
-    assert re.fullmatch(r"(running|completed), iteration \d", out[0])
-    assert re.fullmatch(r"It is on its way: order 77 is out for delivery\. \(\d+ tokens\)", out[1])
-    assert "Be brief, please." in users(loopback.model.requests[-1])
+async def test_a_client_in_typescript(loopback: Loopback) -> None:
+    modules = await asyncio.to_thread(npm.packages, EXAMPLES / "08_typescript")
+    folder = npm.copy(EXAMPLES / "08_typescript", modules, loopback.folder / "typescript")
+    steered = asyncio.Event()
+
+    async def rule(request: Request) -> Any:
+        await steered.wait()
+        return track(request)
+
+    loopback.model.rule = rule
+    worker = await loopback.spawn("python", EXAMPLES / "11_worker.py")
+    client = await loopback.spawn("npm", "start", "--silent", "--", "Where is order 77?", cwd=folder)
+    line = await said(client.stdout, "status:")
+    status = re.findall(r"(\w+): '([^']*)'", line + await said(client.stdout, "context_id"))
+    steered.set()
+    last = await ended(client)
+    assert last.code == 0, last
+    assert dict(status)["state"] == "running"
+    assert "answer: It is on its way: order 77 is out for delivery." in last.out
+    assert users(loopback.model.requests[-1]) == ["Where is order 77?", "Be brief, please."]
+    await loopback.kill(worker)
+
+
+async def test_unit_test_needs_neither_server_nor_key(loopback: Loopback) -> None:
+    nothing = {"OPENAI_API_KEY": "", "TEMPORAL_ADDRESS": "127.0.0.1:1", "OPENAI_BASE_URL": "http://127.0.0.1:1"}
+    command = ("python", "-m", "pytest", "-p", "no:cacheprovider", EXAMPLES / "09_unit_test.py")
+    assert "1 passed" in succeeded(await loopback.run(*command, env=nothing))
 
 
 async def test_custom_provider_needs_no_key(loopback: Loopback) -> None:
     out = succeeded(await loopback.python(EXAMPLES / "10_custom_provider.py", env={"OPENAI_API_KEY": ""}))
-    assert out == "HEAR YE!!! 4\n"
+    assert out == "HEAR YE!!! (4 tokens)\n"
     assert loopback.model.stats.requests == 0
-
-
-async def test_local_model(loopback: Loopback) -> None:
-    loopback.model.rule = lambda request: f"{request['model']} at {request['temperature']}: drops."
-    out = succeeded(await loopback.python(EXAMPLES / "15_local_model.py", env={"OPENAI_API_KEY": ""}))
-    assert out == "llama3.2 at 0.7: drops.\n"
-    assert loopback.model.headers[0]["authorization"] == "Bearer none"
-
-
-async def test_instructions(loopback: Loopback) -> None:
-    def rule(request: Request) -> Any:
-        done = results(request)
-        return f"({system(request)}) {done[0]}" if done else Call("balance")
-
-    loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "16_instructions.py")).splitlines()
-    assert out == [
-        "(You help Ana, who speaks Spanish.) Ana has 12.50 euros",
-        "(You help Jan, who speaks Dutch.) Jan has 12.50 euros",
-    ]

@@ -39,7 +39,9 @@ def test_a_browser_fetches_nothing_from_elsewhere(site: Path) -> None:
     for page in pages:
         text = page.read_text()
         loaded = re.findall(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="([^"]+)"', text)
-        loaded += re.findall(r'<link\b(?=[^>]*\brel="(?:stylesheet|preconnect|icon|preload)")[^>]*\bhref="([^"]+)"', text)
+        loaded += re.findall(
+            r'<link\b(?=[^>]*\brel="(?:stylesheet|preconnect|icon|preload)")[^>]*\bhref="([^"]+)"', text
+        )
         assert loaded
         assert not [url for url in loaded if re.match(r"(?:https?:)?//", url)], page
 
@@ -57,7 +59,9 @@ def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
 
 
 def test_comments_for_the_tests_are_not_on_the_site(site: Path) -> None:
-    assert not [page for page in site.rglob("*.html") if "test: " in "".join(re.findall("<!--.*?-->", page.read_text()))]
+    assert not [
+        page for page in site.rglob("*.html") if "test: " in "".join(re.findall("<!--.*?-->", page.read_text()))
+    ]
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
