@@ -1,7 +1,4 @@
-"""A provider of your own: one async generator, registered under the name that models begin with. Needs no key.
-
-python examples/10_custom_provider.py
-"""
+"""A provider of your own: one async generator, under the name that models begin with. Needs no key."""
 
 from collections.abc import AsyncIterator
 
@@ -10,9 +7,7 @@ from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.types.messages import TextPart, Usage
 
 
-class Shout:
-    """Says what the user said, louder. A real one calls an API, and raises ProviderError when that fails."""
-
+class Shout:  # a real one calls an API, and raises ProviderError when that fails
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         said = request.messages[-1].text
         text = said.upper() + "!" * request.settings.get("marks", 1)
@@ -26,4 +21,4 @@ crier = Agent("crier", "shout:v1", settings={"marks": 3})
 
 if __name__ == "__main__":
     response = crier.call_sync("hear ye")
-    print(response.content, response.usage.total_tokens)
+    print(f"{response.content} ({response.usage.total_tokens} tokens)")
