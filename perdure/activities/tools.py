@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +19,7 @@ from ..tools.memory import Writes
 from ..types.wire import ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
+from .cancellation import Cancellation, cancellation
 
 
 class ToolActivity:
@@ -32,11 +32,14 @@ class ToolActivity:
         resources: Callable[[], Any] = lambda: None,
         heartbeat: Callable[[], Callable[..., None]] = lambda: _nothing,
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
+        cancellation: Callable[[], Cancellation] = cancellation,
     ) -> None:
         """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread.
 
-        ``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
+        ``memory`` gives the memory of one call, ``resources`` what the lifespan yielded, ``cancellation`` whether the
+        present call is to stop.
         """
+        self._cancellation = cancellation
         self._heartbeat = heartbeat
         self._memory = memory
         self._agents = agents
@@ -55,10 +58,16 @@ class ToolActivity:
         tool = agent.toolbox.get(task.name)
         if tool is None:  # the code changed since the model was shown the tool
             return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
-        given_up = threading.Event()
-        context = self._context(call, given_up)
+        given_up, cancelled = threading.Event(), self._cancellation()
+        context = self._context(call, lambda: given_up.is_set() or cancelled.requested())
         try:
             return await self._execute(call, tool, _work(agent, tool, call, context))
+        except asyncio.CancelledError:
+            if cancelled.by_run():
+                return _cancelled(call, tool)
+            # The worker stops: the journal has an intent and no outcome, which is the truth. The next attempt tells
+            # the model so, or runs an idempotent tool again.
+            raise
         finally:
             given_up.set()
             context.memory.close()
@@ -74,14 +83,12 @@ class ToolActivity:
             return _failed(
                 call, f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_may_go_on(tool)}"
             )
-        except asyncio.CancelledError:
-            return _cancelled(call, tool)
         except ArgumentsError as error:
             return _failed(call, str(error))
         except Exception as error:
             return _failed(call, error_text(error))
 
-    def _context(self, call: ToolCall, given_up: threading.Event) -> ToolContext[Any]:
+    def _context(self, call: ToolCall, cancelled: Callable[[], bool]) -> ToolContext[Any]:
         task = call.input
         return ToolContext(
             run_id=task.context_id,
@@ -95,7 +102,7 @@ class ToolActivity:
             attempt=call.attempt,
             idempotency_key=call.key,
             heartbeat=self._heartbeat(),
-            cancelled=_cancellation(given_up),
+            cancelled=cancelled,
         )
 
 
@@ -126,28 +133,11 @@ def _nothing(*details: Any) -> None:
     """Outside Temporal nobody waits for a heartbeat."""
 
 
-def _cancellation(given_up: threading.Event) -> Callable[[], bool]:
-    """Whether nobody waits for the call any more, for any thread.
-
-    A context can be entered once at a time, so each look at ``activity.is_cancelled`` takes a copy.
-    """
-    context = contextvars.copy_context()
-    return lambda: given_up.is_set() or context.copy().run(activity.is_cancelled)
-
-
 def _failed(call: ToolCall, text: str) -> ToolOutput:
     return ToolOutput(key=call.key, content=text, is_error=True)
 
 
 def _cancelled(call: ToolCall, tool: Tool) -> ToolOutput:
-    """A call that was cancelled by the run. On a worker's shutdown the cancellation goes on up instead.
-
-    Then the journal has an intent and no outcome, which is the truth: the next attempt tells the model so, or runs an
-    idempotent tool again.
-    """
-    details = activity.cancellation_details()
-    if details is None or not details.cancel_requested:
-        raise asyncio.CancelledError
     text = f"Cancelled: {tool.name} was cancelled while it ran{_may_go_on(tool)}"
     return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
 

@@ -16,24 +16,14 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from ..errors import AgentNotFoundError, PerdureError, ProviderError, ProviderTimeoutError
+from ..errors import PerdureError
 from ..ports import ModelCall, ModelReply, Stage, ToolCall
 from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .heartbeat import Heartbeat
 from .keys import tool_key
+from .verdict import Verdict, verdict
 
 logger = logging.getLogger("perdure.worker")
-
-AGENT_ATTEMPTS = 7
-"""How often an unknown agent is looked for: a minute, with the delays of workflows/options.py. A deploy may be under
-way. Counted in attempts, because a call may have waited for its first worker much longer than that."""
-SILENT_ATTEMPTS = 3
-"""How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
-UNEXPECTED_ATTEMPTS = 5
-"""How often an attempt may fail with something that is no ``PerdureError`` before the run fails with it."""
-FAILURE_CHARS = 1000
-"""Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
-"Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
 
 
 class StageInterceptor(Interceptor):
@@ -89,13 +79,12 @@ class _Border(ActivityInboundInterceptor):
             try:
                 input.args = [_parse(input)]
                 result = await self.next.execute_activity(input)
-            except PerdureError as error:
-                raise _as_temporal(error) from None
             except ApplicationError:
                 raise
             except Exception as error:
-                logger.exception("%s failed", activity.info().activity_type)
-                raise _unexpected(error) from None
+                if not isinstance(error, PerdureError):
+                    logger.exception("%s failed", activity.info().activity_type)
+                raise _as_temporal(verdict(error, activity.info().attempt)) from None
         output: ModelOutput | ToolOutput = result.output if isinstance(result, ModelReply) else result
         return output.model_dump(mode="json", exclude_none=True)
 
@@ -113,24 +102,11 @@ def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     return ToolCall(task, tool_key(task), owner, info.attempt, task.arguments or {})
 
 
-def _as_temporal(error: PerdureError) -> ApplicationError:
+def _as_temporal(verdict: Verdict) -> ApplicationError:
     """What Temporal is told: the class by its name, whether to try again, and when."""
-    most = {AgentNotFoundError: AGENT_ATTEMPTS, ProviderTimeoutError: SILENT_ATTEMPTS}.get(type(error))
-    retry = error.retryable and (most is None or activity.info().attempt < most)
-    delay = error.retry_after if isinstance(error, ProviderError) else None
     return ApplicationError(
-        _short(str(error)),
-        type=type(error).__name__,
-        non_retryable=not retry,
-        next_retry_delay=None if delay is None else timedelta(seconds=delay),
+        verdict.message,
+        type=verdict.kind,
+        non_retryable=not verdict.retry,
+        next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),
     )
-
-
-def _unexpected(error: Exception) -> ApplicationError:
-    """A fault in the engine, or in an author's prompt function: tried again, but not for ever."""
-    last = activity.info().attempt >= UNEXPECTED_ATTEMPTS
-    return ApplicationError(_short(str(error)), type=type(error).__name__, non_retryable=last)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + "… (cut)"

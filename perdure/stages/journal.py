@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ..errors import StoreError
 from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
+from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
 from .keys import model_key
 from .outcome import read_outcome
@@ -39,10 +40,17 @@ class JournalStage:
         recorded = (await self._journal.find([key])).get(key)
         if recorded is not None:
             return ModelReply(read_outcome(ModelOutput, recorded, key), message=None)
+        paid = call.input.purpose != "close"
+        if paid:
+            reached("model.begun")
         reply = await next(call)
+        if paid:
+            reached("model.answered")
         body = reply.output.model_dump_json(exclude_none=True).encode()
         outcome = Outcome(key, "model", body)
         first = await self._record(replace(reply.commit, outcome=outcome, memory=tuple(call.writes)))
+        if paid:
+            reached("model.recorded")
         if first != body:  # another attempt was quicker; what it said is what counts
             reply.output = read_outcome(ModelOutput, first, key)
         return reply
@@ -52,12 +60,13 @@ class JournalStage:
         claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent)
         if claim.outcome is not None:
             return read_outcome(ToolOutput, claim.outcome, call.key)
-        output = _given_up(call, claim) or await next(call)
+        output = _given_up(call, claim) or await _act(call, next)
         output, blobs = _fit(output)
         body = output.model_dump_json(exclude_none=True).encode()
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
         memory = () if output.is_error else tuple(call.writes)
         first = await self._record(Commit(blobs=blobs, outcome=Outcome(call.key, "tool", body), memory=memory))
+        reached("tool.recorded")
         return output if first == body else read_outcome(ToolOutput, first, call.key)
 
     async def _record(self, commit: Commit) -> bytes:
@@ -92,6 +101,13 @@ class JournalStage:
                     self._waiting("")
                 assert first is not None, "a commit with an outcome returns the recorded one"
                 return first
+
+
+async def _act(call: ToolCall, next: NextTool) -> ToolOutput:
+    reached("tool.claimed")
+    output = await next(call)
+    reached("tool.acted")
+    return output
 
 
 def _given_up(call: ToolCall, claim: Claim) -> ToolOutput | None:

@@ -10,7 +10,8 @@ from typing import Any
 from .. import config
 from ..activities import Agents, AuthorLoop, ModelActivity, StoredMemory, ToolActivity
 from ..agent import Agent
-from ..ports import Provider, Stage, Store
+from ..ports import ModelCall, ModelReply, Provider, Stage, Store, ToolCall
+from ..ports.seams import model_in_place
 from ..providers.cost import cost_usd
 from ..providers.registry import get_provider, using_providers
 from ..stages import (
@@ -21,11 +22,13 @@ from ..stages import (
     StageInterceptor,
     TracingStage,
     TranscriptStage,
+    compose_model,
     compose_tool,
 )
 from ..stages.heartbeat import note, reporter
 from ..store import Chain, open_store
 from ..store.journal import CachedJournal
+from ..types.wire import ToolOutput
 from .resources import Lifespan, Resources
 
 
@@ -87,6 +90,14 @@ class Engine:
             self._stages = self._make_stages()
             self._stack = stack.pop_all()
 
+    async def call_model(self, call: ModelCall) -> ModelReply:
+        """A model call through all stages, without Temporal."""
+        return await compose_model(self._stages, self.model.call)(call)
+
+    async def call_tool(self, call: ToolCall) -> ToolOutput:
+        """A tool call through all stages, without Temporal."""
+        return await compose_tool(self._stages, self.tool.call)(call)
+
     def _make_stages(self) -> list[Stage]:
         """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
         chain = Chain(self.store)
@@ -103,7 +114,7 @@ class Engine:
         return self._resources.value
 
     def _provider(self, agent: Agent) -> Provider:
-        return agent.provider or get_provider(agent.provider_name)
+        return model_in_place(agent.name, agent.model) or agent.provider or get_provider(agent.provider_name)
 
     def _is_ours(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

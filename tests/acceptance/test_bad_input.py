@@ -27,7 +27,7 @@ from perdure.errors import (
     StoreVersionError,
 )
 from perdure.providers.openai_chat import OpenAIChat
-from perdure.stages import interceptor
+from perdure.stages import verdict
 from perdure.testing import ScriptedProvider, call
 from tests.servers.openai_server import OpenAIServer
 from tests.support import faults
@@ -134,7 +134,7 @@ async def test_a_tool_that_reaches_a_worker_without_its_agent_is_run_once_all_th
 
 
 async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptor, "AGENT_ATTEMPTS", 2)
+    monkeypatch.setattr(verdict, "AGENT_ATTEMPTS", 2)
     async with engine.served(Agent("other", ScriptedProvider([]))) as client:
         run = await client.start("bensh", "go")
         with pytest.raises(AgentNotFoundError) as caught:

@@ -22,7 +22,7 @@ from perdure.errors import (
 )
 from perdure.ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from perdure.stages import StageInterceptor
-from perdure.stages.interceptor import AGENT_ATTEMPTS, FAILURE_CHARS, SILENT_ATTEMPTS, UNEXPECTED_ATTEMPTS
+from perdure.stages.verdict import AGENT_ATTEMPTS, FAILURE_CHARS, SILENT_ATTEMPTS, UNEXPECTED_ATTEMPTS
 from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import FACTS, Inner, reply
 

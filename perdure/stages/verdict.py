@@ -1,0 +1,48 @@
+"""What becomes of a call that failed: tried again or not, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import AgentNotFoundError, PerdureError, ProviderError, ProviderTimeoutError
+
+AGENT_ATTEMPTS = 7
+"""How often an unknown agent is looked for: a minute, with the delays of workflows/options.py. A deploy may be under
+way. Counted in attempts, because a call may have waited for its first worker much longer than that."""
+SILENT_ATTEMPTS = 3
+"""How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
+UNEXPECTED_ATTEMPTS = 5
+"""How often an attempt may fail with something that is no ``PerdureError`` before the run fails with it."""
+FAILURE_CHARS = 1000
+"""Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
+"Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a failed attempt means."""
+
+    kind: str
+    """Class name of the error."""
+    message: str
+    retry: bool
+    delay: float | None = None
+    """Seconds until the next attempt, where the provider said so."""
+
+
+def verdict(error: Exception, attempt: int) -> Verdict:
+    """Of attempt number ``attempt`` (from 1) that failed with ``error``.
+
+    What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
+    ever.
+    """
+    most = {AgentNotFoundError: AGENT_ATTEMPTS, ProviderTimeoutError: SILENT_ATTEMPTS}.get(type(error))
+    if not isinstance(error, PerdureError):
+        return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
+    retry = error.retryable and (most is None or attempt < most)
+    delay = error.retry_after if isinstance(error, ProviderError) else None
+    return Verdict(type(error).__name__, _short(str(error)), retry, delay)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + "… (cut)"
