@@ -22,20 +22,22 @@ FOLDER = "files"
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 _COMMENT = re.compile(r"^ *<!-- test: .*? -->\n", re.MULTILINE)
+_UNLISTED = re.compile(r"[._]|node_modules$|.*\block\b")
 _ROLE = re.compile(r":(?:func|meth|class|attr|mod):(?=<code>)")
 
 
 def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
     """Add a page for each file outside that is linked to, and for what those link to in turn."""
     todo = [*sorted(DOCS.rglob("*.md")), ROOT / "CHANGELOG.md"]
-    seen = set[Path]()
+    seen = set[str]()
     while todo:
         target = todo.pop()
-        if target in seen:
+        uri = uri_of(target)
+        if uri in seen:
             continue
-        seen.add(target)
+        seen.add(uri)
         if not target.is_relative_to(DOCS):
-            files.append(File.generated(config, uri_of(target), content=content(target)))
+            files.append(File.generated(config, uri, content=content(target)))
         if target.is_dir() or target.suffix == ".md":
             todo += links(target)
     return files
@@ -66,8 +68,10 @@ def links(target: Path) -> Iterator[Path]:
 
 
 def resolved(page: Path, link: str) -> Path | None:
-    """Where a relative link leads to, if that is there."""
+    """Where a relative link leads to, if that is there. Of a folder, its README where it has one."""
     target = (page.parent / link).resolve()
+    if (target / "README.md").exists():
+        target /= "README.md"
     return target if target.exists() and target.is_relative_to(ROOT) else None
 
 
@@ -86,7 +90,7 @@ def content(target: Path) -> str:
     """Its text."""
     name = target.relative_to(ROOT).as_posix()
     if target.is_dir():
-        listed = sorted(each for each in target.iterdir() if each.is_file() and not each.name.startswith((".", "_")))
+        listed = sorted(each for each in target.iterdir() if not _UNLISTED.match(each.name))
         return f"# {name}\n\n" + "\n".join(f"- [{each.name}]({each.name})" for each in listed)
     text = target.read_text()
     if target.suffix == ".md":
