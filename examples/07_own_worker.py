@@ -2,7 +2,7 @@
 
 import asyncio
 
-from temporalio import client, worker, workflow
+from temporalio import client, envconfig, worker, workflow
 
 from perdure import Agent, PerdurePlugin
 
@@ -15,7 +15,7 @@ class Review:
 
 
 async def main() -> None:
-    temporal = await client.Client.connect("localhost:7233")
+    temporal = await client.Client.connect(**envconfig.ClientConfig.load_client_connect_config())
     plugin = PerdurePlugin(agents=[Agent("critic", "openai:gpt-5-mini", instructions="You review one line.")])
     async with worker.Worker(temporal, task_queue="mine", workflows=[Review], plugins=[plugin]):
         print(await temporal.execute_workflow(Review.run, "Call me Ishmael.", id="review", task_queue="mine"))

@@ -1,10 +1,6 @@
 """A worker: serves agents until SIGTERM, then finishes what it has begun. Start as many as you like.
 
-    perdure server start                    # or set TEMPORAL_ADDRESS and PERDURE_STORE_URL
-    OPENAI_API_KEY=… python examples/11_worker.py
-    python examples/12_client.py            # in another terminal
-
-`perdure worker examples/11_worker.py` does the same without the lines at the end.
+`perdure worker examples/11_worker.py` does the same without the lines below the agent.
 """
 
 import asyncio
@@ -22,8 +18,7 @@ support = Agent("support", "openai:gpt-5-mini", instructions="You help customers
 
 
 async def main() -> None:
-    client = await Client.connect()
-    await Worker(client, agents=[support]).run()
+    await Worker(await Client.connect(), agents=[support]).run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""A client: knows the agent's name and nothing of its code. Needs a worker, see 11_worker.py.
-
-python examples/12_client.py ["your question"]
-"""
+"""A client: knows the agent's name and nothing of its code. Needs a worker: 11_worker.py."""
 
 import asyncio
 import sys

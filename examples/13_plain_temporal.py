@@ -1,7 +1,4 @@
-"""A client without perdure: Temporal's own SDK and plain JSON. Any language's SDK does the same.
-
-python examples/13_plain_temporal.py      # needs a worker, see 11_worker.py
-"""
+"""A client without perdure: Temporal's own SDK and plain JSON. Needs a worker: 11_worker.py."""
 
 import asyncio
 import os

@@ -1,7 +1,4 @@
-"""An agent that thinks aloud and marks its answer with <finish>; and what happens when it does not come to an end.
-
-OPENAI_API_KEY=… python examples/14_finish_tag.py
-"""
+"""An agent that thinks aloud and marks its answer with <finish>; and what happens when it does not come to an end."""
 
 from perdure import Agent, tool
 from perdure.errors import MaxIterationsError

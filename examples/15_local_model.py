@@ -1,7 +1,4 @@
-"""A model of your own: any server that speaks OpenAI's chat completions (Ollama, vLLM, llama.cpp, LM Studio, …).
-
-LOCAL_MODEL_URL=http://localhost:11434/v1 LOCAL_MODEL_KEY=none python examples/15_local_model.py
-"""
+"""A model of your own: any server that speaks OpenAI's chat completions (Ollama, vLLM, llama.cpp, LM Studio, …)."""
 
 import os
 

@@ -202,13 +202,12 @@ async def test_a_client_in_typescript(loopback: Loopback) -> None:
     loopback.model.rule = rule
     worker = await loopback.spawn("python", EXAMPLES / "11_worker.py")
     client = await loopback.spawn("npm", "start", "--silent", "--", "Where is order 77?", cwd=folder)
-    line = await said(client.stdout, "status:")
-    status = re.findall(r"(\w+): '([^']*)'", line + await said(client.stdout, "context_id"))
+    status = await said(client.stdout, "support-")
     steered.set()
     last = await ended(client)
     assert last.code == 0, last
-    assert dict(status)["state"] == "running"
-    assert "answer: It is on its way: order 77 is out for delivery." in last.out
+    assert re.fullmatch(r"support-[0-9a-f-]{36} is running, at: model\n", status)
+    assert last.out == "It is on its way: order 77 is out for delivery.\n"
     assert users(loopback.model.requests[-1]) == ["Where is order 77?", "Be brief, please."]
     await loopback.kill(worker)
 
