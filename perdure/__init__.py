@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .run import Run
     from .runtime import local
     from .tools import Memory, RunContext, Tool, ToolContext, tool
+    from .turn import Turn
     from .types.messages import Message
     from .types.wire import Response, Status
     from .worker import PerdurePlugin, Worker
@@ -31,6 +32,7 @@ _HOME = {
     "Status": "types.wire",
     "Tool": "tools",
     "ToolContext": "tools",
+    "Turn": "turn",
     "Worker": "worker",
     "local": "runtime",
     "register_provider": "providers.registry",
@@ -49,6 +51,7 @@ __all__ = [
     "Status",
     "Tool",
     "ToolContext",
+    "Turn",
     "Worker",
     "local",
     "register_provider",

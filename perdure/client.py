@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import time
 import uuid
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
 from temporalio.client import Client as TemporalClient
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -20,24 +19,24 @@ from temporalio.service import RPCError, TLSConfig
 from . import config
 from .embedded.address import connect, resolve
 from .errors import InvalidInputError, RunExistsError, TranscriptUnavailableError
-from .loop import parse_start
+from .kept import KeptMemory
+from .options import MEMO_AGENT, TASK_TIMEOUT
 from .ports import Blob, Commit, Store
-from .run import Run, translated
+from .run import Run
 from .runs import RunSummary, list_runs
+from .sending import deliver
+from .starting import History, checked_id, name_of, plain_override, start_input
 from .store import open_store
+from .translate import translated
+from .turn import Turn
 from .types.messages import clean
-from .types.wire import WORKFLOW, UserMessage
+from .types.wire import WORKFLOW, Mode, Override, UserMessage
 
 if TYPE_CHECKING:
     from .agent import Agent
 
-TASK_TIMEOUT = timedelta(seconds=5)
-"""Of one workflow task: how long a run stands still whose worker was killed in the middle of one. Temporal's own
-default is 10 s; a task here takes milliseconds, and a replay of the longest history about two seconds."""
 SENT_BYTES = 128 * 1024
 """A longer message goes by way of the store: Temporal refuses what is larger than 2 MB, and history would keep it."""
-ID_BYTES = 1000
-"""What Temporal takes for a workflow id."""
 
 
 class Client:
@@ -100,34 +99,47 @@ class Client:
         message: str | None = None,
         *,
         id: str | None = None,
+        mode: Mode = "run",
         if_exists: Literal["error", "attach"] = "error",
-        context: Mapping[str, Any] | None = None,
+        context: Any = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
+        by: str | None = None,
     ) -> Run:
         """Start a run. ``id`` is its ``context_id``; without one it gets one.
 
-        ``context`` is the author's own data, plain JSON. Raises ``RunExistsError`` for a known id, unless
-        ``if_exists="attach"`` returns that run; ``InvalidInputError`` for what cannot be sent.
+        ``mode="run"`` ends with the answer; ``"session"`` waits for more messages, until it is closed or none came for
+        ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
+        instance of the agent's context type; ``history`` the conversation to go on from; ``override`` what the run
+        changes of the agent.
+
+        Raises ``RunExistsError`` for a known id, unless ``if_exists="attach"`` returns that run;
+        ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent.
         """
-        name = getattr(agent, "name", agent)
-        context_id = _checked_id(id) or f"{name}-{uuid.uuid4().hex[:12]}"
-        sent = None if message is None else await self.as_message(message)
-        start = {
-            "agent": name,
-            "message": sent.model_dump(exclude_none=True) if sent else None,
-            "context": _checked_context(context),
-            "store_id": sent.store_id if sent else None,
-            "max_history_events": max_history_events,
-        }
+        context_id = checked_id(id) or f"{name_of(agent)}-{uuid.uuid4().hex[:12]}"
+        sent = None if message is None else await self.as_message(message, by=by)
+        start = await start_input(
+            self,
+            agent,
+            sent,
+            mode=mode,
+            context=context,
+            history=history,
+            override=override,
+            idle_timeout=idle_timeout,
+            max_history_events=max_history_events,
+        )
         try:
             handle = await self.temporal.start_workflow(
                 WORKFLOW,
-                parse_start(start).model_dump(mode="json", exclude_none=True),
+                start,
                 id=context_id,
                 task_queue=self.task_queue,
                 task_timeout=TASK_TIMEOUT,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                memo={"agent": name},
+                memo={MEMO_AGENT: start["agent"]},
             )
         except WorkflowAlreadyStartedError:
             if if_exists == "attach":
@@ -139,6 +151,53 @@ class Client:
         except RPCError as error:
             raise translated(self.temporal, context_id, error) from error
         return Run(self, handle)
+
+    async def send(
+        self,
+        agent: str | Agent,
+        message: str | None,
+        *,
+        id: str,
+        message_id: str | None = None,
+        task_id: str | None = None,
+        context: Any = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        idle_timeout: float | str | None = None,
+        by: str | None = None,
+    ) -> Turn:
+        """Send a message to the conversation ``id``, and get the turn that it joins or opens.
+
+        A conversation that is not there is opened as a session; one that has ended goes on from its end. What
+        ``context``, ``history`` and ``idle_timeout`` say counts when it is opened. The same ``message_id`` twice counts
+        once; several senders at once are safe. ``override`` changes the agent for this turn; ``task_id`` names it. A
+        message of None asks for a turn without one.
+
+        Returns when the message is in the conversation for good: that needs a worker. Raises as :meth:`start`.
+        """
+        if checked_id(id) is None:
+            raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
+        start = await start_input(
+            self,
+            agent,
+            None,
+            mode="session",
+            context=context,
+            history=history,
+            idle_timeout=idle_timeout,
+            resume=True,
+        )
+        if self.store_url is not None:
+            start.setdefault("store_id", (await self.store()).store_id)
+        return await deliver(
+            self.run(id),
+            message,
+            message_id=message_id,
+            task_id=task_id,
+            override=plain_override(agent, override),
+            by=by,
+            start=start,
+        )
 
     def run(self, id: str) -> Run:
         """The run of that id; nothing is asked of the server yet."""
@@ -162,18 +221,30 @@ class Client:
                 self._store = store
             return self._store
 
-    async def as_message(self, text: str, id: str | None = None) -> UserMessage:
+    async def as_message(
+        self,
+        text: str | None,
+        id: str | None = None,
+        *,
+        by: str | None = None,
+        task_id: str | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+    ) -> UserMessage:
         """``text`` as it is sent: a long one is put into the store first.
 
-        Raises ``InvalidInputError`` for a long text when there is no store.
+        Raises ``InvalidInputError`` for what is no message, and for a long text when there is no store.
         """
-        if not isinstance(text, str):
+        if not isinstance(text, str | None):
             raise InvalidInputError(f"a message must be text, not {type(text).__name__}")
-        text = clean(text)
-        blob = Blob.of(text)
+        message = _message({"content": text and clean(text), "id": id, "by": by or self.actor, "task_id": task_id})
+        if override is not None:
+            message = message.model_copy(update={"override": _override(override)})
+        if text is None:
+            return message
+        blob = Blob.of(clean(text))
         size = len(blob.body)
         if size <= SENT_BYTES:
-            return UserMessage(content=text, id=id)
+            return message
         if self.store_url is None:
             raise InvalidInputError(
                 f"the message has {size:,} bytes; more than {SENT_BYTES:,} go by way of the store, "
@@ -182,7 +253,12 @@ class Client:
             )
         store = await self.store()
         await store.commit(Commit(blobs=[blob]))
-        return UserMessage(content=blob.ref, id=id, store_id=store.store_id)
+        return message.model_copy(update={"content": blob.ref, "store_id": store.store_id})
+
+    @property
+    def memory(self) -> KeptMemory:
+        """What conversations share (``ctx.memory``), read and written at once. Needs the store."""
+        return KeptMemory(self.store)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""
@@ -192,28 +268,22 @@ class Client:
                 await store.close()
 
 
-def _checked_id(id: str | None) -> str | None:
-    if id is not None and (not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > ID_BYTES):
-        raise InvalidInputError(
-            f"the id of a run is a text of 1 to {ID_BYTES:,} bytes, not {id!r:.100}",
-            hint="Leave it out, and the run gets one.",
-        )
-    return id
-
-
-def _checked_context(context: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Plain JSON; how large it may be is the loop's to say, for every client."""
-    if not context:
-        return None
+def _message(raw: dict[str, Any]) -> UserMessage:
     try:
-        given = dict(context)
-        json.dumps(given, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"the context of a run is a dictionary of plain JSON: {error}",
-            hint="Give ids, numbers and texts; tools load the rest.",
-        ) from None
-    return given
+        return UserMessage.model_validate(raw)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise InvalidInputError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+
+
+def _override(given: Override | Mapping[str, Any]) -> Override:
+    if isinstance(given, Override):
+        return given
+    try:
+        return Override.model_validate(dict(given))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise InvalidInputError(f"override.{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from temporalio.api.common.v1 import Payload
@@ -22,6 +22,8 @@ from .types.wire import WORKFLOW, Status
 if TYPE_CHECKING:
     from .client import Client
 
+_POLL = timedelta(seconds=70)
+"""How long a worker may go without beginning a new poll, and a little more."""
 _STATUS = {
     WorkflowExecutionStatus.RUNNING: "running",
     WorkflowExecutionStatus.COMPLETED: "completed",
@@ -140,10 +142,11 @@ def _line(message: str) -> str:
     return " ".join(message.split())
 
 
-async def has_poller(client: Client, run: WorkflowExecutionDescription) -> bool:
-    """Whether a worker has polled the run's task queue since the run started.
+async def has_poller(client: Client, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
+    """Whether a worker has polled the run's task queue since the run started, and, if asked, ``lately``.
 
-    The server names pollers for minutes after they are gone; but one that lives would have taken the run at once.
+    The server names pollers for minutes after they are gone; but one that lives would have taken the run at once, and
+    begins a new poll every minute.
     """
     request = DescribeTaskQueueRequest(
         namespace=client.temporal.namespace,
@@ -152,7 +155,8 @@ async def has_poller(client: Client, run: WorkflowExecutionDescription) -> bool:
     )
     described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
     seen = (poller.last_access_time.ToDatetime(UTC) for poller in described.pollers)
-    return any(moment >= run.start_time for moment in seen)
+    since = max(run.start_time, datetime.now(UTC) - _POLL) if lately else run.start_time
+    return any(moment >= since for moment in seen)
 
 
 async def _waiting(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:

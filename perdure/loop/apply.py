@@ -18,6 +18,7 @@ from ..types.wire import (
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
 
+
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     """The model answered ``step`` with ``output``."""
     turn = state.turn

@@ -134,7 +134,8 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
     state.recorded = False
     known = {past.task_id for past in state.past} | set(state.seen.values())
     state.turn = Turn(
-        task_id=clean(task_id) if task_id and clean(task_id) not in known else f"{state.scope[:8]}-{state.turns}",
+        # The end of the scope: run ids begin with the time, and a conversation may have several executions a minute.
+        task_id=clean(task_id) if task_id and clean(task_id) not in known else f"{state.scope[-12:]}-{state.turns}",
         usage_before=state.usage,
         cost_before=state.cost_usd,
     )

@@ -157,5 +157,5 @@ def _from_1(raw: dict[str, Any]) -> dict[str, Any]:
     """Version 1 kept the ids alone. It had one turn, as far as anybody could ask."""
     seen, turn = raw.get("seen"), raw.get("turn")
     task_id = turn.get("task_id", "") if isinstance(turn, dict) else ""
-    known = dict.fromkeys(seen, task_id) if isinstance(seen, list) and all(isinstance(id, str) for id in seen) else seen
+    known = dict.fromkeys(map(str, seen), task_id) if isinstance(seen, list) else seen
     return {**raw, "schema_version": SCHEMA_VERSION, **({"seen": known} if known is not None else {})}

@@ -23,6 +23,7 @@ PUBLIC = [
     "Status",
     "Tool",
     "ToolContext",
+    "Turn",
     "Worker",
     "local",
     "register_provider",

@@ -49,7 +49,7 @@ def test_a_message_after_the_answer_opens_a_turn_of_a_session():
     model(state, says("42"))
     assert loop.decide(state) == loop.Wait("message")
     loop.receive(state, "next")
-    assert (state.turns, state.turn.task_id, state.turn.iteration) == (2, "scope-12-2", 0)
+    assert (state.turns, state.turn.task_id, state.turn.iteration) == (2, "scope-12345-2", 0)
     model(state, says("43"))
     assert (state.turn.iteration, state.iterations, loop.response(state).content) == (1, 2, "43")
 

@@ -94,7 +94,7 @@ def test_a_field_of_a_later_engine_with_the_same_version_is_left_out():
 def test_the_first_message_waits_in_the_inbox(message, content, id):
     state = opened(message)
     assert [(item.content, item.id) for item in state.inbox] == [(content, id)]
-    assert state.turn.task_id == "scope-12-1"
+    assert state.turn.task_id == "scope-12345-1"
 
 
 def test_a_start_without_a_message_waits_for_one():

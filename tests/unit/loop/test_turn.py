@@ -26,7 +26,7 @@ def test_text_is_the_answer():
     assert (response.content, response.output, response.finish_reason) == ("42", "42", "stop")
     assert (response.iterations, response.calls, response.usage.total_tokens, response.cost_usd) == (1, 1, 7, 0.25)
     assert (response.head, response.store_id) == ("h-42", "s")
-    assert (response.context_id, response.task_id) == ("context-1", "scope-12-1")
+    assert (response.context_id, response.task_id) == ("context-1", "scope-12345-1")
 
 
 def test_a_long_answer_is_a_reference():

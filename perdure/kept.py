@@ -1,0 +1,41 @@
+"""``client.memory``: what conversations share, for programs that are no tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .ports import Commit, MemoryWrite, Store
+from .tools.memory import LISTED, check_list, check_name, memory_delete, memory_write
+
+
+class KeptMemory:
+    """:class:`perdure.tools.Memory` from outside: every write is kept when the method returns."""
+
+    def __init__(self, store: Callable[[], Awaitable[Store]]) -> None:
+        self._store = store
+
+    async def get(self, namespace: str, key: str, default: Any = None) -> Any:
+        """The value, ``default`` where there is none. Raises ``InvalidInputError``, ``StoreError``."""
+        check_name("namespace", namespace)
+        check_name("key", key)
+        body = await (await self._store()).recall(namespace, key)
+        return default if body is None else json.loads(body)
+
+    async def put(self, namespace: str, key: str, value: Any) -> None:
+        """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large; ``StoreError``."""
+        await self._write(memory_write(namespace, key, value))
+
+    async def delete(self, namespace: str, key: str) -> None:
+        """Forget the value, if there is one. Raises ``InvalidInputError``, ``StoreError``."""
+        await self._write(memory_delete(namespace, key))
+
+    async def list(self, namespace: str, prefix: str = "", *, limit: int = LISTED) -> dict[str, Any]:
+        """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these."""
+        check_list(namespace, prefix, limit)
+        found = await (await self._store()).recall_all(namespace, prefix, limit=limit)
+        return {key: json.loads(body) for key, body in found.items()}
+
+    async def _write(self, write: MemoryWrite) -> None:
+        await (await self._store()).commit(Commit(memory=[write]))

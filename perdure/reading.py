@@ -1,0 +1,205 @@
+"""What can be read of a run: its answer, its status, its transcript. :class:`perdure.run.Run` steers it, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import (
+    WorkflowExecutionDescription,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+)
+from temporalio.service import RPCError
+
+from .errors import NoWorkerError, PerdureError, StoreMismatchError
+from .ports import Store
+from .runs import agent_of, closed_status, has_poller, pending_reason
+from .store import Chain
+from .translate import run_error, translated, unreachable
+from .types.messages import Message
+from .types.wire import Response, Status
+
+if TYPE_CHECKING:
+    from .client import Client
+
+logger = logging.getLogger("perdure.client")
+
+NO_WORKER = 10.0
+"""Seconds without a worker on the task queue after which somebody is told."""
+_NOT_TAKEN = 2
+"""Events of a run that no worker has taken: it was started, and a task was scheduled."""
+_LOOK = 0.25
+_QUERY = timedelta(seconds=5)
+"""How long a worker is given to answer a query before the run counts as waiting for a worker."""
+_RPC = timedelta(seconds=5)
+"""How long the server is given for what it answers by itself, before it counts as unreachable."""
+
+
+class Reading:
+    """A handle; making one asks nothing of the server. ``handle`` is Temporal's own."""
+
+    def __init__(self, client: Client, handle: WorkflowHandle[Any, Any]) -> None:
+        self.client = client
+        self.handle = handle
+
+    @property
+    def id(self) -> str:
+        """The ``context_id``, which is the workflow id."""
+        return self.handle.id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    async def result(self) -> Response:
+        """Wait for the answer, with its messages where this client has the store.
+
+        Raises the run's error (``MaxIterationsError``, ``AuthenticationError``, …), ``RunCancelledError``,
+        ``RunNotFoundError``, or ``StoreMismatchError`` where this client has another store than the run. Where no
+        worker is there for 10 s, a warning is logged.
+        """
+        watch = asyncio.ensure_future(self.warn_without_worker())
+        try:
+            raw = await self.handle.result()
+        except WorkflowFailureError as error:
+            raise run_error(self.id, error) from error
+        except RPCError as error:
+            raise self.translated(error) from error
+        finally:
+            watch.cancel()
+        return await self.with_messages(Response.model_validate(raw))
+
+    @property
+    def has_store(self) -> bool:
+        """Whether this client can read transcripts."""
+        return self.client.store_url is not None
+
+    async def store(self) -> Store:
+        """See :meth:`Client.store`."""
+        return await self.client.store()
+
+    async def with_messages(self, response: Response) -> Response:
+        """``response`` with what only the store has, where this client has it. Raises ``StoreMismatchError``."""
+        if not self.has_store:
+            return response
+        store = await self.store()
+        self.check_store(response.store_id, store.store_id)
+        chain = Chain(store)
+        update: dict[str, Any] = {"messages": tuple(await chain.load(response.head))}
+        if response.blob is not None:
+            text = await chain.resolve_blob(response.blob)
+            update |= {"content": text, "output": text, "blob": None}
+        return response.model_copy(update=update)
+
+    async def transcript(self) -> list[Message]:
+        """The conversation as the store has it now.
+
+        Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another than the run's.
+        """
+        store = await self.client.store()
+        row = await store.run(self.id)
+        if row is not None:
+            return await Chain(store).load(row.head)
+        status = await self.status()
+        self.check_store(status.store_id, store.store_id)
+        return await Chain(store).load(status.head)
+
+    def check_store(self, kept: str | None, ours: str) -> None:
+        """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``."""
+        if kept is not None and kept != ours:
+            raise StoreMismatchError(
+                f"run {self.id!r} is kept in store {kept}, and this client has store {ours}",
+                hint="Point PERDURE_STORE_URL (or store_url=…) at the store of the run's workers. "
+                "The result without its messages is Temporal's: await run.handle.result()",
+            )
+
+    async def status(self) -> Status:
+        """What the run is at, or waits for, and the reason where it is stuck. Raises ``RunNotFoundError``."""
+        seen = await self.describe()
+        if (closed := closed_status(seen)) is not None:
+            return closed.model_copy(update=await self._recorded() | await self._ended(closed))
+        reason = await pending_reason(self.client, seen)
+        try:
+            raw = await self.query("status")
+        except (RPCError, WorkflowQueryFailedError):
+            agent = await agent_of(self.client, seen)
+            waiting = reason or "no worker answers on its task queue"
+            return Status(state="running", agent=agent, context_id=self.id, reason=waiting)
+        status = Status.model_validate(raw)
+        return status if status.reason or not reason else status.model_copy(update={"reason": reason})
+
+    async def _recorded(self) -> dict[str, Any]:
+        """What the store knows of a closed run."""
+        if self.client.store_url is None:
+            return {}
+        row = await (await self.client.store()).run(self.id)
+        if row is None:
+            return {}
+        took = Response.model_validate_json(row.result or b"{}")
+        known = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
+        return known | {"usage": took.usage, "cost_usd": took.cost_usd}
+
+    async def _ended(self, closed: Status) -> dict[str, Any]:
+        """What its result says of a run that has ended, which its description does not."""
+        if closed.state == "cancelled" or closed.reason is not None:
+            return {}
+        try:
+            response = Response.model_validate(await self.handle.result(rpc_timeout=_RPC))
+        except WorkflowFailureError as error:
+            cause = run_error(self.id, error)
+            return {"reason": f"{type(cause).__name__}: {cause}"}
+        except RPCError as error:
+            raise self.translated(error) from error
+        known = ("task_id", "head", "store_id", "usage", "cost_usd")
+        return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
+
+    async def begun(self, within: float = NO_WORKER) -> None:
+        """Wait until a worker has taken the run up. Raises ``NoWorkerError`` when none is there for so many seconds.
+
+        The run stays, and goes on when a worker comes.
+        """
+        deadline = asyncio.get_running_loop().time() + within
+        while True:
+            seen = await self.describe()
+            if closed_status(seen) is not None or seen.history_length > _NOT_TAKEN:
+                return
+            if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, seen):
+                raise NoWorkerError(
+                    f"no worker has polled task queue {seen.task_queue!r} for {within:g} s",
+                    hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {seen.task_queue}",
+                )
+            await asyncio.sleep(_LOOK)
+
+    async def warn_without_worker(self, within: float = NO_WORKER) -> None:
+        """Log a warning if nobody has polled the run's task queue lately, so many seconds from now."""
+        await asyncio.sleep(within)
+        try:
+            seen = await self.describe()
+            if closed_status(seen) is None and not await has_poller(self.client, seen, lately=True):
+                logger.warning(
+                    "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it",
+                    *(self.id, seen.task_queue, seen.task_queue),
+                )
+        except (PerdureError, RPCError) as error:  # whoever waits is told by the wait itself
+            logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
+
+    async def query(self, name: str, *args: Any) -> Any:
+        """Ask the workflow. Raises ``RPCError`` and ``WorkflowQueryFailedError``."""
+        return await self.handle.query(name, args=args, rpc_timeout=_QUERY)
+
+    async def describe(self) -> WorkflowExecutionDescription:
+        """What the server knows of the run. The SDK alone would try for 10 s and more to reach it."""
+        try:
+            async with asyncio.timeout(_RPC.total_seconds()):
+                return await self.handle.describe()
+        except TimeoutError:
+            raise unreachable(self.client.temporal, f"nothing for {_RPC.total_seconds():g} s") from None
+        except RPCError as error:
+            raise self.translated(error) from error
+
+    def translated(self, error: RPCError) -> PerdureError:
+        """What Temporal's refusal means here."""
+        return translated(self.client.temporal, self.id, error)

@@ -1,0 +1,168 @@
+"""Messages to conversations, as update-with-start: the answer says which turn took them, and an ended one goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from temporalio import exceptions as temporal
+from temporalio.client import (
+    WithStartWorkflowOperation,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from .errors import InvalidInputError, RunClosedError, RunError, RunNotFoundError, from_type
+from .options import MEMO_AGENT, TASK_TIMEOUT
+from .turn import Turn
+from .types.wire import WORKFLOW, Override, Start, UserMessage
+
+if TYPE_CHECKING:
+    from .run import Run
+
+_ATTEMPTS = 20
+"""How often a conversation may end under a message that is on its way to it."""
+_GONE = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_EXISTS)
+"""The conversation ended, or somebody else opened it, in the same moment."""
+
+
+async def deliver(
+    run: Run,
+    message: str | None,
+    *,
+    message_id: str | None = None,
+    task_id: str | None = None,
+    override: Override | Mapping[str, Any] | None = None,
+    by: str | None = None,
+    start: dict[str, Any] | None = None,
+    task_queue: str | None = None,
+) -> Turn:
+    """Give ``message`` to a conversation. ``start`` opens it if need be; without one it is what opened it before."""
+    client = run.client
+    if message_id is not None and run.has_store:
+        known = await (await run.store()).turn_of(run.id, message_id)
+        if known is not None:  # also by an execution that has ended since, which Temporal's own check would miss
+            return Turn(run, known)
+    sent = await client.as_message(message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override)
+    if start is None:
+        seen = await run.describe()
+        start, task_queue = await reopening(run), seen.task_queue
+        start.pop("message", None)
+    watch = asyncio.ensure_future(run.warn_without_worker())
+    try:
+        return Turn(run, await _deliver(run, sent, start, task_queue or client.task_queue))
+    finally:
+        watch.cancel()
+
+
+async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queue: str) -> str:
+    """The ``task_id``. The message's id makes it safe to try again, whatever became of the last attempt."""
+    said = sent.model_dump(mode="json")
+    payload = {name: value for name, value in said.items() if value is not None or name == "content"}
+    for _ in range(_ATTEMPTS):
+        operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+            WORKFLOW,
+            start,
+            id=run.id,
+            task_queue=task_queue,
+            task_timeout=TASK_TIMEOUT,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            memo={MEMO_AGENT: start["agent"]},
+        )
+        try:
+            taken = await run.client.temporal.execute_update_with_start_workflow(
+                "send_message", payload, id=sent.id, start_workflow_operation=operation
+            )
+        except WorkflowUpdateFailedError as error:
+            await _refused(run, error)
+        except WorkflowUpdateRPCTimeoutOrCancelledError:
+            _raise_cancelled()
+        except temporal.WorkflowAlreadyStartedError:
+            continue
+        except RPCError as error:
+            if error.status not in _GONE or "amespace" in error.message:
+                raise run.translated(error) from error
+        else:
+            return str(taken["task_id"])
+    raise RunError(f"run {run.id!r} ended {_ATTEMPTS} times while a message was on its way to it")
+
+
+async def _refused(run: Run, error: WorkflowUpdateFailedError) -> None:
+    """Wait for a run that is ending, so that the next attempt opens it again. Raises what else is wrong."""
+    cause = error.cause
+    kind = cause.type if isinstance(cause, temporal.ApplicationError) else None
+    if kind not in (RunClosedError.__name__, "AcceptedUpdateCompletedWorkflow"):
+        raise from_type(kind, getattr(cause, "message", str(cause))) from error
+    try:
+        await run.client.temporal.get_workflow_handle(run.id).result()
+    except WorkflowFailureError:
+        pass
+    except RPCError as gone:
+        raise run.translated(gone) from gone
+
+
+def _raise_cancelled() -> None:
+    """The SDK puts an error of its own in the place of a cancellation."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def reopening(run: Run) -> dict[str, Any]:
+    """What starts a new execution of a conversation: what its last one was started with, and to go on from its end.
+
+    Raises ``RunNotFoundError``.
+    """
+    raw = await _input(run)
+    state = raw.get("state")
+    if isinstance(state, dict):  # it had continued as new
+        raw = {**state, "override": state.get("overrides")}
+    start = {name: raw[name] for name in Start.model_fields if raw.get(name) is not None}
+    if run.has_store:
+        store = await run.store()
+        if await store.run(run.id) is not None:
+            start.pop("message", None)  # it is in the transcript
+        start.setdefault("store_id", store.store_id)
+    return {**start, "resume": True}
+
+
+async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
+    """Start a run that did not complete once more, from where its conversation ended: a turn without a message."""
+    client = run.client
+    message = start.get("message") or {"content": None, "by": by or client.actor}
+    seen = await run.describe()
+    try:
+        return await client.temporal.start_workflow(
+            WORKFLOW,
+            {**start, "message": message},
+            id=run.id,
+            task_queue=seen.task_queue,
+            task_timeout=TASK_TIMEOUT,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+            memo={MEMO_AGENT: start["agent"]},
+        )
+    except temporal.WorkflowAlreadyStartedError:  # somebody else was quicker
+        return client.temporal.get_workflow_handle(run.id)
+    except RPCError as error:
+        raise run.translated(error) from error
+
+
+async def _input(run: Run) -> dict[str, Any]:
+    """The input of the run's last execution."""
+    client = run.client.temporal
+    seen = await run.describe()
+    handle = client.get_workflow_handle(run.id, run_id=seen.run_id)
+    async for event in handle.fetch_history_events(page_size=1):
+        started = event.workflow_execution_started_event_attributes
+        (raw,) = await client.data_converter.decode(started.input.payloads) or [None]
+        if isinstance(raw, dict):
+            return raw
+        raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
+    raise RunNotFoundError(f"run {run.id!r} has no history any more", hint="Start another one with history=….")

@@ -1,0 +1,125 @@
+"""``Turn``: one turn of a conversation, from a message to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import WorkflowQueryFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from .errors import RunCancelledError, RunNotFoundError, from_type
+from .ports import TurnRow
+from .types.wire import Response, TurnStatus
+
+if TYPE_CHECKING:
+    from .run import Run
+
+_FIRST, _LONGEST = 0.02, 0.2
+"""Seconds between two looks at the store."""
+_ASK = 2.0
+"""Seconds between two questions to the workflow itself, where the store says nothing new."""
+_ASK_FIRST, _ASK_LONGEST = 0.05, 1.0
+"""The same for a client without the store."""
+
+
+class Turn:
+    """A handle; making one asks nothing of the server. ``task_id`` is None until it is known which turn is meant."""
+
+    def __init__(self, run: Run, task_id: str | None = None) -> None:
+        self.run = run
+        self.task_id = task_id
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.task_id or 'present'} of {self.run.id}>"
+
+    async def status(self) -> TurnStatus:
+        """How the turn stands. Raises ``RunNotFoundError``; ``state`` is ``unknown`` for a turn that nobody knows."""
+        try:
+            raw = await self.run.query("turn", *([self.task_id] if self.task_id else []))
+        except WorkflowQueryFailedError:  # the run has only just begun, or was refused
+            return await self._recorded() or TurnStatus(task_id=self.task_id or "", state="running")
+        except RPCError as error:
+            if (recorded := await self._recorded()) is not None:
+                return recorded
+            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+                raise self.run.translated(error) from error
+            return TurnStatus(task_id=self.task_id or "", state="running")  # no worker answers
+        status = TurnStatus.model_validate(raw)
+        if status.state == "unknown":  # too long ago, or of an earlier execution
+            return await self._recorded() or status
+        self.task_id = self.task_id or status.task_id
+        return status
+
+    async def result(self) -> Response:
+        """Wait for the answer, with the messages up to it where this client has the store.
+
+        Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for a turn that nobody knows. Where no
+        worker is there for 10 s, a warning is logged.
+        """
+        watch = asyncio.ensure_future(self.run.warn_without_worker())
+        try:
+            return await self._result()
+        finally:
+            watch.cancel()
+
+    async def interrupt(self, message: str | None = None, *, id: str | None = None, by: str | None = None) -> None:
+        """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
+        await self.run.interrupt(message, id=id, by=by)
+
+    async def _result(self) -> Response:
+        delay = _ASK_FIRST
+        while True:
+            status = await self.status()
+            if status.state != "running":
+                return await self._ended(status)
+            if self.run.has_store:
+                await self._change()
+            else:
+                await asyncio.sleep(delay)
+                delay = min(delay * 1.5, _ASK_LONGEST)
+
+    async def _ended(self, status: TurnStatus) -> Response:
+        if status.state == "completed" and status.response is not None:
+            return await self.run.with_messages(status.response)
+        if status.state == "failed":
+            raise from_type(status.error_type, status.error or "the turn failed")
+        if status.state == "cancelled":
+            raise RunCancelledError(f"run {self.run.id!r} was cancelled before this turn had its answer")
+        raise RunNotFoundError(
+            f"run {self.run.id!r} has no turn {status.task_id!r}",
+            hint="A turn of long ago is in the store: give this client store_url=….",
+        )
+
+    async def _change(self) -> None:
+        """Until the store says that the turn has ended, or it is time to ask the workflow again.
+
+        Looking there costs the workers nothing. What the workflow says is what counts: a message may extend the turn.
+        """
+        until = asyncio.get_running_loop().time() + _ASK
+        delay = _FIRST
+        while asyncio.get_running_loop().time() < until:
+            row = await self._row()
+            if row is not None and row.status != "running":
+                return
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.3, _LONGEST)
+
+    async def _row(self) -> TurnRow | None:
+        if self.task_id is None or not self.run.has_store:
+            return None
+        return await (await self.run.store()).turn(self.run.id, self.task_id)
+
+    async def _recorded(self) -> TurnStatus | None:
+        """What the store says of a turn that has ended."""
+        row = await self._row()
+        if row is None or row.status == "running":
+            return None
+        said: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
+        result = row.result or b"{}"
+        if row.status == "completed":
+            said["response"] = Response.model_validate_json(result)
+        else:
+            said |= {name: why for name, why in json.loads(result).items() if name in ("error_type", "error")}
+        return TurnStatus.model_validate(said)

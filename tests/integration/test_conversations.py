@@ -1,0 +1,291 @@
+"""Conversations of many turns, through the client: sending, waiting, closing, going on after an end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Message, tool
+from perdure.errors import AuthenticationError, RunCancelledError, RunClosedError, RunNotFoundError
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+from perdure.types.wire import WORKFLOW, UserMessage
+from tests.support.checks import users
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+def echo(request: ModelRequest) -> str:
+    """Answers with what it was told last, and how much it has heard."""
+    heard = users(request.messages)
+    return f"{heard[-1] if heard else 'nothing'} ({len(heard)})"
+
+
+def talker(replies: Any = echo, **options: Any) -> Agent:
+    return Agent("talker", ScriptedProvider(replies), **options)
+
+
+async def test_a_conversation_of_several_turns(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        one = await client.send("talker", "one", id="u-1" + engine.task_queue)
+        first = await one.result()
+        assert (first.content, first.iterations, first.task_id) == ("one (1)", 1, one.task_id)
+        two = await client.send("talker", "two", id=one.run.id)
+        second = await two.result()
+        assert (second.content, second.iterations) == ("two (2)", 1)
+        assert one.task_id != two.task_id
+        assert [message.text for message in second.messages] == ["one", "one (1)", "two", "two (2)"]
+        assert (await one.result()).content == "one (1)", "a turn keeps its answer"
+        assert second.usage.total_tokens < (await two.run.status()).usage.total_tokens
+        status = await two.run.status()
+        assert (status.state, status.mode, status.turn) == ("waiting", "session", 2)
+        await two.run.close()
+        assert (await two.run.result()).content == "two (2)"
+        assert (await two.result()).content == "two (2)"
+
+
+async def test_the_same_message_twice_counts_once(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        id = "u-2" + engine.task_queue
+        turns = [await client.send("talker", "hi", id=id, message_id="m1") for _ in range(3)]
+        assert {turn.task_id for turn in turns} == {turns[0].task_id}
+        assert (await turns[0].result()).content == "hi (1)"
+        await turns[0].run.close()
+        await turns[0].run.result()
+        again = await client.send("talker", "hi", id=id, message_id="m1")
+        assert (again.task_id, (await again.result()).content) == (turns[0].task_id, "hi (1)")
+        assert (await again.run.status()).state == "completed", "no execution was opened for it"
+
+
+async def test_racing_senders_open_one_conversation(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        id = "u-3" + engine.task_queue
+        turns = await asyncio.gather(
+            *(client.send("talker", f"m{n % 10}", id=id, message_id=f"m{n % 10}") for n in range(20))
+        )
+        for n in range(10):
+            assert turns[n].task_id == turns[n + 10].task_id, "the same message twice"
+        await asyncio.gather(*(turn.result() for turn in turns))
+        heard = users(await turns[0].run.transcript())
+        assert sorted(heard) == sorted(f"m{n}" for n in range(10))
+
+
+async def test_a_message_to_a_closed_conversation_goes_on_from_its_end(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        one = await client.send("talker", "one", id="u-4" + engine.task_queue)
+        await one.result()
+        await one.run.close()
+        await one.run.result()
+        two = await client.send("talker", "two", id=one.run.id)
+        assert (await two.result()).content == "two (2)"
+        assert (await one.result()).content == "one (1)", "from the store: the new execution does not know it"
+        await two.run.close()
+        await two.run.result()
+        three = await one.run.send("three")
+        assert (await three.result()).content == "three (3)"
+        assert (await three.run.status()).mode == "session"
+
+
+async def test_senders_and_closers_at_once_lose_nothing(engine: Engine) -> None:
+    """The conversation is closed again and again under the messages that are on their way to it."""
+    async with engine.served(talker()) as client:
+        id = "u-5" + engine.task_queue
+        stop = asyncio.Event()
+
+        async def close() -> None:
+            while not stop.is_set():
+                try:
+                    await client.run(id).close()
+                except (RunClosedError, RunNotFoundError):
+                    await asyncio.sleep(0)
+
+        closing = asyncio.create_task(close())
+        try:
+            for n in range(12):
+                turn = await client.send("talker", f"m{n}", id=id)
+                assert (await turn.result()).content == f"m{n} ({n + 1})"
+        finally:
+            stop.set()
+            await closing
+        assert users(await client.run(id).transcript()) == [f"m{n}" for n in range(12)]
+
+
+async def test_an_idle_conversation_closes(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        turn = await client.send("talker", "hi", id="u-6" + engine.task_queue, idle_timeout=0.2)
+        await turn.result()
+        assert (await turn.run.result()).content == "hi (1)"
+        rows = {row.context_id: row.status for row in await (await client.store()).runs()}
+        assert rows[turn.run.id] == "completed"
+
+
+async def test_a_failed_turn_raises_and_the_next_message_goes_on(engine: Engine) -> None:
+    replies = [AuthenticationError("wrong key"), "Hello."]
+    async with engine.served(talker(replies)) as client:
+        id = "u-7" + engine.task_queue
+        failed = await client.send("talker", "one", id=id)
+        with pytest.raises(AuthenticationError, match="wrong key"):
+            await failed.result()
+        turn = await client.send("talker", "two", id=id)
+        response = await turn.result()
+        assert users(response.messages) == ["one", "two"]
+        with pytest.raises(AuthenticationError, match="wrong key"):
+            await failed.result()
+
+
+async def test_a_failed_run_is_resumed_from_its_head(engine: Engine) -> None:
+    @tool
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    replies = [call("look"), AuthenticationError("wrong key"), "Done."]
+    agent = talker(replies, tools=[look], context=dict[str, str])
+    async with engine.served(agent) as client:
+        run = await client.start("talker", "Go.", context={"user": "7"})
+        with pytest.raises(AuthenticationError):
+            await run.result()
+        await run.resume()
+        response = await run.result()
+        assert response.content == "Done."
+        assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant"]
+        with pytest.raises(RunClosedError, match="completed"):
+            await run.resume()
+
+
+async def test_a_cancelled_and_a_terminated_run_are_resumed(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        await gate()
+        return "held"
+
+    def reply(request: ModelRequest) -> Any:
+        return "Done." if request.messages[-1].role == "tool" else call("hold")
+
+    async with engine.served(talker(reply, tools=[hold])) as client:
+        for n, end in enumerate(("cancel", "terminate")):
+            run = await client.start("talker", "Go.", id=f"u-8-{end}-{engine.task_queue}")
+            await eventually(lambda n=n: gate.entered == n + 1)  # type: ignore[misc]
+            await (run.cancel() if end == "cancel" else run.handle.terminate())
+            with pytest.raises(RunCancelledError):
+                await run.result()
+            await run.resume()
+            response = await run.result()
+            assert response.content == "Done."
+            (result,) = response.messages[2].tool_results
+            assert result.is_error
+
+
+async def test_two_who_resume_at_once(engine: Engine) -> None:
+    async with engine.served(talker([AuthenticationError("wrong key"), "Done."])) as client:
+        run = await client.start("talker", "Go.")
+        with pytest.raises(AuthenticationError):
+            await run.result()
+        others = [client.run(run.id) for _ in range(3)]
+        await asyncio.gather(*(other.resume() for other in others), return_exceptions=True)
+        assert [(await other.result()).content for other in others] == ["Done."] * 3
+
+
+async def test_a_turn_without_a_message(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        one = await client.send("talker", "one", id="u-9" + engine.task_queue)
+        await one.result()
+        bare = await client.send("talker", None, id=one.run.id)
+        response = await bare.result()
+        assert (response.content, bare.task_id != one.task_id) == ("one (1)", True)
+        assert [message.role for message in response.messages] == ["user", "assistant", "assistant"]
+
+
+async def test_history_from_messages_a_run_a_response_and_a_head(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        given = [Message.user("zero"), Message.assistant("Hello.")]
+        run = await client.start("talker", "one", history=given)
+        first = await run.result()
+        assert first.content == "one (2)"
+        for history in (run, first, first.head):
+            response = await (await client.start("talker", "two", history=history)).result()
+            assert [message.text for message in response.messages] == [
+                "zero", "Hello.", "one", "one (2)", "two", "two (3)"
+            ]  # fmt: skip
+
+
+async def test_an_override_is_for_the_turn(engine: Engine) -> None:
+    def reply(request: ModelRequest) -> str:
+        return str(request.system)
+
+    async with engine.served(talker(reply, instructions="Be good.")) as client:
+        id = "u-10" + engine.task_queue
+        turn = await client.send("talker", "one", id=id, override={"instructions": "Be bad."})
+        assert (await turn.result()).content == "Be bad."
+        assert (await (await client.send("talker", "two", id=id)).result()).content == "Be good."
+
+
+async def test_who_sent_a_message_is_in_the_transcript(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        turn = await client.send("talker", "one", id="u-11" + engine.task_queue, by="ana")
+        response = await turn.result()
+        assert response.messages[0].by == "ana"
+        again = await client.send("talker", "two", id=turn.run.id)
+        assert (await again.result()).messages[2].by == "tests"
+
+
+async def test_a_client_without_the_store_waits_for_a_turn(engine: Engine) -> None:
+    async with engine.served(talker()):
+        client = await engine.client(store=False)
+        turn = await client.send("talker", "one", id="u-12" + engine.task_queue)
+        assert (await turn.result()).content == "one (1)"
+        assert (await client.run(turn.run.id).turn().result()).task_id == turn.task_id
+        with pytest.raises(RunNotFoundError, match="no turn 'nonsense'"):
+            await turn.run.turn("nonsense").result()
+
+
+async def test_a_plain_temporal_client_sends_and_asks(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        handle = await client.temporal.start_workflow(
+            WORKFLOW, {"agent": "talker", "mode": "session"}, id="u-13" + engine.task_queue, task_queue=engine.task_queue
+        )
+        said = await handle.execute_update("send_message", {"content": "one", "id": "m1"})
+        again = await handle.execute_update("send_message", {"content": "one", "id": "m1"})
+        assert said == again
+
+        async def answer() -> Any:
+            turn = await handle.query("turn", said["task_id"])
+            return turn.get("response", {}).get("content")
+
+        await eventually(answer)
+        assert await answer() == "one (1)"
+        before = (await handle.describe()).history_length
+        for bad in ({"text": "x"}, 7, {"content": "x", "idd": 1}):
+            with pytest.raises(Exception, match="Workflow update failed") as caught:
+                await handle.execute_update("send_message", bad)
+            assert getattr(caught.value.__cause__, "type", None) == "InvalidInputError"
+        assert (await handle.describe()).history_length == before, "what is refused leaves no trace"
+
+
+async def test_a_conversation_goes_on_through_many_executions(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        id = "u-14" + engine.task_queue
+        run = await client.start("talker", id=id, mode="session", max_history_events=30)
+        task_ids = []
+        for n in range(12):
+            turn = await client.send("talker", f"m{n}", id=id, message_id=f"m{n}")
+            assert (await turn.result()).content == f"m{n} ({n + 1})"
+            task_ids.append(turn.task_id)
+        assert len(set(task_ids)) == 12
+        again = await client.send("talker", "m0", id=id, message_id="m0")
+        assert again.task_id == task_ids[0]
+        described = await client.run(id).handle.describe()
+        assert described.run_id != run.handle.result_run_id, "it has continued as new"
+        assert (await client.run(id).turn(task_ids[0]).result()).content == "m0 (1)"
+
+
+def test_a_message_is_plain_json() -> None:
+    assert UserMessage.model_validate_json('{"content": null}').content is None
