@@ -10,8 +10,9 @@ from types import TracebackType
 from pydantic_core import to_jsonable_python
 from temporalio import activity
 
-INTERVAL = 1.0
-"""Seconds between heartbeats; a fifth of the timeout (workflows/options.py)."""
+INTERVAL = 0.5
+"""Seconds between heartbeats: a cancellation arrives with the answer to one, and an interrupt is to stop a call within
+a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
 
 _current: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
 

@@ -11,7 +11,7 @@ from temporalio.common import RetryPolicy
 from ..types.wire import AsActivity
 
 HEARTBEAT = timedelta(seconds=5)
-"""A worker that is silent for this long is lost; engine activities heartbeat every second."""
+"""A worker that is silent for this long is lost; engine activities heartbeat twice a second."""
 LAST_RESORT = timedelta(hours=24)
 """What bounds an attempt in the end. Inside, everything has a limit of its own (a silent stream, a tool's timeout);
 what is left is waiting for the store with an outcome in hand, which must not be thrown away. Heartbeats tell lost
