@@ -10,11 +10,12 @@ async def main(id: str, text: str) -> None:
     client = await Client.connect(actor="ana")
     run = client.run(id)
     status = await run.status()
-    print(f"{id} is {status.state}, at: {status.doing}, iteration {status.iteration}")
+    print(f"{id} is {status.state}, at: {status.doing}; model calls so far: {status.iteration}")
     await run.interrupt(text)  # stops what is in flight; inject() would let it finish, and speak before the next call
     print((await run.result()).content)
     for message in await run.transcript():
-        print(f"{message.role:>9}  {message.text or message.tool_calls or message.tool_results}")
+        calls = (f"{call.name} {call.arguments}" for call in message.tool_calls)
+        print(f"{message.role:>9}:", message.text, *calls, *(result.content for result in message.tool_results))
     await client.close()
 
 

@@ -136,9 +136,10 @@ async def test_steering_from_another_process(loopback: Loopback) -> None:
     job = await loopback.spawn("python", EXAMPLES / "04_long_job.py")
     await loopback.model.wait_requests(2)
     out = succeeded(await loopback.python(EXAMPLES / "05_steer.py", "audit-2025", "Stop, and sum up.")).splitlines()
-    assert out[0] == "audit-2025 is running, at: model, iteration 2"
+    assert out[0] == "audit-2025 is running, at: model; model calls so far: 1"
     assert out[1] == "Stopped after 1."
-    assert [line.split()[0] for line in out[2:]][-2:] == ["user", "assistant"]
+    said_by = [line.strip().partition(":")[0] for line in out[2:]]
+    assert said_by == ["system", "user", "assistant", "tool", "user", "assistant"]
     assert "Stopped after 1.\n" in succeeded(await ended(job)), "the program that began it gets the answer too"
     assert loopback.model.stats.aborted == 1
 
