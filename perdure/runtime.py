@@ -16,6 +16,7 @@ from . import config
 from .agent import Agent
 from .client import Client
 from .errors import NoWorkerError, PerdureError
+from .ports.seams import server_in_place
 from .run import Run
 from .types.messages import Message
 from .types.wire import Override, Response
@@ -39,6 +40,11 @@ async def local(
     ``PERDURE_TASK_QUEUE``, else this program's own, so that two programs on one machine do not take each other's runs.
     All that serve a queue at once must have the same agents: open one block for them all, or give each a queue.
     """
+    agents = agents if isinstance(agents, Agent) else list(agents)  # one alone is refused by the worker
+    if (server := server_in_place(agents)) is not None:
+        async with server as client:
+            yield client
+        return
     queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue()
     client = await Client.connect(start_server=True, task_queue=queue)
     if client.store_url is None:
@@ -65,21 +71,27 @@ async def call(
     options: dict[str, Any] = {"context": context, "history": history, "override": override}
 
     async def answer(client: Client, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
-        # A task of its own: cancelled in the middle of it, nobody could say whether there is a run now.
-        starting = asyncio.ensure_future(
-            client.start(agent, message, id=run_id, if_exists="attach", **{k: v for k, v in options.items() if v})
-        )
+        starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
+        if id is not None:
+            return await wait(await starting)
+        # Nobody knows the id, so nobody could come back for the answer: what is given up is cancelled.
         try:
+            # Shielded: cancelled in the middle of it, nobody could say whether there is a run now.
             return await wait(await asyncio.shield(starting))
-        except (asyncio.CancelledError, NoWorkerError):
-            if id is None:  # nobody knows it, so nobody could come back for its answer
-                await _cancel(starting)
+        except asyncio.CancelledError:
+            await _cancel(starting)
             raise
+        except NoWorkerError as error:
+            await (await starting).cancel()
+            queue = client.task_queue
+            raise NoWorkerError(
+                error.message, hint=f"Start one: perdure worker FILE --task-queue {queue}. The run was cancelled."
+            ) from None
 
     if client is not None:
         return await answer(client, _taken)
     async with local(agents=[agent], task_queue=agent_queue(agent.name)) as own:
-        return await answer(own, Run.result)
+        return await answer(own, lambda run: run.result())
 
 
 async def _taken(run: Run) -> Response:
@@ -93,7 +105,7 @@ async def _taken(run: Run) -> Response:
     finally:
         begun.cancel()
         answered.cancel()
-        await asyncio.wait([begun, answered])
+        await asyncio.gather(begun, answered, return_exceptions=True)
 
 
 async def _cancel(starting: asyncio.Future[Run]) -> None:
@@ -105,9 +117,12 @@ async def _cancel(starting: asyncio.Future[Run]) -> None:
             await run.result()
 
 
-def agent_queue(name: str) -> str:
-    """The task queue on which this program calls agent ``name``: calls of several do not take each other's runs."""
-    return os.environ.get("PERDURE_TASK_QUEUE") or f"{entry_queue()}-{name}"
+def agent_queue(name: str, file: Path | None = None) -> str:
+    """The task queue on which a program calls agent ``name``: calls of several do not take each other's runs.
+
+    ``file`` is the program's, by default the one that this process was started with.
+    """
+    return os.environ.get("PERDURE_TASK_QUEUE") or f"{entry_queue(file)}-{name}"
 
 
 def entry_queue(file: Path | None = None) -> str:

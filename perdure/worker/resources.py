@@ -117,7 +117,7 @@ def _checked(lifespan: Any) -> str:
     if lifespan is None:
         return ""
     name = f"the lifespan {getattr(lifespan, '__name__', type(lifespan).__name__)}"
-    if not callable(lifespan):
+    if not callable(lifespan) or hasattr(lifespan, "__aenter__"):  # what @asynccontextmanager gives is callable too
         raise DefinitionError(
             f"the lifespan must be a function that gives an async context manager, not {lifespan!r:.100}",
             hint="Pass the function itself, without calling it: lifespan=resources.",
