@@ -129,5 +129,5 @@ class Page:
 
 def pages() -> list[Page]:
     """All pages that a reader of the documentation comes to."""
-    paths = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
-    return [Page(path) for path in paths]
+    beside = (ROOT / "deploy/README.md", ROOT / "examples/README.md")
+    return [Page(path) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *beside]]
