@@ -30,6 +30,7 @@ PAGES = pages()
 MOST_SKIPPED = 5
 INCOMPLETE = {"MissingParameter", "BadOptionUsage", "BadParameter", "NoArgsIsHelpError"}
 """What the command line says of a command that is only named."""
+QUEUE = "PERDURE_TASK_QUEUE"
 READS = {"list", "env"}
 """Commands that are run wherever a page has them; the others start servers, stay, or want an id."""
 
@@ -96,7 +97,9 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
         elif block.mark == "output":
             assert printed == block.body, f"{page.name}:{block.line}"
         elif block.language == "python" and not block.mark.startswith("skip "):
-            process = await loopback.spawn(*program(blocks, loopback), env=env, cwd=loopback.folder)
+            # A program that serves its own agents has a queue of its own, where another worker serves the page's.
+            own = {} if not serving or any("client" in each.body.lower() for each in blocks) else {QUEUE: ""}
+            process = await loopback.spawn(*program(blocks, loopback), env=env | own, cwd=loopback.folder)
             out, err = await process.communicate()
             assert (process.returncode, err.decode()) == (0, ""), f"{page.name}:{block.line}"
             printed = out.decode()
