@@ -179,7 +179,8 @@ class Client:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
         start = await start_input(
             self,
-            agent,
+            # Whoever goes on with a conversation need not say again what it was opened with.
+            agent if context is not None else name_of(agent),
             None,
             mode="session",
             context=context,

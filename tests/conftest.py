@@ -15,6 +15,17 @@ from perdure.embedded.server import ensure_server, stop_server
 from tests.support.engine import Engine
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of real processes and servers gets a second try, which pytest reports as RERUN.
+
+    They share a small machine with whatever else runs there. A test that needs its second try is looked into
+    (CONTRIBUTING.md); one that fails twice fails the suite. Unit tests get one try.
+    """
+    for item in items:
+        if item.get_closest_marker("server") is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.fixture(scope="session")
 def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of an embedded server in a home of its own, for the whole session."""

@@ -22,6 +22,7 @@ from perdure import Run
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
+from tests.replay import sessions  # noqa: F401 - its scenarios too
 from tests.replay.scenarios import SCENARIOS
 from tests.support.engine import Engine
 
@@ -36,7 +37,7 @@ async def executions(run: Run) -> AsyncIterator[WorkflowHistory]:
     described = await run.handle.describe()
     execution: str | None = described.run_id
     while execution:
-        history = await run._client.temporal.get_workflow_handle(run.id, run_id=execution).fetch_history()
+        history = await run.client.temporal.get_workflow_handle(run.id, run_id=execution).fetch_history()
         yield history
         execution = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
 
