@@ -1,6 +1,23 @@
 """What a test of an agent needs: public, documented, and never imported by the engine itself."""
 
-from .provider import ScriptedProvider, call
+from .block import ModelsBlockedError, block_models
+from .faults import at, cut, fail, hang, kill_at
+from .provider import ScriptedProvider, ScriptError, call
+from .scripted import Script, scripted
 from .store import MemoryStore
 
-__all__ = ["MemoryStore", "ScriptedProvider", "call"]
+__all__ = [
+    "MemoryStore",
+    "ModelsBlockedError",
+    "Script",
+    "ScriptError",
+    "ScriptedProvider",
+    "at",
+    "block_models",
+    "call",
+    "cut",
+    "fail",
+    "hang",
+    "kill_at",
+    "scripted",
+]

@@ -1,0 +1,305 @@
+"""A run without Temporal: the workflow's own code, and the stages and activities of a worker, on one event loop.
+
+What Temporal does for a run is done here in the simplest way that the code cannot tell from it: an activity is a call
+of the engine's, tried again at once as often as Temporal would try it again in time; a condition is looked at whenever
+something has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import json
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, NoReturn
+
+from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import CancelledError as TemporalCancelledError
+
+from ..ports import ModelCall, ToolCall
+from ..stages.keys import tool_key
+from ..stages.verdict import verdict
+from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..worker import Engine
+from ..workflows import AgentWorkflow
+from ..workflows.host import hosted
+
+logger = logging.getLogger("perdure.testing")
+
+ATTEMPTS = 25
+"""How often a call is tried again that fails in a way that may pass: Temporal would go on, and a test must end."""
+_TURNS = 20
+"""Turns of the event loop after which everything that followed from an event has happened; it takes about five."""
+_ACTIVITY_EVENTS = 6
+"""Events that a call adds to a history."""
+
+SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume"})
+QUERIES = frozenset({"status", "turn"})
+UPDATES = {"send_message": "_check_message"}
+"""With their validators."""
+
+Ended = Literal["completed", "failed", "cancelled", "terminated"]
+
+
+@dataclass(frozen=True)
+class Started:
+    """What an execution was started with; as the workflow's ``info()`` gives it, where it asks."""
+
+    workflow_id: str
+    input: list[Any]
+    memo: Any = None
+    task_queue: str = ""
+    first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    continued_run_id: str | None = None
+    cron_schedule: str | None = None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+class Execution:
+    """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. To be used on its event loop."""
+
+    def __init__(self, engine: Engine, started: Started) -> None:
+        self.started = started
+        self.run_id = started.first_execution_run_id
+        self.ended: Ended | None = None
+        self.ended_at: datetime | None = None
+        self.result: Any = None
+        self.failure: ApplicationError | None = None
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._workflow = AgentWorkflow()
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._handling = 0
+        self._events = 0
+        self._numbers = itertools.count(1)
+        self._updates: dict[str, asyncio.Task[Any]] = {}
+        self._outside = contextvars.copy_context()
+        with hosted(self):
+            self._task = self._loop.create_task(self._run())
+        self._closed = asyncio.Event()
+
+    # --- from outside
+
+    async def closed(self) -> None:
+        """Until it has ended."""
+        await self._closed.wait()
+
+    def cancel(self) -> None:
+        """Ask the run to end."""
+        self._task.cancel()
+        self._happened()
+
+    async def stop(self, ended: Ended | None = None) -> None:
+        """End it here and now; the workflow is not asked."""
+        if self.ended is None and ended is not None:
+            self._end(ended)
+        while not self._task.done():  # it closes its transcript when it is cancelled, and is cancelled there too
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=0.01)
+
+    def signal(self, name: str, arguments: Sequence[Any]) -> None:
+        """Call a signal's handler; a signal that there is not is dropped, as Temporal keeps it for nobody."""
+        if name not in SIGNALS:
+            logger.warning("the run has no signal %r", name)
+            return
+        with hosted(self):
+            getattr(self._workflow, name)(*arguments)
+        self._happened()
+
+    def query(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Call a query's handler. Raises what it raises, ``LookupError`` for one that there is not."""
+        if name not in QUERIES:
+            raise LookupError(f"the run has no query {name!r}")
+        with hosted(self):
+            return getattr(self._workflow, name)(*arguments)
+
+    async def update(self, id: str, name: str, arguments: Sequence[Any]) -> Any:
+        """Call an update's validator and handler, once for each ``id``. Raises ``ApplicationError``."""
+        if id not in self._updates:
+            if name not in UPDATES:
+                raise ApplicationError(f"the run has no update {name!r}", non_retryable=True)
+            with hosted(self):
+                getattr(self._workflow, UPDATES[name])(*arguments)
+                self._updates[id] = self._loop.create_task(self._handle(name, arguments))
+        ending = self._loop.create_task(self.closed())
+        await asyncio.wait([self._updates[id], ending], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not self._updates[id].done():
+            kind = "AcceptedUpdateCompletedWorkflow"
+            raise ApplicationError("the run ended before the update did", type=kind, non_retryable=True)
+        return self._updates[id].result()
+
+    async def _handle(self, name: str, arguments: Sequence[Any]) -> Any:
+        self._handling += 1
+        try:
+            return await getattr(self._workflow, name)(*arguments)
+        finally:
+            self._handling -= 1
+            self._happened()
+
+    # --- the host
+
+    @property
+    def workflow_id(self) -> str:
+        """The ``context_id``."""
+        return self.started.workflow_id
+
+    @property
+    def first_execution_run_id(self) -> str:
+        """What the journal's scope is made of."""
+        return self.started.first_execution_run_id
+
+    continued_run_id = None
+    cron_schedule = None
+
+    def is_continue_as_new_suggested(self) -> bool:
+        """Never: there is no history that could become too long."""
+        return False
+
+    def get_current_history_length(self) -> int:
+        """About what it would be."""
+        return self._events
+
+    def info(self) -> Execution:
+        """See ``Host``."""
+        return self
+
+    def now(self) -> datetime:
+        """See ``Host``."""
+        return datetime.now(UTC)
+
+    def all_handlers_finished(self) -> bool:
+        """See ``Host``."""
+        return self._handling == 0
+
+    def continue_as_new(self, carried: dict[str, Any]) -> NoReturn:
+        """See ``Host``."""
+        raise _Again(carried)
+
+    async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """See ``Host``."""
+        await asyncio.wait(tasks)
+
+    async def wait_condition(self, condition: Callable[[], bool], *, timeout: Any = None, **_: Any) -> None:
+        """See ``Host``."""
+        seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+        if condition():  # to be met when everything that has arrived is applied
+            for _turn in range(_TURNS):
+                await asyncio.sleep(0)
+            return
+        met: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((condition, met))
+        try:
+            async with asyncio.timeout(seconds):
+                await met
+        finally:
+            self._waiting = [one for one in self._waiting if one[1] is not met]
+
+    async def execute_activity(self, name: str, argument: dict[str, Any], **_: Any) -> Any:
+        """See ``Host``: cancelled, it waits for the call to end, and gives what it came to."""
+        if self.ended is not None:
+            raise asyncio.CancelledError("the run was terminated")
+        plain = json.loads(json.dumps(argument))
+        work = self._loop.create_task(self._attempts(name, plain), context=self._outside.copy())
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.wait([work])
+        finally:
+            self._events += _ACTIVITY_EVENTS
+            self._happened()
+        if work.cancelled():
+            raise _activity_error(name) from TemporalCancelledError("Cancelled")
+        if (error := work.exception()) is not None:
+            raise _activity_error(name) from error
+        return json.loads(json.dumps(work.result()))
+
+    async def _attempts(self, name: str, argument: dict[str, Any]) -> Any:
+        number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
+        for attempt in itertools.count(1):
+            owner = f"{self.run_id}/{number}/{attempt}"
+            try:
+                return (await self._attempt(name, argument, owner, attempt, asked_at)).model_dump(
+                    mode="json", exclude_none=True
+                )
+            except Exception as error:
+                found = verdict(error, attempt)
+                if found.retry and attempt < ATTEMPTS:
+                    await asyncio.sleep(0)
+                    continue
+                text = f"{found.message} (given up after {ATTEMPTS} attempts)" if found.retry else found.message
+                raise ApplicationError(text, type=found.kind, non_retryable=True) from None
+        raise AssertionError("counting ends")
+
+    async def _attempt(
+        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str
+    ) -> ModelOutput | ToolOutput:
+        if name == MODEL_ACTIVITY:
+            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at)
+            return (await self._engine.call_model(call)).output
+        task = ToolInput.model_validate(argument)
+        return await self._engine.call_tool(ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}))
+
+    # --- its course
+
+    async def _run(self) -> None:
+        arguments = self.started.input
+        while True:
+            try:
+                self.result = await self._workflow.run(*arguments)
+                self._end("completed")
+            except _Again as again:
+                self._workflow, self._events, arguments = AgentWorkflow(), 0, [{"state": again.carried["state"]}]
+                continue
+            except asyncio.CancelledError:
+                self._end("cancelled")
+            except ApplicationError as error:
+                self.failure = error
+                self._end("failed")
+            except Exception as error:
+                logger.exception("the workflow failed; Temporal would wait for a worker that can go on")
+                self.failure = ApplicationError(str(error), type=type(error).__name__)
+                self._end("failed")
+            return
+
+    def _end(self, ended: Ended) -> None:
+        if self.ended is None:
+            self.ended, self.ended_at = ended, datetime.now(UTC)
+            self._closed.set()
+
+    def _happened(self) -> None:
+        """Look at what is waited for, now and in the next turns of the loop, in which the rest of it happens."""
+        self._loop.call_soon(self._look, _TURNS)
+
+    def _look(self, turns: int) -> None:
+        for condition, met in self._waiting:
+            if not met.done() and condition():
+                met.set_result(None)
+        if turns and self._waiting:
+            self._loop.call_soon(self._look, turns - 1)
+
+
+class _Again(BaseException):
+    """Continued as new. No ``Exception``, as little as Temporal's own is one that anybody should catch."""
+
+    def __init__(self, carried: dict[str, Any]) -> None:
+        super().__init__()
+        self.carried = carried
+
+
+def _activity_error(name: str) -> ActivityError:
+    return ActivityError(
+        "Activity task failed",
+        scheduled_event_id=0,
+        started_event_id=0,
+        identity="",
+        activity_type=name,
+        activity_id="",
+        retry_state=None,
+    )

@@ -1,0 +1,237 @@
+"""``scripted``: an agent whose model says what a test tells it to, run in this process, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from temporalio.client import Client as TemporalClient
+
+from ..agent import Agent
+from ..client import Client
+from ..ports import ModelRequest, Provider, Store
+from ..ports.seams import models, servers
+from ..runtime import local
+from ..turn import Turn
+from ..types.wire import Response
+from ..worker import Engine, Lifespan
+from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
+from .service import Home, InProcessService
+from .store import MemoryStore
+
+T = TypeVar("T")
+
+EngineName = Literal["process", "temporal"]
+
+
+class Script:
+    """What a ``with scripted(…)`` block is given."""
+
+    def __init__(self, agent: Agent, provider: ScriptedProvider, home: Home) -> None:
+        self._agent = agent
+        self._provider = provider
+        self._home = home
+        self._client: Client | None = None
+
+    @property
+    def requests(self) -> list[ModelRequest]:
+        """What the model was asked, in order."""
+        return self._provider.requests
+
+    @property
+    def client(self) -> Client:
+        """A client of the engine that runs the agent: what needs one can be tested with it."""
+        assert self._client is not None, "the block is entered"
+        return self._client
+
+    async def send(self, message: str | None, *, id: str, **options: Any) -> Turn:
+        """Send to the session of that id, which opens if need be: ``Client.send`` for this agent."""
+        return await self._home.run(lambda: self.client.send(self._agent, message, id=id, **options))
+
+    def send_sync(self, message: str | None, *, id: str, **options: Any) -> Response:
+        """The same for code without an event loop; waits for the answer."""
+
+        async def answer() -> Response:
+            return await (await self.client.send(self._agent, message, id=id, **options)).result()
+
+        return asyncio.run_coroutine_threadsafe(answer(), self._home.loop).result()
+
+
+class scripted:  # noqa: N801  # used as `with scripted(…)`
+    """Run ``agent`` with a model that answers with ``replies``, for the length of a block::
+
+        with scripted(support, [call("refund", order_id="7", amount=3), "Done."]) as script:
+            response = support.call_sync("Order 7 is broken.")
+
+    Inside, ``call``, ``call_sync`` and ``local`` of the agent run in this process: the workflow's own code, all stages
+    and the real tools, over a ``MemoryStore``; no server, no network, milliseconds. Errors that may pass are tried
+    again at once. ``engine="temporal"`` runs the same on a real server and worker, as outside of a test, and scripts
+    only the model. Agents of the same name are one agent, whoever serves them in this process.
+
+    Also ``async with``: then replies that are functions run on the test's own event loop, else on a thread's. Other
+    agents, given to ``local(agents=[…])`` with it, are served too, with their own models.
+
+    Raises ``ScriptError`` at the end of the block when replies are left over, or were missing.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        replies: Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]],
+        *,
+        engine: EngineName = "process",
+        lifespan: Lifespan | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """``lifespan`` gives ``ctx.resources``. ``store`` is kept by several blocks that are to share what is in it
+        (``engine="process"``)."""
+        if engine not in ("process", "temporal"):
+            raise ValueError(f'engine is "process" or "temporal", not {engine!r}')
+        self._agent = agent
+        self._provider = ScriptedProvider(replies)
+        self._serve = self._in_process if engine == "process" else self._on_temporal
+        self._lifespan = lifespan
+        self._store = store
+        self._stack = AsyncExitStack()
+        self._thread: _Loop | None = None
+
+    async def __aenter__(self) -> Script:
+        script = Script(self._agent, self._provider, Home())
+        async with AsyncExitStack() as stack:
+            models.append(self._model)
+            stack.callback(models.remove, self._model)
+            await stack.enter_async_context(self._serve(script))
+            self._stack = stack.pop_all()
+        return script
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+        if error is None and (wrong := self._provider.unfit()) is not None:
+            raise ScriptError(wrong)
+
+    def __enter__(self) -> Script:
+        self._thread = _Loop()
+        try:
+            return self._thread.run(self.__aenter__())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._thread is not None, "entered before"
+        try:
+            self._thread.run(self.__aexit__(kind, error, trace))
+        finally:
+            self._thread.stop()
+
+    def _model(self, agent: str, model: str) -> Provider | None:
+        return self._provider if agent == self._agent.name else None
+
+    @asynccontextmanager
+    async def _in_process(self, script: Script) -> AsyncIterator[None]:
+        engine = Engine([self._agent], store=self._store or MemoryStore(), lifespan=self._lifespan)
+        async with engine.running():
+            service = InProcessService(engine)
+
+            def client() -> Client:
+                return _InProcessClient(TemporalClient(service), engine.store)
+
+            script._client = client()
+            try:
+                with _serving(self._agent, lambda agents: _given(engine, agents, client())):
+                    yield
+            finally:
+                await service.close()
+
+    @asynccontextmanager
+    async def _on_temporal(self, script: Script) -> AsyncIterator[None]:
+        queue = f"scripted-{uuid.uuid4().hex[:12]}"
+        async with local([self._agent], task_queue=queue, lifespan=self._lifespan) as client:
+            script._client = client
+            with _serving(self._agent, lambda _: _connected(client)):
+                yield
+
+
+class _InProcessClient(Client):
+    """A client whose store is the engine's own."""
+
+    def __init__(self, temporal: TemporalClient, store: Store) -> None:
+        super().__init__(temporal, store_url="memory:", task_queue="scripted")
+        self._shared = store
+
+    async def store(self) -> Store:
+        """See base class."""
+        return self._shared
+
+
+class _serving:  # noqa: N801  # used as a function
+    """Serves ``local()`` and calls of ``agent`` by ``open``, for the length of a block."""
+
+    def __init__(self, agent: Agent, open: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]) -> None:
+        self._agent = agent
+        self._open = open
+
+    def __enter__(self) -> None:
+        servers.append(self._find)
+
+    def __exit__(self, *_: object) -> None:
+        servers.remove(self._find)
+
+    def _find(self, agents: Any) -> AbstractAsyncContextManager[Client] | None:
+        ours = isinstance(agents, list) and self._agent.name in (getattr(agent, "name", None) for agent in agents)
+        return self._open(agents) if ours else None
+
+
+@asynccontextmanager
+async def _given(engine: Engine, agents: list[Agent], client: Client) -> AsyncIterator[Client]:
+    for agent in agents:
+        if agent.name not in {known.name for known in engine.agents}:
+            engine.agents.add(agent)
+    yield client
+
+
+@asynccontextmanager
+async def _connected(client: Client) -> AsyncIterator[Client]:
+    """A client of the calling event loop."""
+    own = Client(client.temporal, store_url=client.store_url, task_queue=client.task_queue)
+    try:
+        yield own
+    finally:
+        await own.close()
+
+
+class _Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=_serve, args=(started,), name="perdure-scripted", daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What it comes to, awaited there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        loop.call_soon(started.set_result, loop)
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
