@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import Enum
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, tool
+from perdure import Agent, Message, ToolContext, tool
 from perdure.errors import MaxIterationsError
+from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.testing import ScriptedProvider, call
 from tests.servers.openai_server import OpenAIServer
@@ -53,6 +55,28 @@ async def test_a1_an_agent_is_its_configuration(engine: Engine) -> None:
     prompt = asked["messages"][0]
     assert prompt["role"] == "system", "without instructions a default prompt explains <finish>"
     assert "<finish>" in prompt["content"]
+
+
+async def test_a2_a_call_waits_for_the_answer_and_may_override_the_agent(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the embedded runtime (here the tests' server in its place), and by the workers of a given client."""
+    monkeypatch.setenv("TEMPORAL_ADDRESS", engine.address)
+    monkeypatch.setenv("PERDURE_STORE_URL", str(engine.store_url))
+    provider = ScriptedProvider(lambda request: f"{request.system} at {dict(request.settings)}")
+    agent = Agent("caller", provider, instructions="Plain", settings={"temperature": 1}, tools=[look_up])
+    override = {"instructions": "Brief", "settings": {"temperature": 0}, "tools": []}
+    assert (await agent.call("Go.")).content == "Plain at {'temperature': 1}"
+    assert (await agent.call("Go.", override=override)).content == "Brief at {'temperature': 0}"
+    assert [len(request.tools) for request in provider.requests] == [1, 0]
+    async with engine.served(agent) as client:
+        by_client = await agent.call("Go.", override=override, client=client)
+        assert by_client.content == "Brief at {'temperature': 0}"
+        assert (await agent.call("Go.", client=client)).content == "Plain at {'temperature': 1}"
+    with pytest.raises(RuntimeError, match=r"await agent\.call"):
+        agent.call_sync("Go.")
+    in_a_thread = await asyncio.to_thread(agent.call_sync, "Go.", override=override)
+    assert in_a_thread.content == "Brief at {'temperature': 0}"
 
 
 async def test_a5_the_response_says_what_happened(engine: Engine) -> None:
@@ -162,3 +186,32 @@ async def test_a14_errors_of_tools_go_to_the_model(engine: Engine) -> None:
     assert (failed.is_error, failed.content) == (True, "ZeroDivisionError: float division by zero")
     assert unknown.is_error
     assert unknown.content.startswith("tool not found: multiply")
+
+
+async def test_a3_history_stands_before_the_message_accumulated_or_made_by_hand(engine: Engine) -> None:
+    def reply(request: ModelRequest) -> str:
+        return " / ".join(message.text for message in request.messages)
+
+    async with engine.served(Agent("told", ScriptedProvider(reply), instructions="Be good.")) as client:
+        by_hand = [Message.user("one"), Message.assistant("two")]
+        first = await (await client.start("told", "three", history=by_hand)).result()
+        assert first.content == "one / two / three"
+        second = await (await client.start("told", "four", history=first.messages)).result()
+        assert second.content == "one / two / three / one / two / three / four"
+        by_reference = await client.start("told", "four", history=client.run(first.context_id))
+        assert (await by_reference.result()).content == second.content
+
+
+async def test_a4_a_message_is_injected_from_anywhere_also_before_the_first_call(engine: Engine) -> None:
+    provider = ScriptedProvider([call("tell_itself"), lambda r: "|".join(users(r.messages))])
+
+    @tool
+    async def tell_itself(ctx: ToolContext) -> None:
+        """Inject a message into the run that runs this."""
+        await client.run(ctx.run_id).inject("from a tool")
+
+    client = await engine.client()
+    run = await client.start("told", "first")
+    await run.inject("before the first call")
+    async with engine.served(Agent("told", provider, tools=[tell_itself])):
+        assert (await run.result()).content == "first|before the first call|from a tool"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, Message, tool
 from perdure.testing import ScriptedProvider, call
-from tests.support.checks import results
+from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
 
@@ -51,3 +51,13 @@ async def test_b4_calls_of_one_reply_run_in_parallel_with_results_in_order(engin
     async with engine.served(Agent("parallel", provider, tools=[first, second])) as client:
         response = await (await client.start("parallel", "Go.")).result()
     assert results(response.messages) == ["one", "LookupError: two"]
+
+
+async def test_b5_a_session_is_opened_extended_sent_to_and_has_a_response(engine: Engine) -> None:
+    async with engine.served(Agent("echo", ScriptedProvider(lambda r: "|".join(users(r.messages))))) as client:
+        run = await client.start("echo", mode="session", history=[Message.user("zero"), Message.assistant("Hi.")])
+        assert (await run.turn().status()).state == "unknown", "nothing was said yet"
+        first = await (await run.send("one")).result()
+        second = await (await client.send("echo", "two", id=run.id)).result()
+        assert [first.content, second.content] == ["zero|one", "zero|one|two"]
+        assert second.messages[-1].text == second.content

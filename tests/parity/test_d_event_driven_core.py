@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, tool
-from perdure.testing import ScriptedProvider
+from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
@@ -38,3 +38,15 @@ async def test_d7_the_state_is_persisted_and_resumed(engine: Engine) -> None:
         response = await run.result()
     assert response.content == "Done."
     assert results(response.messages) == ["noted 0", "noted 1", "noted 2"]
+
+
+async def test_d1_turns_with_a_message_or_without_and_a_task_id_given_or_made(engine: Engine) -> None:
+    replies = [call("note", what="a"), "One.", "Two."]
+    async with engine.served(Agent("keeper", ScriptedProvider(replies), tools=[note])) as client:
+        given = await client.send("keeper", "Go.", id=f"d1-{engine.task_queue}", task_id="task-7")
+        assert (given.task_id, (await given.result()).task_id) == ("task-7", "task-7")
+        bare = await client.send("keeper", None, id=given.run.id)
+        response = await bare.result()
+    assert bare.task_id not in (None, "task-7")
+    assert (response.content, response.context_id) == ("Two.", given.run.id)
+    assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant", "assistant"]
