@@ -17,7 +17,7 @@ from .agent import Agent
 from .client import Client
 from .errors import NoWorkerError, PerdureError
 from .ports.seams import server_in_place
-from .run import Run
+from .run import NO_WORKER, Run
 from .types.messages import Message
 from .types.wire import Override, Response
 from .worker import Lifespan, Worker
@@ -96,7 +96,7 @@ async def call(
 
 async def _taken(run: Run) -> Response:
     """The answer of a run that others serve. Raises ``NoWorkerError`` when nobody takes it."""
-    begun, answered = asyncio.ensure_future(run.begun()), asyncio.ensure_future(run.result())
+    begun, answered = asyncio.ensure_future(run.begun(NO_WORKER)), asyncio.ensure_future(run.result())
     try:
         await asyncio.wait([begun, answered], return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
