@@ -20,6 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import InvalidInputError, RunClosedError, RunError, RunNotFoundError, from_type
 from .options import MEMO_AGENT, TASK_TIMEOUT
+from .translate import unreachable
 from .turn import Turn
 from .types.wire import WORKFLOW, Override, Start, UserMessage
 
@@ -82,8 +83,9 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
             )
         except WorkflowUpdateFailedError as error:
             await _refused(run, error)
-        except WorkflowUpdateRPCTimeoutOrCancelledError:
+        except WorkflowUpdateRPCTimeoutOrCancelledError as error:
             _raise_cancelled()
+            raise unreachable(run.client.temporal, "no answer to a message; sent again, its id counts once") from error
         except temporal.WorkflowAlreadyStartedError:
             continue
         except RPCError as error:
@@ -109,7 +111,7 @@ async def _refused(run: Run, error: WorkflowUpdateFailedError) -> None:
 
 
 def _raise_cancelled() -> None:
-    """The SDK puts an error of its own in the place of a cancellation."""
+    """The SDK puts an error of its own in the place of a cancellation: this undoes it."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
