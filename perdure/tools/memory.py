@@ -25,6 +25,9 @@ LISTED = 1000
 
 Writes = list[MemoryWrite]
 
+_lock = threading.Lock()
+"""Of all calls together: every tool call has a memory, few use it, and what is done under it takes no time."""
+
 
 class Recall(Protocol):
     """Reads what is kept; called from any thread."""
@@ -53,12 +56,13 @@ class Memory:
     for tests: ``ToolContext(memory=Memory())``.
     """
 
+    __slots__ = ("_closed", "_kept", "_places", "_writes")
+
     def __init__(self, kept: Recall | None = None, writes: Writes | None = None) -> None:
         """The engine gives ``kept``, and takes from ``writes`` what the call has written, one entry for each key."""
         self._kept = kept
         self._writes: Writes = [] if writes is None else writes
         self._places: dict[tuple[str, str], int] = {}
-        self._lock = threading.Lock()
         self._closed = False
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
@@ -94,21 +98,21 @@ class Memory:
 
     def close(self) -> None:
         """The call has ended: from now on a write raises ``RuntimeError`` instead of being lost."""
-        with self._lock:
+        with _lock:
             self._closed = True
 
     def _own(self, namespace: str, key: str) -> MemoryWrite | None:
         """What this call wrote under the key."""
         check_name("namespace", namespace)
         check_name("key", key)
-        with self._lock:
+        with _lock:
             place = self._places.get((namespace, key))
             return None if place is None else self._writes[place]
 
     def _below(self, namespace: str, prefix: str, limit: int) -> dict[str, bytes | None]:
         """What this call wrote in the namespace, deletions too."""
         check_list(namespace, prefix, limit)
-        with self._lock:
+        with _lock:
             return {
                 write.key: write.value
                 for write in self._writes
@@ -117,7 +121,7 @@ class Memory:
 
     def _write(self, write: MemoryWrite) -> None:
         name = (write.namespace, write.key)
-        with self._lock:
+        with _lock:
             if self._closed:
                 raise RuntimeError(
                     f"memory {write.namespace!r}, key {write.key!r}: the call that this memory belongs to has ended, "
