@@ -112,8 +112,8 @@ class Client:
 
         ``mode="run"`` ends with the answer; ``"session"`` waits for more messages, until it is closed or none came for
         ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
-        instance of the agent's context type; ``history`` the conversation to go on from; ``override`` what the run
-        changes of the agent.
+        instance of the agent's context type; ``history`` the conversation to go on from (messages, or a run, a
+        response, a head); ``override`` what the run changes of the agent.
 
         Raises ``RunExistsError`` for a known id, unless ``if_exists="attach"`` returns that run;
         ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent.

@@ -1,4 +1,4 @@
-"""MkDocs hook: what pages link to outside ``docs/`` becomes a page too, so that the links hold on the site and in a checkout.
+"""MkDocs hook: what pages link to outside ``docs/`` becomes a page too, so links hold on the site as in a checkout.
 
 A Markdown file becomes a page as it is, a program a page that shows it, a folder a list of its files. Comments that
 speak to the tests are left out.
@@ -43,7 +43,7 @@ def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, /, *, page: Page, **_: object) -> str:
     """Let links to files outside lead to their pages."""
     uri = page.file.src_uri
     origin = ROOT / uri.removeprefix(f"{FOLDER}/") if uri.startswith(f"{FOLDER}/") else DOCS / uri
@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, file
     return _LINK.sub(there, _COMMENT.sub("", markdown)) if origin.suffix == ".md" else markdown
 
 
-def on_page_content(html: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_content(html: str, /, **_: object) -> str:
     """Docstrings name other objects as ``:func:`tool```: leave the name."""
     return _ROLE.sub("", html)
 

@@ -292,21 +292,31 @@ class Response(Data):
     output: Any = None
     """The typed output; the content for ``output=str``."""
     iterations: int = 0
+    """Model calls of the turn."""
     usage: Usage = Usage()
+    """Tokens of the turn."""
     calls: int = 0
     """Model calls that were paid for."""
     cost_usd: float | None = None
+    """Cost of the turn; None where a price is not known."""
     finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
+    """Why the turn ended: as the provider says of its last reply, or a limit, or an interrupt."""
     finish_called: bool = False
+    """Whether the model gave the finish protocol's own sign (the tag)."""
     context_id: str = ""
+    """Id of the conversation."""
     task_id: str = ""
+    """Id of the turn."""
     head: str | None = None
+    """Where the conversation ends now: the hash of its last node in the store."""
     store_id: str | None = None
+    """Id of the store that has it."""
     messages: tuple[Message, ...] = ()
+    """The conversation up to ``head``."""
 
 
 class TurnStatus(Data):
-    """Answer of the ``turn`` query."""
+    """How a turn stands: answer of the ``turn`` query."""
 
     task_id: str
     state: Literal["running", "completed", "failed", "cancelled", "unknown"]
@@ -314,11 +324,12 @@ class TurnStatus(Data):
     response: Response | None = None
     """Of a turn that has ended well, without messages."""
     error_type: str | None = None
+    """Class name of what a turn failed with; ``error`` is its message."""
     error: str | None = None
 
 
 class ChildStatus(Data):
-    """A tool call or subagent in flight."""
+    """A tool call in flight."""
 
     call_id: str
     name: str
@@ -326,13 +337,14 @@ class ChildStatus(Data):
 
 
 class Status(Data):
-    """Answer of the ``status`` query."""
+    """What a run is at: answer of the ``status`` query."""
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
+    """``waiting`` for a message, ``paused`` until an operator resumes it; or how the run ended."""
     doing: Literal["model", "tools", "message", "closing", "nothing"] = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
-    """ISO 8601, UTC."""
+    """When that began: ISO 8601, UTC."""
     reason: str | None = None
     """Why it is paused or stuck."""
     agent: str

@@ -1,9 +1,9 @@
 """Every program in the documentation runs, every command and option in it exists, every link leads somewhere.
 
 A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
-program under that name for what follows; ``<!-- test: serve -->`` lets it, or a `perdure worker`, run until the end of the
-page; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at the top level;
-``<!-- test: output -->`` is what the program before has printed.
+program under that name for what follows; ``<!-- test: serve -->`` lets it, or a `perdure worker`, run until the end
+of the page; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at
+the top level; ``<!-- test: output -->`` is what the program before has printed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from typing import Any
 
 import pytest
 import typer
+from temporalio.client import Client
 
 from perdure.cli import app
 from perdure.embedded.rpc import ensure_namespace
 from tests.docs.loopback import ROOT, Loopback
 from tests.docs.pages import Block, Page, awaits, pages
 from tests.servers.chat_wire import Call, Reply
+from tests.support.wait import eventually
 
 PAGES = pages()
 MOST_SKIPPED = 5
+JOINED = {"order 78": "order-78", "order 79": "order-79", "lighthouse": "story-1"}
+"""What is asked in runs into which a page then sends a message, and the ids of these runs."""
 INCOMPLETE = {"MissingParameter", "BadOptionUsage", "BadParameter", "NoArgsIsHelpError"}
 """What the command line says of a command that is only named."""
 QUEUE = "PERDURE_TASK_QUEUE"
-READS = {"list", "env"}
+READS = {"list", "env", "show order-77"}
 """Commands that are run wherever a page has them; the others start servers, stay, or want an id."""
 
 
@@ -60,22 +64,33 @@ def example_of(schema: dict[str, Any], root: dict[str, Any]) -> Any:
 class Model:
     """Calls the first tool that it is shown, then answers with the number of messages that users sent.
 
-    Waits for the signal of a page that sends one; asked to take its time it never answers.
+    Where the page sends a message into a run, it answers when that is there; asked to take its time it never answers.
     """
 
-    def __init__(self) -> None:
-        self.signalled = asyncio.Event()
+    def __init__(self, address: str, namespace: str) -> None:
+        self.address, self.namespace = address, namespace
+
+    async def joined(self, run_id: str) -> None:
+        """Until a message waits for the next call of the run."""
+        run = (await Client.connect(self.address, namespace=self.namespace)).get_workflow_handle(run_id)
+
+        async def queued() -> bool:
+            return bool((await run.query("status"))["queued"])
+
+        await eventually(queued, what="a message from the page")
 
     async def __call__(self, request: dict[str, Any]) -> Any:
         messages = request["messages"]
-        if "order 79" in str(messages):
-            await self.signalled.wait()
+        users = sum(message["role"] == "user" for message in messages)
+        for text, run_id in JOINED.items():
+            if users == 1 and text in str(messages):
+                await self.joined(run_id)
         asked = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=0)
         if "take your time" in str(messages[asked:]).lower():
             return Reply(text="…", hang=asyncio.Event(), hang_after=-1)
         called = any(message["role"] == "tool" for message in messages[asked:])
         if called or not request.get("tools"):
-            answer = f"Done ({sum(message['role'] == 'user' for message in messages)})."
+            answer = f"Done ({users})."
             return f"<finish>{answer}</finish>" if "<finish>" in str(messages) else answer
         tool = request["tools"][0]["function"]
         return Call(tool["name"], example_of(tool["parameters"], tool["parameters"]))
@@ -86,7 +101,7 @@ class Model:
 async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None:
     namespace = f"docs-{uuid.uuid4().hex[:8]}"  # pages use the same ids
     await ensure_namespace(loopback.address, namespace)
-    loopback.model.rule = model = Model()
+    loopback.model.rule = Model(loopback.address, namespace)
     env = {"TEMPORAL_NAMESPACE": namespace}
     serving: list[asyncio.subprocess.Process] = []
     printed = ""
@@ -104,8 +119,8 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
             assert (process.returncode, err.decode()) == (0, ""), f"{page.name}:{block.line}"
             printed = out.decode()
         for command in block.commands:
-            if command[0] == "temporal" or (command[0] == "perdure" and command[1] in READS and len(command) == 2):
-                await run_command(command, model, loopback, env)
+            if command[0] == "temporal" or (command[0] == "perdure" and " ".join(command[1:]) in READS):
+                await run_command(command, loopback, env)
     for process in serving:
         os.kill(process.pid, signal.SIGTERM)
         out, err = await process.communicate()
@@ -130,7 +145,7 @@ async def serve(block: Block, loopback: Loopback, env: dict[str, str]) -> asynci
     return await loopback.spawn(*command, env=env, cwd=loopback.folder)
 
 
-async def run_command(command: list[str], model: Model, loopback: Loopback, env: dict[str, str]) -> None:
+async def run_command(command: list[str], loopback: Loopback, env: dict[str, str]) -> None:
     """Run it as it stands, but for the task queue."""
     words = [loopback.task_queue if word == "perdure" else word for word in command[1:]]
     program = command[0]
@@ -138,8 +153,6 @@ async def run_command(command: list[str], model: Model, loopback: Loopback, env:
         program = os.environ["PERDURE_TEMPORAL_CLI"]
     ended = await loopback.run(program, *words, env=env)
     assert ended.code == 0, (command, ended)
-    if command[:3] == ["temporal", "workflow", "signal"]:
-        model.signalled.set()
 
 
 def test_only_a_handful_of_programs_is_skipped_and_each_says_why() -> None:
