@@ -12,7 +12,7 @@ import sys
 import typer
 
 from ..errors import PerdureError
-from . import demo, dev, doctor, env, listing, run, server, show, steer, worker
+from . import chat, demo, dev, doctor, env, listing, replay, run, schema, send, server, show, steer, wait, worker
 from .failure import report
 
 app = typer.Typer(
@@ -24,13 +24,20 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(run.run)
+app.command()(chat.chat)
 app.command()(dev.dev)
 app.command()(worker.worker)
 app.command("list")(listing.list_)
 app.command()(show.show)
+app.command()(send.send)
+app.command()(wait.wait)
 app.command()(steer.inject)
+app.command()(steer.interrupt)
 app.command()(steer.cancel)
+app.command()(steer.close)
 app.command()(steer.resume)
+app.command()(replay.replay)
+app.command()(schema.schema)
 app.add_typer(server.app, name="server")
 app.command()(env.env)
 app.command()(doctor.doctor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Server:
 
 @asynccontextmanager
 async def connected(
-    server: Server, *, start_server: bool = False, task_queue: str | None = None
+    server: Server, *, start_server: bool = False, task_queue: str | None = None, actor: str | None = None
 ) -> AsyncIterator[Client]:
     """A client for the length of the block. Raises ``ServerUnreachableError``.
 
@@ -33,12 +34,15 @@ async def connected(
     from .. import config
     from ..client import Client
 
+    # What it warns of, a run without a worker, a command shows by itself: as what the run waits for, or as its error.
+    logging.getLogger("perdure.client").setLevel(logging.ERROR)
     client = await Client.connect(
         address=server.address,
         namespace=server.namespace,
         profile=server.profile,
         store_url=server.store_url,
         task_queue=task_queue,
+        actor=actor,
         start_server=start_server,
     )
     if client.store_url is None and await ui_url(client):

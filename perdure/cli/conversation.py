@@ -37,9 +37,11 @@ def width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
 
 
-def conversation(messages: Sequence[Message], *, full: bool = False, colour: bool = False) -> Iterator[str]:
-    """The lines of a conversation. ``full``: nothing is shortened."""
-    iteration = 0
+def conversation(
+    messages: Sequence[Message], *, full: bool = False, colour: bool = False, since: int = 0
+) -> Iterator[str]:
+    """The lines of a conversation, from its iteration ``since`` on. ``full``: nothing is shortened."""
+    iteration = since
     results: dict[str, ToolResultPart] = {part.call_id: part for message in messages for part in message.tool_results}
     for message in messages:
         if message.role == "assistant":

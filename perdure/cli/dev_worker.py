@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 
+from temporalio.worker import Worker as TemporalWorker
+
 from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..runtime import agent_queue
+from ..worker import PerdurePlugin
 from .children import on_orphaned, report
 from .connection import Server, connected
-from .load import Loaded, author_files, failing_files, load
-from .worker import log_to_stderr, serve
+from .load import Loaded, author_files, failing_files, load, package_root
+from .worker import log_to_stderr, on_signals
 
 DRAIN = 5.0
 """Seconds that running tools are given when their code has changed."""
@@ -27,26 +33,43 @@ def main(arguments: list[str]) -> int:
         report("broken", error=error.message, hint=error.hint, files=_files(file, error))
         return 1
     try:
-        asyncio.run(_serve(loaded, Server(address, namespace, store_url=store), queue, _files(file)))
+        asyncio.run(_serve(loaded, Server(address, namespace, store_url=store), queue, file))
     except PerdureError as error:
         report("broken", error=error.message, hint=error.hint, files=_files(file))
         return 1
     return 0
 
 
-async def _serve(loaded: Loaded, server: Server, queue: str, files: list[str]) -> None:
+async def _serve(loaded: Loaded, server: Server, queue: str, file: str) -> None:
+    """Serve the queue, and those on which the file's own ``agent.call()`` left runs behind."""
     stop = asyncio.Event()
     on_orphaned(stop.set)
+    on_signals(stop, talks=False)
+    queues = dict.fromkeys([queue, *(agent_queue(agent.name, Path(file)) for agent in loaded.agents)])
     async with connected(server, task_queue=queue) as client:
-        agents = [agent.name for agent in loaded.agents]
-        await serve(
-            client, loaded, drain=DRAIN, stop=stop, ready=lambda _: report("serving", agents=agents, files=files)
-        )
+        plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, lifespan=loaded.lifespan)
+        workers = [
+            TemporalWorker(
+                client.temporal,
+                task_queue=name,
+                plugins=[plugin],
+                graceful_shutdown_timeout=timedelta(seconds=DRAIN),
+            )
+            for name in queues
+        ]
+        async with AsyncExitStack() as stack:
+            # Opened here too, as in Worker: a store or a lifespan that fails is an error now.
+            await stack.enter_async_context(plugin.engine.running())
+            for worker in workers:
+                await stack.enter_async_context(worker)
+            report("serving", agents=[agent.name for agent in loaded.agents], files=_files(file))
+            await stop.wait()
+            await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
 def _files(file: str, error: BaseException | None = None) -> list[str]:
     entry = Path(file).absolute()
-    return sorted(str(path) for path in {entry, *author_files(entry.parent), *failing_files(error)})
+    return sorted(str(path) for path in {entry, *author_files(package_root(entry)), *failing_files(error)})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from .options import (
     Output,
     OutputOption,
     ProfileOption,
+    chosen,
     print_json,
 )
 
@@ -32,9 +33,9 @@ def doctor(
     from ..embedded import diagnosis
 
     findings = [*diagnosis.machine(), *asyncio.run(diagnosis.servers(address, namespace, profile))]
-    if as_json or output is not Output.TEXT:
-        chosen = Output.JSON if as_json else output
-        print_json([asdict(finding) for finding in findings], output=chosen)
+    output = chosen(output, as_json)
+    if output is not Output.TEXT:
+        print_json([asdict(finding) for finding in findings], output=output)
     else:
         colours = sys.stdout.isatty()
         for finding in findings:

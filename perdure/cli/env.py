@@ -5,10 +5,25 @@ from __future__ import annotations
 import asyncio
 import shlex
 
-from .options import AddressOption, NamespaceOption, ProfileOption
+from .options import (
+    AddressOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    chosen,
+    print_json,
+)
 
 
-def env(address: AddressOption = None, namespace: NamespaceOption = None, profile: ProfileOption = None) -> None:
+def env(
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
     """Print exports for the temporal CLI: eval "$(perdure env)". Starts nothing, and prints no keys."""
     from ..embedded.address import resolve
 
@@ -16,5 +31,9 @@ def env(address: AddressOption = None, namespace: NamespaceOption = None, profil
     variables = {"TEMPORAL_ADDRESS": target.address, "TEMPORAL_NAMESPACE": target.namespace}
     if profile:  # carries the keys and certificates
         variables["TEMPORAL_PROFILE"] = profile
+    output = chosen(output, as_json)
+    if output is not Output.TEXT:
+        print_json(variables, output=output)
+        return
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")

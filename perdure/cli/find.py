@@ -23,12 +23,14 @@ async def find_run(client: Client, prefix: str) -> Run:
     """
     from temporalio.service import RPCError, RPCStatusCode
 
+    from ..translate import translated
+
     run = client.run(prefix)
     try:
         await run.handle.describe()
     except RPCError as error:
         if error.status != RPCStatusCode.NOT_FOUND:
-            raise
+            raise translated(client.temporal, prefix, error) from error
     else:
         return run
     return client.run(unique(prefix, await _candidates(client, prefix)))

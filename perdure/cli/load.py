@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import linecache
 import site
 import sys
@@ -13,9 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..agent import Agent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
+
+if TYPE_CHECKING:
+    from ..worker import Lifespan
 
 _ENGINE = Path(__file__).resolve().parent.parent
 
@@ -26,6 +31,8 @@ class Loaded:
 
     source: str
     agents: tuple[Agent, ...]
+    lifespan: Lifespan | None = None
+    """Its function ``lifespan``, if it has one: what its tools share (see ``Worker``)."""
 
     def agent(self, name: str) -> Agent:
         """The agent of that name. Raises ``InvalidInputError``, which names the ones there are."""
@@ -51,7 +58,21 @@ def load(target: str) -> Loaded:
             f"{target} has no agents at its top level",
             hint='Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")',
         )
-    return Loaded(target, agents)
+    return Loaded(target, agents, _lifespan(target, vars(module).get("lifespan")))
+
+
+def _lifespan(target: str, found: Any) -> Lifespan | None:
+    """Raises ``DefinitionError`` for one that takes something, as a web framework's takes its app."""
+    if callable(found):
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            raise DefinitionError(
+                f"{target}: a worker enters the file's `lifespan`, and calls it with nothing: {error}",
+                hint="It yields what ctx.resources is to be. If it is something else, give it another name.",
+            ) from None
+    checked: Lifespan | None = found  # whatever else is wrong with it, the worker says
+    return checked
 
 
 def is_file(target: str) -> bool:
@@ -80,15 +101,21 @@ def _checked(target: str) -> Path:
 
 def _import_file(path: Path) -> ModuleType:
     """As a part of its package if it is in one, so that relative imports work; else as a module by itself."""
-    root = path.parent
-    while (root / "__init__.py").is_file():
-        root = root.parent
+    root = package_root(path)
     sys.path.insert(0, str(root))
     if root != path.parent:
         return _guarded(".".join(path.relative_to(root).with_suffix("").parts), path)
     # A file called like a loaded module (test.py, agent.py …) must not take its place.
     name = path.stem if path.stem not in sys.modules else f"perdure_entry_{path.stem}"
     return _guarded(name, path, alone=True)
+
+
+def package_root(path: Path) -> Path:
+    """The folder from which ``path`` is imported: its own, or the one around its package."""
+    root = path.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    return root
 
 
 def _import_module(name: str) -> ModuleType:

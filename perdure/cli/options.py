@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from ..errors import InvalidInputError
+from .completion import complete_agents, complete_runs
 
 
 class Output(StrEnum):
@@ -29,12 +33,48 @@ StoreOption = Annotated[
 QueueOption = Annotated[
     str | None, typer.Option("--task-queue", help="Task queue; PERDURE_TASK_QUEUE, else perdure.", show_default=False)
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the run, or as much of it as is unique.")]
+FileOption = Annotated[
+    str | None, typer.Option("--file", "-f", help="Serve the agents of this file too, here.", show_default=False)
+]
+ContextOption = Annotated[str | None, typer.Option(help="The author's data: a JSON object.", show_default=False)]
+IdleOption = Annotated[
+    str | None,
+    typer.Option(help="It closes when no message comes for so long: 90, 30s, 15m, 1h.", show_default=False),
+]
+ByOption = Annotated[
+    str | None, typer.Option("--by", help="Who does it; PERDURE_USER, else the user here.", show_default=False)
+]
+MessageIdOption = Annotated[str | None, typer.Option(help="The same id twice counts once.", show_default=False)]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Id of the run, or as much of it as is unique.", autocompletion=complete_runs),
+]
+AgentArgument = Annotated[
+    str, typer.Argument(metavar="AGENT", help="Name of the agent.", autocompletion=complete_agents)
+]
 
 
 def chosen(output: Output, as_json: bool) -> Output:
     """What ``-o`` and ``--json`` come to."""
     return Output.JSON if as_json else output
+
+
+def message_of(argument: str) -> str:
+    """A message as it was given: ``-`` stands for the standard input."""
+    return sys.stdin.read() if argument == "-" else argument
+
+
+def json_object(text: str | None) -> dict[str, Any] | None:
+    """What ``--context`` says. Raises ``InvalidInputError``."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"--context is not JSON: {error}", hint="""For instance: '{"user": "7"}'""") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError("--context must be a JSON object", hint="""For instance: '{"user": "7"}'""")
+    return value
 
 
 def print_json(value: Any, *, output: Output) -> None:

@@ -15,14 +15,14 @@ from .show import activity
 if TYPE_CHECKING:
     from ..run import Run
 
-_LOOK = 0.5
+LOOK = 0.5
 """Seconds between two looks: each is a query that a worker answers."""
 
 
 @asynccontextmanager
-async def follow(run: Run) -> AsyncIterator[None]:
-    """Show what ``run`` is at for the length of the block."""
-    with _display(run.id) as show:
+async def follow(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
+    """Show what ``run`` is at for the length of the block. ``announce``: its id too, where there is no live line."""
+    with _display(run.id, announce=announce) as show:
         looking = asyncio.ensure_future(_look(run, show))
         try:
             yield
@@ -41,13 +41,14 @@ async def _look(run: Run, show: Callable[[str], None]) -> None:
             if now and now != shown:
                 show(now)
                 shown = now
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(LOOK)
 
 
 @contextmanager
-def _display(id: str) -> Iterator[Callable[[str], None]]:
+def _display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
-        sys.stderr.write(f"run {id}\n")
+        if announce:
+            sys.stderr.write(f"run {id}\n")
         yield lambda text: _line(f"  {text}")
         return
     from rich.console import Console

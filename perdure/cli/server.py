@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import JsonOption, Output, OutputOption, print_json
+from .options import JsonOption, Output, OutputOption, chosen, print_json
 
 if TYPE_CHECKING:
     from ..embedded.record import ServerInfo
@@ -17,11 +17,16 @@ app = typer.Typer(help="The embedded Temporal dev server of this machine.", no_a
 
 
 @app.command()
-def install() -> None:
+def install(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> None:
     """Find the dev server's binary, or fetch it once; prints its path."""
     from ..embedded.binary import ensure_binary
 
     binary = asyncio.run(ensure_binary())
+    output = chosen(output, as_json)
+    if output is not Output.TEXT:
+        facts = {"path": str(binary.path), "version": binary.server_version, "source": binary.source}
+        print_json(facts, output=output)
+        return
     sys.stderr.write(f"Temporal server {binary.server_version}, from {binary.source}\n")
     print(binary.path)
 
@@ -31,15 +36,19 @@ def start(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> No
     """Start the server, unless it runs. It stays when this command ends."""
     from ..embedded.server import ensure_server
 
-    _print(asyncio.run(ensure_server()), Output.JSON if as_json else output)
+    _print(asyncio.run(ensure_server()), chosen(output, as_json))
 
 
 @app.command()
-def stop() -> None:
+def stop(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> None:
     """Stop the server. Runs stay in its database and go on when it is started again."""
     from ..embedded.server import stop_server
 
-    print("stopped" if asyncio.run(stop_server()) else "no embedded server runs")
+    stopped, output = asyncio.run(stop_server()), chosen(output, as_json)
+    if output is not Output.TEXT:
+        print_json({"stopped": stopped}, output=output)
+        return
+    print("stopped" if stopped else "no embedded server runs")
 
 
 @app.command()
@@ -51,7 +60,7 @@ def status(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> N
     info = asyncio.run(running_server())
     if info is None:
         raise ServerUnreachableError("no embedded server runs", hint="Start one with `perdure server start`.")
-    _print(info, Output.JSON if as_json else output)
+    _print(info, chosen(output, as_json))
 
 
 def _print(info: ServerInfo, output: Output) -> None:

@@ -1,8 +1,9 @@
-"""``perdure inject``, ``cancel`` and ``resume``: what steers a run that is there."""
+"""``perdure inject``, ``interrupt``, ``cancel``, ``close`` and ``resume``: what steers a run that is there."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,9 @@ import typer
 from .connection import Server, connected
 from .options import (
     AddressOption,
+    ByOption,
     JsonOption,
+    MessageIdOption,
     NamespaceOption,
     Output,
     OutputOption,
@@ -18,17 +21,22 @@ from .options import (
     RunArgument,
     StoreOption,
     chosen,
+    message_of,
     print_json,
 )
 
 if TYPE_CHECKING:
     from ..run import Run
 
+WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run has ended.")]
+Act = Callable[["Run"], Awaitable[dict[str, Any]]]
+
 
 def inject(
     id: RunArgument,
-    message: Annotated[str, typer.Argument(help="What the model is to read before its next reply.")],
-    message_id: Annotated[str | None, typer.Option(help="The same id twice counts once.", show_default=False)] = None,
+    message: Annotated[str, typer.Argument(help="What the model is to read before its next reply; - reads stdin.")],
+    message_id: MessageIdOption = None,
+    by: ByOption = None,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
@@ -37,18 +45,46 @@ def inject(
     as_json: JsonOption = False,
 ) -> None:
     """Send a message into a run; it joins the conversation at the next iteration."""
+    text = message_of(message)
 
     async def act(run: Run) -> dict[str, Any]:
-        await run.inject(message, id=message_id)
+        await run.inject(text, id=message_id)
         return {"id": run.id, "injected": True}
 
-    server = Server(address, namespace, profile, store_url)
-    _print(_on_run(server, id, act), "the message joins {id} at its next iteration", chosen(output, as_json))
+    said = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    _print(said, "the message joins {id} at its next iteration", chosen(output, as_json))
+
+
+def interrupt(
+    id: RunArgument,
+    message: Annotated[
+        str | None, typer.Argument(help="What to go on with; - reads stdin.", show_default=False)
+    ] = None,
+    message_id: MessageIdOption = None,
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop what a run is at. With a message it goes on with that; without, the turn ends as it stands."""
+    text = None if message is None else message_of(message)
+
+    async def act(run: Run) -> dict[str, Any]:
+        await run.interrupt(text, id=message_id)
+        return {"id": run.id, "interrupted": True}
+
+    said = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    after = "its turn ends" if text is None else "it goes on with the message"
+    _print(said, f"{{id}} stops what it is at; {after}", chosen(output, as_json))
 
 
 def cancel(
     id: RunArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the run has ended.")] = False,
+    wait: WaitOption = False,
+    by: ByOption = None,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
@@ -62,35 +98,59 @@ def cancel(
         ended = await _ended(run) if wait else None
         return {"id": run.id, "status": ended or "cancelling"}
 
-    said = _on_run(Server(address, namespace, profile), id, act)
+    said = _on_run(Server(address, namespace, profile), id, act, by=by)
     _print(said, "{id} is {status}" if wait else "{id} was told to stop", chosen(output, as_json))
 
 
-def resume(
+def close(
     id: RunArgument,
+    wait: WaitOption = False,
+    by: ByOption = None,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
     output: OutputOption = Output.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a paused run try the same step again, once the cause of the pause is gone."""
+    """End a session after the turn that it is at. A message opens it again."""
 
     async def act(run: Run) -> dict[str, Any]:
+        await run.close()
+        ended = await _ended(run) if wait else None
+        return {"id": run.id, "status": ended or "closing"}
+
+    said = _on_run(Server(address, namespace, profile), id, act, by=by)
+    _print(said, "{id} is {status}" if wait else "{id} ends after its turn", chosen(output, as_json))
+
+
+def resume(
+    id: RunArgument,
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a paused run try the same step again; open a failed, cancelled or timed-out one again where it ended."""
+
+    async def act(run: Run) -> dict[str, Any]:
+        before = await run.status()
         await run.resume()
-        return {"id": run.id, "resumed": True}
+        return {"id": run.id, "resumed": True, "was": before.state}
 
-    said = _on_run(Server(address, namespace, profile), id, act)
-    _print(said, "{id} tries the step again that it paused at", chosen(output, as_json))
+    said = _on_run(Server(address, namespace, profile), id, act, by=by)
+    ended = said["was"] in ("completed", "failed", "cancelled")
+    text = "{id} was {was}, and goes on from where it ended" if ended else "{id} tries the step again that it paused at"
+    _print(said, text, chosen(output, as_json))
 
 
-def _on_run(server: Server, id: str, act: Any) -> dict[str, Any]:
+def _on_run(server: Server, id: str, act: Act, *, by: str | None) -> dict[str, Any]:
     from .find import find_run
 
     async def go() -> dict[str, Any]:
-        async with connected(server) as client:
-            said: dict[str, Any] = await act(await find_run(client, id))
-            return said
+        async with connected(server, actor=by) as client:
+            return await act(await find_run(client, id))
 
     return asyncio.run(go())
 

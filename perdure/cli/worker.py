@@ -85,8 +85,8 @@ async def serve(
 
     talks = stop is None
     stop = stop or asyncio.Event()
-    _on_signals(stop, talks=talks)
-    worker = Worker(client, loaded.agents, drain=drain)
+    on_signals(stop, talks=talks)
+    worker = Worker(client, loaded.agents, drain=drain, lifespan=loaded.lifespan)
     async with worker:
         ready(worker)
         await stop.wait()
@@ -103,7 +103,7 @@ def line(client: Client, worker: Worker) -> str:
     return f"serving {names} on queue {worker.task_queue} of {place}, store {store}"
 
 
-def _on_signals(stop: asyncio.Event, *, talks: bool) -> None:
+def on_signals(stop: asyncio.Event, *, talks: bool) -> None:
     """The first signal drains; the second ends the process at once, its runs go on elsewhere."""
     loop = asyncio.get_running_loop()
 

@@ -60,6 +60,11 @@ class Home:
         return self.logs / "temporal.log"
 
     @property
+    def history(self) -> Path:
+        """What was typed in chats, a file for each agent."""
+        return self.root / "history"
+
+    @property
     def bin(self) -> Path:
         """The cache of fetched binaries."""
         return self.root / "bin"

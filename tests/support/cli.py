@@ -65,13 +65,13 @@ class Cli:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("TEMPORAL_", "OPENAI_"))} | dict(env)
         self._commands: list[Command] = []
 
-    async def __call__(self, *arguments: str) -> Done:
-        """Run it to its end."""
+    async def __call__(self, *arguments: str, stdin: str = "") -> Done:
+        """Run it to its end, with ``stdin`` to read."""
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *PERDURE, *arguments, cwd=self.folder, env=self.env, stdout=pipe, stderr=pipe
+            *PERDURE, *arguments, cwd=self.folder, env=self.env, stdin=pipe, stdout=pipe, stderr=pipe
         )
-        out, err = await process.communicate()
+        out, err = await process.communicate(stdin.encode())
         return Done(process.returncode or 0, out.decode(), err.decode())
 
     async def spawn(self, *arguments: str) -> Command:
@@ -81,6 +81,7 @@ class Cli:
             *arguments,
             cwd=self.folder,
             env=self.env,
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )

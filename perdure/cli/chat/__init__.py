@@ -1,0 +1,147 @@
+"""``perdure chat``: a conversation with an agent, on a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import InvalidInputError
+from ..completion import complete_runs
+from ..connection import Server
+from ..options import (
+    AddressOption,
+    AgentArgument,
+    ByOption,
+    ContextOption,
+    FileOption,
+    IdleOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    QueueOption,
+    StoreOption,
+    chosen,
+    json_object,
+)
+
+if TYPE_CHECKING:
+    from .talk import Talk
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What was asked for."""
+
+    agent: str
+    first: str | None
+    id: str
+    file: str | None
+    task_queue: str | None
+    by: str | None
+    opening: dict[str, Any]
+    server: Server
+    output: Output
+
+    @property
+    def come_back(self) -> str:
+        """The command that goes on with it."""
+        words = ["perdure", "chat", self.agent, "--id", self.id]
+        place = {
+            "--file": self.file,
+            "--task-queue": self.task_queue,
+            "--address": self.server.address,
+            "--namespace": self.server.namespace,
+            "--profile": self.server.profile,
+            "--store-url": self.server.store_url,
+        }
+        for option, value in place.items():
+            words += [option, value] if value is not None else []
+        return shlex.join(words)
+
+
+def chat(
+    agent: AgentArgument,
+    message: Annotated[
+        str | None,
+        typer.Argument(help="What to say first; - is all of standard input, as one message.", show_default=False),
+    ] = None,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            help="Id of the conversation: a known one goes on, else it is made up.",
+            autocompletion=complete_runs,
+            show_default=False,
+        ),
+    ] = None,
+    file: FileOption = None,
+    idle_timeout: IdleOption = None,
+    context: ContextOption = None,
+    by: ByOption = None,
+    task_queue: QueueOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Talk with an agent. Ctrl-C interrupts a reply, Ctrl-D leaves; the conversation stays, and goes on with --id.
+
+    Enter sends, Alt-Enter or Ctrl-J begins a new line. Without a terminal each line of standard input is a message,
+    and the answers are printed.
+    """
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
+    output = chosen(output, as_json)
+    if terminal and output is not Output.TEXT:
+        raise InvalidInputError(f"-o {output.value} is for messages from a pipe", hint='echo "Hi" | perdure chat …')
+    opening = {"context": json_object(context), "idle_timeout": idle_timeout}
+    server = Server(address, namespace, profile, store_url)
+    known = id or f"{agent}-{uuid.uuid4().hex[:12]}"
+    asked = Chat(agent, message, known, file, task_queue, by, opening, server, output)
+    begun: list[Talk] = []
+    try:
+        code = asyncio.run(_chat(asked, begun, terminal=terminal))
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        if terminal and any(talk.begun for talk in begun):
+            sys.stderr.write(f"conversation {asked.id} stays open:\n  {asked.come_back}\n")
+    if code:
+        raise typer.Exit(code)
+
+
+async def _chat(asked: Chat, begun: list[Talk], *, terminal: bool) -> int:
+    """Until there is nothing more to say; the exit code. ``begun`` is given the conversation."""
+    from contextlib import nullcontext
+
+    from ..serving import served
+    from .lines import lines
+    from .talk import Talk
+
+    def place() -> Any:
+        """Whatever the author's code prints must not garble the line that is being written."""
+        if not terminal:
+            return nullcontext()
+        from prompt_toolkit.patch_stdout import patch_stdout
+
+        return patch_stdout(raw=True)
+
+    with place():
+        serving = served(asked.server, asked.agent, file=asked.file, task_queue=asked.task_queue, actor=asked.by)
+        async with serving as (client, agent):
+            talk = Talk(client, agent, asked.id, asked.opening)
+            begun.append(talk)
+            past = await talk.past()
+            if not terminal:
+                return await lines(talk, asked.first, asked.output)
+            from .terminal import Terminal
+
+            return await Terminal(talk, past).run(asked.first)

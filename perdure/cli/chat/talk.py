@@ -1,0 +1,124 @@
+"""One conversation from the side of whoever talks: what is said is delivered once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..answers import delivered
+
+if TYPE_CHECKING:
+    from ...agent import Agent
+    from ...client import Client
+    from ...turn import Turn
+    from ...types.messages import Message
+    from ...types.wire import Response
+    from ..show import Shown
+
+
+class Talk:
+    """Opens the conversation with the first message, or goes on with the one of that id."""
+
+    def __init__(self, client: Client, agent: str | Agent, id: str, opening: dict[str, Any]) -> None:
+        self.agent = agent
+        self.run = client.run(id)
+        self.begun = False
+        """Whether there is anything to come back to."""
+        self.answered = False
+        """Whether anybody has answered yet: then there are workers."""
+        self._client = client
+        self._opening = opening
+        self._turns: set[str] = set()
+        self._read = 0
+        """Messages of the transcript that were shown."""
+        self._unsure: tuple[str, str] | None = None
+        """A text that may not have arrived, and its id: said again it counts once."""
+        self._order = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.agent if isinstance(self.agent, str) else self.agent.name
+
+    async def past(self) -> Shown | None:
+        """What was said before; None for a new conversation.
+
+        Raises ``InvalidInputError`` when the conversation is another agent's.
+        """
+        from ..show import gather
+
+        try:
+            shown = await gather(self._client, self.run)
+        except RunNotFoundError:
+            return None
+        if shown.status.agent and shown.status.agent != self.name:
+            raise InvalidInputError(
+                f"conversation {self.run.id!r} is with {shown.status.agent!r}, not with {self.name!r}",
+                hint=f"perdure chat {shown.status.agent} --id {self.run.id}",
+            )
+        self.begun = True
+        self._read = len(shown.messages or ())
+        return shown
+
+    async def under_way(self) -> Turn:
+        """The turn that was begun before we came."""
+        turn = self.run.turn()
+        self._turns.add((await turn.status()).task_id)
+        return turn
+
+    async def say(self, text: str) -> tuple[Turn, bool]:
+        """Deliver it; its turn, and whether that is a new one: else it joined the one under way.
+
+        Raises ``NoWorkerError`` after 10 s without anybody to take it.
+        """
+        async with self._order:
+            message_id = self._id_of(text)
+            self._unsure = (text, message_id)
+            turn = await delivered(self.run, self._send(text, message_id))
+            self._unsure = None
+            self.begun = True
+            assert turn.task_id is not None, "a message that was taken is in a turn"
+            new = turn.task_id not in self._turns
+            self._turns.add(turn.task_id)
+            return turn, new
+
+    async def _send(self, text: str, message_id: str) -> Turn:
+        # A conversation that ended goes on with the context it had, unless it is given another one now.
+        if self.begun and all(value is None for value in self._opening.values()):
+            with contextlib.suppress(RunNotFoundError):  # Temporal has forgotten it; the store has not
+                return await self.run.send(text, message_id=message_id)
+        return await self._client.send(self.agent, text, id=self.run.id, message_id=message_id, **self._opening)
+
+    def _id_of(self, text: str) -> str:
+        if self._unsure is not None and self._unsure[0] == text:
+            return self._unsure[1]
+        return uuid.uuid4().hex
+
+    async def answer(self, turn: Turn) -> Response:
+        """Wait for it. Raises what the turn failed with."""
+        try:
+            return await turn.result()
+        finally:
+            self.answered = True
+
+    def news(self, response: Response) -> list[Message]:
+        """What was said since the last answer that was shown; [] without the store."""
+        new = list(response.messages[self._read :])
+        self._read = max(self._read, len(response.messages))
+        return new
+
+    async def interrupt(self) -> None:
+        """Stop the turn under way; it ends as it stands. Raises ``PerdureError``."""
+        await self.run.interrupt()
+
+    async def doing(self) -> str | None:
+        """What it is at, in a line; None when it is not known."""
+        from ..show import activity
+
+        try:
+            return activity(await self.run.status())
+        except PerdureError:
+            return None

@@ -1,0 +1,108 @@
+"""``perdure replay``: whether this version goes on with runs that are under way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .connection import Server, connected
+from .options import (
+    AddressOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    chosen,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowHistory
+    from temporalio.converter import DataConverter
+
+    from ..worker.replay import ReplayReport
+
+
+def replay(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE|DIR|ID",
+            help="History files, folders of them, or ids of runs (as much of an id as is unique).",
+            show_default=False,
+        ),
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(help="Runs that a Temporal query finds: \"ExecutionStatus = 'Running'\".", show_default=False),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the histories of the runs as files.", show_default=False)
+    ] = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay histories with this version of perdure; exit code 1 if one does not replay."""
+    if not sources and query is None:
+        raise typer.BadParameter("name files, folders or runs, or give --query")
+    files = [Path(source) for source in sources or [] if Path(source).exists()]
+    ids = [source for source in sources or [] if not Path(source).exists()]
+
+    report = asyncio.run(_replay(files, ids, query, save, Server(address, namespace, profile)))
+    printed = chosen(output, as_json)
+    if printed is Output.TEXT:
+        print(report)
+    else:
+        print_json([_plain(report, place) for place in range(len(report.histories))], output=printed)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def _plain(report: ReplayReport, place: int) -> dict[str, object]:
+    one = report.histories[place]
+    return {"name": one.name, "events": one.events, "replays": one.error is None, "error": one.error}
+
+
+async def _replay(
+    files: list[Path], ids: list[str], query: str | None, save: Path | None, server: Server
+) -> ReplayReport:
+    from temporalio.converter import DataConverter
+
+    from ..worker.histories import read_histories
+    from ..worker.replay import replayed
+
+    found: dict[str, WorkflowHistory] = {}
+    for file in files:
+        found |= read_histories(file)
+    converter: DataConverter = DataConverter.default
+    if ids or query is not None:
+        live, converter = await _live(ids, query, save, server)
+        found |= live
+    return await replayed(found, data_converter=converter)
+
+
+async def _live(
+    prefixes: list[str], query: str | None, save: Path | None, server: Server
+) -> tuple[dict[str, WorkflowHistory], DataConverter]:
+    from ..errors import InvalidInputError
+    from ..worker.histories import histories_of_run, ids_of, save_histories
+    from .find import find_run
+
+    found: dict[str, WorkflowHistory] = {}
+    async with connected(server) as client:
+        wanted = [(await find_run(client, prefix)).id for prefix in prefixes]
+        wanted += await ids_of(client, query) if query is not None else []
+        if not wanted:
+            raise InvalidInputError(f"no run is found by {query!r}", hint="`perdure list` shows the runs there are.")
+        for run in dict.fromkeys(wanted):
+            histories = await histories_of_run(client, run)
+            if save is not None:
+                save_histories(save, run, histories.values())
+            found |= histories
+        return found, client.temporal.data_converter

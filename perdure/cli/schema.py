@@ -1,0 +1,85 @@
+"""``perdure schema``: the workflow's interface as JSON Schema, for clients in other languages."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidInputError
+from .completion import complete_agents
+from .options import JsonOption, Output, OutputOption, chosen, print_json
+
+if TYPE_CHECKING:
+    from ..agent import Agent
+
+
+class Kind(StrEnum):
+    """What has a schema."""
+
+    START = "start"
+    MESSAGE = "message"
+    STATUS = "status"
+    TURN = "turn"
+    RESPONSE = "response"
+
+
+def schema(
+    kind: Annotated[Kind | None, typer.Argument(help="One of them; all without, by name.", show_default=False)] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="Of an agent in this file instead.", show_default=False)
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Which agent of the file.", autocompletion=complete_agents, show_default=False),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Print JSON Schemas: of what the workflow takes and answers, or of an agent's tools and context."""
+    if file is None and agent is not None:
+        raise InvalidInputError(f"where is agent {agent!r}?", hint="Name the file that has it with --file.")
+    if file is not None and kind is not None:
+        raise InvalidInputError(
+            f"{kind.value!r} is the same for all agents", hint="Leave --file out, or the name before it."
+        )
+    said = _interface(kind) if file is None else of_agent(_loaded(file, agent))
+    # JSON is what it is, on one line or on many.
+    print_json(said, output=Output.JSONL if chosen(output, as_json) is Output.JSONL else Output.JSON)
+
+
+def _interface(kind: Kind | None) -> dict[str, Any]:
+    from pydantic import TypeAdapter
+
+    from ..types.wire import Response, Start, Status, TurnStatus, UserMessage
+
+    schemas = {
+        Kind.START: TypeAdapter(Start).json_schema(),
+        Kind.MESSAGE: TypeAdapter(str | UserMessage).json_schema(),
+        Kind.STATUS: TypeAdapter(Status).json_schema(mode="serialization"),
+        Kind.TURN: TypeAdapter(TurnStatus).json_schema(mode="serialization"),
+        Kind.RESPONSE: TypeAdapter(Response).json_schema(mode="serialization"),
+    }
+    return schemas[kind] if kind is not None else {name.value: found for name, found in schemas.items()}
+
+
+def _loaded(file: str, name: str | None) -> Agent:
+    from .load import load
+
+    loaded = load(file)
+    if name is not None:
+        return loaded.agent(name)
+    if len(loaded.agents) > 1:
+        names = ", ".join(agent.name for agent in loaded.agents)
+        raise InvalidInputError(f"{file} has several agents", hint=f"Name one with --agent: {names}.")
+    return loaded.agents[0]
+
+
+def of_agent(agent: Agent) -> dict[str, Any]:
+    """Schemas of the agent's tools, by name, and of its context; None where it takes any object."""
+    from pydantic import TypeAdapter
+
+    tools = {tool.name: {"description": tool.description, "parameters": tool.parameters} for tool in agent.toolbox}
+    context = None if agent.context is None else TypeAdapter(agent.context).json_schema()
+    return {"agent": agent.name, "context": context, "tools": tools}
