@@ -1,5 +1,6 @@
 """What a test of an agent needs: public, documented, and never imported by the engine itself."""
 
+from ..worker.replay import Replayed, ReplayError, ReplayReport, replay
 from .block import ModelsBlockedError, block_models
 from .faults import at, cut, fail, hang, kill_at
 from .provider import ScriptedProvider, ScriptError, call
@@ -9,6 +10,9 @@ from .store import MemoryStore
 __all__ = [
     "MemoryStore",
     "ModelsBlockedError",
+    "ReplayError",
+    "ReplayReport",
+    "Replayed",
     "Script",
     "ScriptError",
     "ScriptedProvider",
@@ -19,5 +23,6 @@ __all__ = [
     "fail",
     "hang",
     "kill_at",
+    "replay",
     "scripted",
 ]

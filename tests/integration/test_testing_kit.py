@@ -18,6 +18,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import Script, call, cut, fail, hang, scripted
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -234,8 +235,7 @@ async def long(agent: Agent, script: Script) -> Any:
 
 
 async def _asked_times(script: Script, times: int) -> None:
-    while len(script.requests) < times:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: len(script.requests) >= times, every=0.005)
 
 
 def replied(request: ModelRequest) -> int:
@@ -258,7 +258,7 @@ SCENARIOS: dict[str, Scenario] = {
     "wrong key": Scenario([call("add", a=1, b=1), AuthenticationError("wrong key", hint="Set it.")]),
     "retried": Scenario([fail(RateLimitError("slow", retry_after=0.01), "He", after=1), "Hello."]),
     "cut": Scenario([cut([call("add", a=1, b=2), "Hello there."], after=8), "Hello."]),
-    "bad instructions": Scenario([], {"instructions": lambda ctx: 1}),
+    "bad instructions": Scenario([], {"instructions": lambda _: 1}),
     "instructions": Scenario(
         ["Hola.", "Hola."],
         {"instructions": lambda ctx: f"You help {ctx.context.name}, step {ctx.iteration}.", "context": User},
@@ -272,7 +272,7 @@ SCENARIOS: dict[str, Scenario] = {
         lambda r: call("remember", value="x") if replied(r) == 0 else r.messages[-1].tool_results[0].content,
         {},
         memories,
-    ),  # noqa: E501
+    ),
     "id": Scenario(["Done."], {}, call_twice),
     "session": Scenario(["1", call("add", a=1, b=1), "2", "3"], {}, session),
     "failed session": Scenario([AuthenticationError("wrong key"), "2"], {}, failed_session),
