@@ -7,10 +7,10 @@ import { loadClientConnectConfig } from '@temporalio/envconfig';
 const { connectionOptions, namespace } = loadClientConnectConfig(); // TEMPORAL_ADDRESS, a profile, TLS, an API key
 const { workflow } = new Client({ connection: await Connection.connect(connectionOptions), namespace });
 const startWorkflowOperation = new WithStartWorkflowOperation('AgentWorkflow', {
-  workflowId: `support-${randomUUID()}`, // the conversation's id: if it is open, the message goes on with it
+  workflowId: `support-${randomUUID()}`, // the conversation's id; the message opens it, or goes on with it
   workflowIdConflictPolicy: 'USE_EXISTING',
   taskQueue: process.env.PERDURE_TASK_QUEUE ?? 'perdure',
-  args: [{ agent: 'support', mode: 'session' }],
+  args: [{ agent: 'support', mode: 'session', resume: true }], // resume: also where an earlier execution of it ended
 });
 const args = [{ content: process.argv[2] ?? 'Where is order 77?', id: randomUUID() }]; // the same id counts once
 const { task_id }: any = await workflow.executeUpdateWithStart('send_message', { args, startWorkflowOperation });
