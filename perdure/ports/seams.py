@@ -11,15 +11,16 @@ from typing import Any
 
 from .model import Provider
 
-models: list[Callable[[str, str], Provider | None]] = []
-"""Functions of an agent's name and model (``"provider:model"``): the provider to ask in place of its own, or None."""
+models: list[Callable[[str, str, Provider | None], Provider | None]] = []
+"""Functions of an agent's name, its model (``"provider:model"``) and, where it has one, the object that is its model:
+the provider to ask in place of its own, or None."""
 servers: list[Callable[[Any], AbstractAsyncContextManager[Any] | None]] = []
 """Functions of a list of agents: what serves them in place of ``local()`` and yields a client, or None."""
 
 
-def model_in_place(agent: str, model: str) -> Provider | None:
+def model_in_place(agent: str, model: str, own: Provider | None = None) -> Provider | None:
     """The provider that a test has put in place of the agent's own."""
-    found = (find(agent, model) for find in reversed(models))
+    found = (find(agent, model, own) for find in reversed(models))
     return next((provider for provider in found if provider is not None), None)
 
 

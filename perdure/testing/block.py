@@ -40,9 +40,9 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
     ) -> None:
         self.remove()
 
-    def _find(self, agent: str, model: str) -> Provider | None:
-        provider = model.partition(":")[0]
-        return None if provider in self._allow or provider == ScriptedProvider.__name__ else _Blocked(agent, model)
+    def _find(self, agent: str, model: str, own: Provider | None) -> Provider | None:
+        allowed = isinstance(own, ScriptedProvider) or model.partition(":")[0] in self._allow
+        return None if allowed else _Blocked(agent, model)
 
 
 class _Blocked:

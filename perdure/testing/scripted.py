@@ -134,7 +134,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         finally:
             self._thread.stop()
 
-    def _model(self, agent: str, model: str) -> Provider | None:
+    def _model(self, agent: str, model: str, own: Provider | None) -> Provider | None:
         return self._provider if agent == self._agent.name else None
 
     @asynccontextmanager

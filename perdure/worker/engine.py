@@ -114,7 +114,8 @@ class Engine:
         return self._resources.value
 
     def _provider(self, agent: Agent) -> Provider:
-        return model_in_place(agent.name, agent.model) or agent.provider or get_provider(agent.provider_name)
+        in_place = model_in_place(agent.name, agent.model, agent.provider)
+        return in_place or agent.provider or get_provider(agent.provider_name)
 
     def _is_ours(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)
