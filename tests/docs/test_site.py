@@ -84,3 +84,13 @@ def test_the_list_of_decisions_is_complete() -> None:
     folder = ROOT / "docs/decisions"
     listed = re.findall(r"\]\((\d{3}-[\w-]+\.md)\)", (folder / "README.md").read_text())
     assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
+def test_lists_and_tables_are_not_left_as_text(site: Path) -> None:
+    """Git hosts read a list right behind a paragraph; the site's Markdown wants an empty line before it."""
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        paragraphs = re.findall(r"<p>(.*?)</p>", text, re.DOTALL)
+        wrong = [each[:80] for each in paragraphs if re.search(r"(?:^|\n)(?:- |\d+\. |\|)", each)]
+        assert not wrong, f"{page.name}: {wrong}"
+        assert "```" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL), page.name
