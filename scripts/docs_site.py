@@ -56,8 +56,8 @@ def on_page_markdown(markdown: str, /, *, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, /, **_: object) -> str:
-    """Docstrings name other objects as ``:func:`tool```: leave the name."""
-    return _ROLE.sub("", html)
+    """Docstrings name others as ``:func:`tool``` and have ``::`` before code: leave the name, and one colon."""
+    return _ROLE.sub("", html).replace("::</p>", ":</p>")
 
 
 def links(target: Path) -> Iterator[Path]:

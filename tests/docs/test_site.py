@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
     for page in ids:
         for link in re.findall(r'<a\b[^>]*\bhref="(?![a-z]+:)([^"]*)"', page.read_text()):
             path, _, anchor = link.partition("#")
-            target = (page.parent / path).resolve() if path else page
+            target = (page.parent / unquote(path)).resolve() if path else page
             if page.name == "404.html" or target == site:
                 continue
             assert target.exists(), f"{page.name}: {link}"
