@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
@@ -120,7 +121,7 @@ async def test_a_worker_killed_between_the_act_and_its_record_counts_once(
     client = await engine.client()
     doomed = await engine.process("memory", TEST_KILL_AT=point)
     run = await client.start(agent, "Go.")
-    await eventually(lambda: doomed.process.poll() is not None, what="the kill")
+    assert await doomed.gone() == -signal.SIGKILL
     await engine.process("memory")
     response = await asyncio.wait_for(run.result(), 60)
     if agent != "instructions":
@@ -135,7 +136,7 @@ async def test_a_tool_whose_outcome_nobody_knows_has_kept_nothing(engine: Engine
     client = await engine.client()
     doomed = await engine.process("memory", TEST_KILL_AT="tool.acted")
     run = await client.start("once", "Go.")
-    await eventually(lambda: doomed.process.poll() is not None, what="the kill")
+    assert await doomed.gone() == -signal.SIGKILL
     await engine.process("memory")
     response = await asyncio.wait_for(run.result(), 60)
     assert results(response.messages)[0].startswith("OutcomeUnknown: once was started")

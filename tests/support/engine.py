@@ -11,11 +11,13 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from temporalio.client import Client as TemporalClient
 
 from perdure import Agent, Client, Worker
+from perdure.ports.points import Point
+from perdure.testing import kill_at
 from tests.support.ledger import Ledger
 from tests.support.wait import eventually
 
@@ -49,6 +51,10 @@ class WorkerProcess:
 
         await eventually(up, deadline=60, what="a worker process that serves")
         return self
+
+    async def gone(self) -> int:
+        """Until it has ended by itself; its exit code."""
+        return await asyncio.to_thread(self.process.wait, 60)
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -123,7 +129,12 @@ class Engine:
 
 
 def run_worker(agents: Iterable[Agent]) -> None:
-    """Main of a worker process: connect by the environment, serve, say ``ready``."""
+    """Main of a worker process: connect by the environment, serve, say ``ready``.
+
+    With ``TEST_KILL_AT`` it kills itself at that named point, the first time in this test.
+    """
+    if point := os.environ.get("TEST_KILL_AT"):
+        kill_at(cast(Point, point), once=f"{os.environ['TEST_LEDGER']}.killed")
 
     async def main() -> None:
         client = await Client.connect()

@@ -1,12 +1,10 @@
-"""An agent that counts visits in memory. The process kills itself at the point ``TEST_KILL_AT``, the first time."""
+"""An agent that counts visits in memory. A run of it may be killed at a named point: ``TEST_KILL_AT``."""
 
 from __future__ import annotations
 
 import os
-import signal
 
 from perdure import Agent, RunContext, ToolContext, tool
-from perdure.ports import points
 from perdure.testing import ScriptedProvider
 from tests.support.engine import run_worker
 from tests.support.ledger import Ledger
@@ -65,14 +63,5 @@ def agents() -> list[Agent]:
     return [*counting, Agent("instructions", ScriptedProvider(lambda _: "Hello."), instructions=greet)]
 
 
-def kill() -> None:
-    """As the machine would: nothing is cleaned up."""
-    if not ledger.entries("killed"):
-        ledger.add("killed")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    if at := os.environ.get("TEST_KILL_AT"):
-        points.listeners[at] = (kill,)
     run_worker(agents())
