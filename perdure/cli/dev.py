@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,11 +78,11 @@ class Reloader:
         try:
             while not stop.is_set():
                 # Taken before it is loaded: what changes meanwhile is loaded again.
-                before = snapshot(self._files)
+                before, begun = snapshot(self._files), time.time_ns()
                 await self._load()
-                # Files that this load was the first to name were not looked at before it.
-                before = {path: before.get(path, state) for path, state in snapshot(self._files).items()}
-                await self._changed(before, stop)
+                # Files that this load was the first to name were not looked at before it: their times tell.
+                now = {path: (0, 0) if state[0] > begun else state for path, state in snapshot(self._files).items()}
+                await self._changed(now | {path: before[path] for path in now.keys() & before}, stop)
         finally:
             if self._current is not None:
                 await self._current.stop(within=_ENDING)
@@ -147,12 +148,12 @@ def _watched(file: str, files: Iterable[str]) -> set[Path]:
 
 
 def snapshot(paths: Iterable[Path]) -> Snapshot:
-    """What tells a changed file: its time and size. Of a folder, only whether Python files come and go."""
+    """What tells a changed file: its time (ns) and size. Of a folder, only whether Python files come and go."""
     seen: Snapshot = {}
     for path in paths:
         try:
             if path.is_dir():
-                seen[path] = (sum(hash(name) for name in path.glob("*.py")), 0)
+                seen[path] = (0, sum(hash(name) for name in path.glob("*.py")))
             else:
                 stat = path.stat()
                 seen[path] = (stat.st_mtime_ns, stat.st_size)

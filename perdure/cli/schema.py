@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from enum import StrEnum
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +65,35 @@ def _interface(kind: Kind | None) -> dict[str, Any]:
         Kind.TURN: TypeAdapter(TurnStatus).json_schema(mode="serialization"),
         Kind.RESPONSE: TypeAdapter(Response).json_schema(mode="serialization"),
     }
-    return schemas[kind] if kind is not None else {name.value: found for name, found in schemas.items()}
+    described = {name.value: _described(found) for name, found in schemas.items()}
+    return described[kind.value] if kind is not None else described
+
+
+def _described(schema: dict[str, Any]) -> dict[str, Any]:
+    """``schema`` with the fields' docstrings, which pydantic leaves out: they say what is in them."""
+    docstrings = _docstrings()
+    for model in (schema, *schema.get("$defs", {}).values()):
+        for name, field in model.get("properties", {}).items():
+            if (said := docstrings.get((model.get("title", ""), name))) is not None:
+                field.setdefault("description", said)
+    return schema
+
+
+@cache
+def _docstrings() -> dict[tuple[str, str], str]:
+    """What stands below each field, by class and name."""
+    from ..types import messages, wire
+
+    found: dict[tuple[str, str], str] = {}
+    for module in (messages, wire):
+        for model in ast.parse(inspect.getsource(module)).body:
+            if not isinstance(model, ast.ClassDef):
+                continue
+            for field, below in pairwise(model.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                        found[model.name, name] = inspect.cleandoc(said)
+    return found
 
 
 def _loaded(file: str, name: str | None) -> Agent:

@@ -11,92 +11,20 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli import Cli
+from tests.support.cli import Cli, talking
 from tests.support.terminal import CTRL_C, CTRL_D, CTRL_J, ENTER, ESCAPE, UP, Terminal
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
-
-AGENTS = '''
-import os
-import time
-from contextlib import asynccontextmanager
-from pathlib import Path
-
-from pydantic import BaseModel
-
-from perdure import Agent, ToolContext, tool
-from perdure.errors import AuthenticationError
-from perdure.testing import ScriptedProvider, call
-
-FOLDER = Path(os.environ["CLI_TEST_FOLDER"])
-
-
-class User(BaseModel):
-    name: str
-
-
-@asynccontextmanager
-async def lifespan():
-    yield "the file's resources"
-
-
-@tool
-def gate(ctx: ToolContext, n: int) -> str:
-    """Wait until the test opens it."""
-    print("entered the gate")
-    (FOLDER / "entered").touch()
-    while not (FOLDER / "open").exists() and not ctx.cancelled:
-        time.sleep(0.02)
-    return f"passed {n}"
-
-
-@tool
-def look(ctx: ToolContext) -> str:
-    """What the tool is given."""
-    return f"{ctx.resources}, {ctx.context.name}"
-
-
-def said(request):
-    return [message.text for message in request.messages if message.role == "user"]
-
-
-def talk(request):
-    text = said(request)[-1]
-    if "fail" in text:
-        raise AuthenticationError("the key is wrong")
-    if "wait" in text and request.messages[-1].role != "tool":
-        return ["I wait.", call("gate", n=len(said(request)))]
-    return f"{len(said(request))}: " + " | ".join(repr(text) for text in said(request)[-2:])
-
-
-def show(request):
-    last = request.messages[-1]
-    return last.tool_results[0].content if last.role == "tool" else [call("look")]
-
-
-talker = Agent("talker", ScriptedProvider(talk), tools=[gate])
-shower = Agent("shower", ScriptedProvider(show), tools=[look], context=User)
-'''
 
 Sit = Callable[..., Awaitable[Terminal]]
 
 
 @pytest.fixture
 async def cli(temporal_address: str, tmp_path: Path) -> AsyncIterator[Cli]:
-    """Commands in a folder with ``agents.py``, with a home and a store of this test's own."""
-    (tmp_path / "agents.py").write_text(AGENTS)
-    cli = Cli(
-        tmp_path,
-        {
-            "TEMPORAL_ADDRESS": temporal_address,
-            "PERDURE_HOME": str(tmp_path / "home"),
-            "PERDURE_STORE_URL": f"sqlite:///{tmp_path / 'store.db'}",
-            "CLI_TEST_FOLDER": str(tmp_path),
-        },
-    )
-    yield cli
-    await cli.close()
+    """Commands in a folder with the talker's ``agents.py``."""
+    async with talking(temporal_address, tmp_path) as cli:
+        yield cli
 
 
 @pytest.fixture

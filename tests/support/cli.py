@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,20 @@ class Cli:
             if command.process.returncode is None:
                 command.process.kill()
             await command.ended()
+
+
+@asynccontextmanager
+async def talking(address: str, folder: Path) -> AsyncIterator[Cli]:
+    """Commands in ``folder``, which has the agents of ``tests/support/talker.py``, a home and a store of its own."""
+    (folder / "agents.py").write_text(Path(__file__).with_name("talker.py").read_text())
+    env = {
+        "TEMPORAL_ADDRESS": address,
+        "PERDURE_HOME": str(folder / "home"),
+        "PERDURE_STORE_URL": f"sqlite:///{folder / 'store.db'}",
+        "CLI_TEST_FOLDER": str(folder),
+    }
+    cli = Cli(folder, env)
+    try:
+        yield cli
+    finally:
+        await cli.close()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
@@ -54,6 +56,7 @@ class Terminal:
             prompt_continuation=_MORE,
             key_bindings=self._keys(),
             style=_STYLE,
+            input=_Keyboard(sys.stdin),
         )
 
     async def run(self, first: str | None = None) -> int:
@@ -199,6 +202,13 @@ class Terminal:
     def _print(self, lines: Iterator[str] | list[str]) -> None:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
+
+
+class _Keyboard(Vt100Input):
+    """Keys stay keys while something is printed: in the terminal's own mode Enter would begin a line."""
+
+    def cooked_mode(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _history(agent: str) -> FileHistory:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from perdure.cli import app
@@ -13,7 +16,10 @@ from perdure.cli.dev import snapshot
 from perdure.cli.listing import ago
 from perdure.errors import InvalidInputError, ServerUnreachableError
 
-COMMANDS = ("demo", "run", "dev", "worker", "list", "show", "inject", "cancel", "resume", "server", "env", "doctor")
+COMMANDS = (
+    *("demo", "run", "chat", "dev", "worker", "list", "show", "send", "wait", "inject", "interrupt", "cancel", "close"),
+    *("resume", "schema", "server", "env", "doctor"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +39,10 @@ def test_help_names_every_command() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["list"], ["show", "x"], ["inject", "x", "hi"], ["cancel", "x"], ["resume", "x"]],
+    [
+        *(["list"], ["show", "x"], ["inject", "x", "hi"], ["cancel", "x"], ["resume", "x"], ["close", "x"]),
+        *(["send", "x", "hi"], ["send", "x", "hi", "--agent", "a"], ["wait", "x"], ["interrupt", "x"]),
+    ],
 )
 def test_without_a_server_nothing_is_started(arguments: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
@@ -48,6 +57,12 @@ def test_without_a_server_nothing_is_started(arguments: list[str], tmp_path: Pat
         (["run", "a", "hi", "--context", "[1]"], "--context must be a JSON object"),
         (["run", "a", "hi", "-d", "--file", "x.py"], "-d leaves at once"),
         (["run", "a", "hi", "--file", "gone.py"], "there is no file gone.py"),
+        (["chat", "a", "--context", "{"], "--context is not JSON"),
+        (["chat", "a", "--file", "gone.py"], "there is no file gone.py"),
+        (["send", "x", "hi", "--context", "{}"], "what a conversation is opened with"),
+        (["send", "x", "hi", "--idle-timeout", "1h"], "what a conversation is opened with"),
+        (["schema", "--agent", "a"], "where is agent 'a'?"),
+        (["schema", "start", "--file", "x.py"], "'start' is the same for all agents"),
         (["worker", "gone.py"], "there is no file gone.py"),
         (["dev", "gone.py"], "there is no file gone.py"),
         (["demo", "--path", "/no/such/folder"], "there is no folder"),
@@ -60,9 +75,35 @@ def test_bad_input_is_refused_before_anything_starts(arguments: list[str], said:
     assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["list", "--status", "odd"], ["list", "--limit", "0"], ["show"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["chat"],
+        ["send", "x"],
+        ["schema", "odd"],
+        ["list", "--status", "odd"],
+        ["list", "--limit", "0"],
+        ["show"],
+    ],
+)
 def test_usage_errors_are_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_whatever_prints_an_answer_prints_it_as_json_too() -> None:
+    serve, exports = {"demo", "dev", "worker"}, set()
+    for name, command in typer.main.get_command(app).commands.items():
+        for one in getattr(command, "commands", {name: command}).values():
+            options = {option for parameter in one.params for option in parameter.opts}
+            if not {"-o", "--json"} <= options:
+                exports.add(name)
+    assert exports == serve
+
+
+def test_prompt_toolkit_is_loaded_by_a_chat_alone() -> None:
+    code = "import sys, perdure.cli; print([name for name in ('prompt_toolkit', 'temporalio') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_a_password_is_not_shown() -> None:

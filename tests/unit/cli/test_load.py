@@ -108,3 +108,11 @@ def test_targets_that_are_not_there(write: Write, tmp_path: Path) -> None:
     assert refused(".").message == ". is a folder"
     assert refused("no_such.module").message == "there is no file or module 'no_such.module'"
     assert refused("json").message == "json has no agents at its top level"
+
+
+def test_the_files_lifespan_is_found(write: Write) -> None:
+    text = "from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def lifespan({}): yield 1\n" + AGENT
+    loaded = load(write("shop4.py", text.format("size=1")))
+    assert loaded.lifespan is not None
+    assert load(write("shop5.py")).lifespan is None
+    assert "give it another name" in (refused(write("web.py", text.format("app"))).hint or "")

@@ -1,0 +1,73 @@
+"""What a chat shows, and how it reads what it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.cli.chat import Chat, view
+from perdure.cli.completion import _defined
+from perdure.cli.connection import Server
+from perdure.cli.options import Output
+from perdure.cli.show import Shown
+from perdure.types.messages import Message, ToolCallPart
+from perdure.types.wire import Response, Status
+
+
+def status(**facts: object) -> Status:
+    return Status.model_validate({"state": "waiting", "agent": "a", "context_id": "c-1", **facts})
+
+
+def turns(count: int) -> list[Message]:
+    return [
+        message
+        for number in range(1, count + 1)
+        for message in (Message.user(f"question {number}"), Message.assistant(f"answer {number}"))
+    ]
+
+
+def test_of_a_long_conversation_the_last_turns_are_shown_with_their_numbers() -> None:
+    lines = list(view.past(Shown(status(), turns(5)), colour=False))
+    assert lines[0] == "… 4 earlier messages: perdure show c-1"
+    assert lines[1:3] == ["user    question 3", "[3]     answer 3"]
+    assert lines[-1] == "[5]     answer 5"
+    assert "earlier" not in "".join(view.past(Shown(status(), turns(3)), colour=False))
+
+
+def test_what_was_called_stands_before_the_answer() -> None:
+    call = ToolCallPart(id="1", name="track", arguments={"order": "7\x1b[2J"})
+    news = [Message(role="assistant", parts=(call,)), Message.assistant("Soon.")]
+    assert list(view.answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
+        r'→ track(order="7\u001b[2J")',
+        "Soon.",
+        "Very.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("response", "lines"),
+    [
+        ({"content": ""}, ["(an empty reply)"]),
+        ({"content": "Half", "finish_reason": "interrupted"}, ["Half", "(interrupted)"]),
+        ({"content": "", "finish_reason": "interrupted"}, ["(interrupted)"]),
+        ({"content": "x", "finish_reason": "limit"}, ["x", "(it has reached its limit of iterations)"]),
+    ],
+)
+def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
+    assert list(view.answer(Response.model_validate(response), [], colour=False)) == lines
+
+
+def test_how_to_come_back() -> None:
+    server = Server(namespace="prod")
+    chat = Chat("a", None, "my id", "x y.py", None, None, {}, server, Output.TEXT)
+    assert chat.come_back == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod"
+
+
+def test_agents_of_a_file_are_read_without_running_it(tmp_path: Path) -> None:
+    file = tmp_path / "agents.py"
+    file.write_text("1 / 0\na = Agent('one', 'm')\nb = perdure.Agent('two', 'm')\nc = Agent(name)\n")
+    assert _defined(str(file)) == ["one", "two"]
+    file.write_text("def (:")
+    assert _defined(str(file)) == []
+    assert _defined(str(tmp_path / "gone.py")) == []
