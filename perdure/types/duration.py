@@ -29,5 +29,5 @@ def seconds(value: Any) -> float:
     return found
 
 
-Seconds = Annotated[float, BeforeValidator(seconds)]
+Seconds = Annotated[float, BeforeValidator(seconds, json_schema_input_type=float | str)]
 """A field that takes any of these and holds seconds."""

@@ -38,7 +38,7 @@ class Block:
             return
         for line in self.body.replace("\\\n", " ").splitlines():
             for part in line.removeprefix("$ ").split(" && "):
-                part = _EVAL.sub(r"\1", part.strip())
+                part = _EVAL.sub(r"\1", re.sub(r" < \S+$", "", part.strip()))
                 try:
                     words = shlex.split(part, comments=True)
                 except ValueError:  # no command, a drawing
