@@ -105,6 +105,12 @@ class Page:
         return found
 
     @property
+    def served(self) -> str | None:
+        """The file as which the text tells one to save the program before it, where it goes on to serve it."""
+        saved = re.search(r"Save it as `([\w.]+)`", self.text)
+        return saved[1] if saved and f"`perdure worker {saved[1]}`" in self.text else None
+
+    @property
     def commands(self) -> list[list[str]]:
         """The commands of all blocks."""
         return [command for block in self.blocks for command in block.commands]

@@ -3,7 +3,8 @@
 A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
 program under that name for what follows; ``<!-- test: serve -->`` lets it, or a `perdure worker`, run until the end
 of the page; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at
-the top level; ``<!-- test: output -->`` is what the program before has printed.
+the top level; ``<!-- test: output -->`` is what the program before has printed. Where the text says "Save it as `NAME`"
+and `perdure worker NAME`, that is done.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from tests.support.wait import eventually
 
 PAGES = pages()
 MOST_SKIPPED = 5
-JOINED = {"order 78": "order-78", "order 79": "order-79", "lighthouse": "story-1"}
+LONGEST = 90.0
+"""Seconds that a program may take; it takes two."""
+JOINED = {"Where is order 78?": "order-78", "Where is order 79?": "order-79", "lighthouse": "story-1"}
 """What is asked in runs into which a page then sends a message, and the ids of these runs."""
 INCOMPLETE = {"MissingParameter", "BadOptionUsage", "BadParameter", "NoArgsIsHelpError"}
 """What the command line says of a command that is only named."""
@@ -115,9 +118,13 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
             # A program that serves its own agents has a queue of its own, where another worker serves the page's.
             own = {} if not serving or any("client" in each.body.lower() for each in blocks) else {QUEUE: ""}
             process = await loopback.spawn(*program(blocks, loopback), env=env | own, cwd=loopback.folder)
-            out, err = await process.communicate()
+            async with asyncio.timeout(LONGEST):
+                out, err = await process.communicate()
             assert (process.returncode, err.decode()) == (0, ""), f"{page.name}:{block.line}"
             printed = out.decode()
+            if page.served and not serving:
+                (loopback.folder / page.served).write_text(block.body)
+                serving.append(await loopback.spawn("perdure", "worker", page.served, env=env, cwd=loopback.folder))
         for command in block.commands:
             if command[0] == "temporal" or (command[0] == "perdure" and " ".join(command[1:]) in READS):
                 await run_command(command, loopback, env)
