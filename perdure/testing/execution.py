@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
-import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,20 +19,17 @@ from typing import Any, Literal, NoReturn
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
-from ..ports import ModelCall, ToolCall
-from ..stages.keys import tool_key
-from ..stages.verdict import verdict
-from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.host import hosted
+from .calls import Calls
 
 logger = logging.getLogger("perdure.testing")
 
-ATTEMPTS = 25
-"""How often a call is tried again that fails in a way that may pass: Temporal would go on, and a test must end."""
 _TURNS = 20
 """Turns of the event loop after which everything that followed from an event has happened; it takes about five."""
+_CLOSING = 2.0
+"""Seconds that a run is given to end by itself."""
 _ACTIVITY_EVENTS = 6
 """Events that a call adds to a history."""
 
@@ -70,13 +65,12 @@ class Execution:
         self.ended_at: datetime | None = None
         self.result: Any = None
         self.failure: ApplicationError | None = None
-        self._engine = engine
+        self._calls = Calls(engine, self.run_id)
         self._loop = asyncio.get_running_loop()
         self._workflow = AgentWorkflow()
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._handling = 0
         self._events = 0
-        self._numbers = itertools.count(1)
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._outside = contextvars.copy_context()
         with hosted(self):
@@ -98,9 +92,11 @@ class Execution:
         """End it here and now; the workflow is not asked."""
         if self.ended is None and ended is not None:
             self._end(ended)
-        while not self._task.done():  # it closes its transcript when it is cancelled, and is cancelled there too
+        patience = _CLOSING  # first it closes its transcript, as a run that is cancelled does
+        while not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=0.01)
+            await asyncio.wait([self._task], timeout=patience)
+            patience = 0.01
 
     def signal(self, name: str, arguments: Sequence[Any]) -> None:
         """Call a signal's handler; a signal that there is not is dropped, as Temporal keeps it for nobody."""
@@ -204,8 +200,7 @@ class Execution:
         """See ``Host``: cancelled, it waits for the call to end, and gives what it came to."""
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
-        plain = json.loads(json.dumps(argument))
-        work = self._loop.create_task(self._attempts(name, plain), context=self._outside.copy())
+        work = self._loop.create_task(self._calls.run(name, argument), context=self._outside.copy())
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
@@ -218,33 +213,7 @@ class Execution:
             raise _activity_error(name) from TemporalCancelledError("Cancelled")
         if (error := work.exception()) is not None:
             raise _activity_error(name) from error
-        return json.loads(json.dumps(work.result()))
-
-    async def _attempts(self, name: str, argument: dict[str, Any]) -> Any:
-        number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
-        for attempt in itertools.count(1):
-            owner = f"{self.run_id}/{number}/{attempt}"
-            try:
-                return (await self._attempt(name, argument, owner, attempt, asked_at)).model_dump(
-                    mode="json", exclude_none=True
-                )
-            except Exception as error:
-                found = verdict(error, attempt)
-                if found.retry and attempt < ATTEMPTS:
-                    await asyncio.sleep(0)
-                    continue
-                text = f"{found.message} (given up after {ATTEMPTS} attempts)" if found.retry else found.message
-                raise ApplicationError(text, type=found.kind, non_retryable=True) from None
-        raise AssertionError("counting ends")
-
-    async def _attempt(
-        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str
-    ) -> ModelOutput | ToolOutput:
-        if name == MODEL_ACTIVITY:
-            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at)
-            return (await self._engine.call_model(call)).output
-        task = ToolInput.model_validate(argument)
-        return await self._engine.call_tool(ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}))
+        return work.result()
 
     # --- its course
 

@@ -23,7 +23,8 @@ from perdure.errors import (
 from perdure.ports import ModelRequest
 from perdure.ports.seams import models, servers
 from perdure.testing import MemoryStore, ScriptError, call, cut, fail, hang, scripted
-from perdure.testing.execution import ATTEMPTS, QUERIES, SIGNALS, UPDATES
+from perdure.testing.calls import ATTEMPTS
+from perdure.testing.execution import QUERIES, SIGNALS, UPDATES
 from perdure.workflows import AgentWorkflow
 from tests.support.checks import assert_closed, results, users
 from tests.support.wait import eventually

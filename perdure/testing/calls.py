@@ -1,0 +1,56 @@
+"""Activities without Temporal: the engine's calls through all stages, tried again as Temporal would."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from temporalio.exceptions import ApplicationError
+
+from ..ports import ModelCall, ToolCall
+from ..stages.keys import tool_key
+from ..stages.verdict import verdict
+from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..worker import Engine
+
+ATTEMPTS = 25
+"""How often a call is tried that fails in a way that may pass: Temporal would go on, and a test must end."""
+
+
+class Calls:
+    """The activities of one execution."""
+
+    def __init__(self, engine: Engine, run_id: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._numbers = itertools.count(1)
+
+    async def run(self, name: str, argument: dict[str, Any]) -> Any:
+        """What activity ``name`` comes to; both go through JSON. Raises ``ApplicationError``."""
+        plain = json.loads(json.dumps(argument))
+        number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
+        for attempt in itertools.count(1):
+            owner = f"{self._run_id}/{number}/{attempt}"
+            try:
+                output = await self._attempt(name, plain, owner, attempt, asked_at)
+            except Exception as error:
+                found = verdict(error, attempt)
+                if found.retry and attempt < ATTEMPTS:
+                    await asyncio.sleep(0)  # at once, whatever delay is asked for
+                    continue
+                text = f"{found.message} (given up after {ATTEMPTS} attempts)" if found.retry else found.message
+                raise ApplicationError(text, type=found.kind, non_retryable=True) from None
+            return json.loads(output.model_dump_json(exclude_none=True))
+        raise AssertionError("counting does not end")
+
+    async def _attempt(
+        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str
+    ) -> ModelOutput | ToolOutput:
+        if name == MODEL_ACTIVITY:
+            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at)
+            return (await self._engine.call_model(call)).output
+        task = ToolInput.model_validate(argument)
+        return await self._engine.call_tool(ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}))
