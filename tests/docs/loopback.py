@@ -130,8 +130,10 @@ class Loopback:
         return await ended(process)
 
     async def close(self) -> None:
-        """Kill what still runs, with its children."""
+        """Kill what still runs, with its children, and close what nobody has read to its end."""
         for process in self.started:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                await process.communicate()
+                await process.wait()
+            # A test that failed half-way leaves pipes open, and asyncio would say so when the loop is gone.
+            process._transport.close()  # type: ignore[attr-defined]  # there is no public way
