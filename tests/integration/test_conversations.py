@@ -51,22 +51,22 @@ async def test_a_conversation_of_several_turns(engine: Engine) -> None:
 
 async def test_the_same_message_twice_counts_once(engine: Engine) -> None:
     async with engine.served(talker()) as client:
-        id = "u-2" + engine.task_queue
-        turns = [await client.send("talker", "hi", id=id, message_id="m1") for _ in range(3)]
+        chat = "u-2" + engine.task_queue
+        turns = [await client.send("talker", "hi", id=chat, message_id="m1") for _ in range(3)]
         assert {turn.task_id for turn in turns} == {turns[0].task_id}
         assert (await turns[0].result()).content == "hi (1)"
         await turns[0].run.close()
         await turns[0].run.result()
-        again = await client.send("talker", "hi", id=id, message_id="m1")
+        again = await client.send("talker", "hi", id=chat, message_id="m1")
         assert (again.task_id, (await again.result()).content) == (turns[0].task_id, "hi (1)")
         assert (await again.run.status()).state == "completed", "no execution was opened for it"
 
 
 async def test_racing_senders_open_one_conversation(engine: Engine) -> None:
     async with engine.served(talker()) as client:
-        id = "u-3" + engine.task_queue
+        chat = "u-3" + engine.task_queue
         turns = await asyncio.gather(
-            *(client.send("talker", f"m{n % 10}", id=id, message_id=f"m{n % 10}") for n in range(20))
+            *(client.send("talker", f"m{n % 10}", id=chat, message_id=f"m{n % 10}") for n in range(20))
         )
         for n in range(10):
             assert turns[n].task_id == turns[n + 10].task_id, "the same message twice"
@@ -94,25 +94,25 @@ async def test_a_message_to_a_closed_conversation_goes_on_from_its_end(engine: E
 async def test_senders_and_closers_at_once_lose_nothing(engine: Engine) -> None:
     """The conversation is closed again and again under the messages that are on their way to it."""
     async with engine.served(talker()) as client:
-        id = "u-5" + engine.task_queue
+        chat = "u-5" + engine.task_queue
         stop = asyncio.Event()
 
         async def close() -> None:
             while not stop.is_set():
                 try:
-                    await client.run(id).close()
+                    await client.run(chat).close()
                 except (RunClosedError, RunNotFoundError):
                     await asyncio.sleep(0)
 
         closing = asyncio.create_task(close())
         try:
             for n in range(12):
-                turn = await client.send("talker", f"m{n}", id=id)
+                turn = await client.send("talker", f"m{n}", id=chat)
                 assert (await turn.result()).content == f"m{n} ({n + 1})"
         finally:
             stop.set()
             await closing
-        assert users(await client.run(id).transcript()) == [f"m{n}" for n in range(12)]
+        assert users(await client.run(chat).transcript()) == [f"m{n}" for n in range(12)]
 
 
 async def test_an_idle_conversation_closes(engine: Engine) -> None:
@@ -127,11 +127,11 @@ async def test_an_idle_conversation_closes(engine: Engine) -> None:
 async def test_a_failed_turn_raises_and_the_next_message_goes_on(engine: Engine) -> None:
     replies = [AuthenticationError("wrong key"), "Hello."]
     async with engine.served(talker(replies)) as client:
-        id = "u-7" + engine.task_queue
-        failed = await client.send("talker", "one", id=id)
+        chat = "u-7" + engine.task_queue
+        failed = await client.send("talker", "one", id=chat)
         with pytest.raises(AuthenticationError, match="wrong key"):
             await failed.result()
-        turn = await client.send("talker", "two", id=id)
+        turn = await client.send("talker", "two", id=chat)
         response = await turn.result()
         assert users(response.messages) == ["one", "two"]
         with pytest.raises(AuthenticationError, match="wrong key"):
@@ -222,10 +222,10 @@ async def test_an_override_is_for_the_turn(engine: Engine) -> None:
         return str(request.system)
 
     async with engine.served(talker(reply, instructions="Be good.")) as client:
-        id = "u-10" + engine.task_queue
-        turn = await client.send("talker", "one", id=id, override={"instructions": "Be bad."})
+        chat = "u-10" + engine.task_queue
+        turn = await client.send("talker", "one", id=chat, override={"instructions": "Be bad."})
         assert (await turn.result()).content == "Be bad."
-        assert (await (await client.send("talker", "two", id=id)).result()).content == "Be good."
+        assert (await (await client.send("talker", "two", id=chat)).result()).content == "Be good."
 
 
 async def test_who_sent_a_message_is_in_the_transcript(engine: Engine) -> None:
@@ -250,7 +250,10 @@ async def test_a_client_without_the_store_waits_for_a_turn(engine: Engine) -> No
 async def test_a_plain_temporal_client_sends_and_asks(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         handle = await client.temporal.start_workflow(
-            WORKFLOW, {"agent": "talker", "mode": "session"}, id="u-13" + engine.task_queue, task_queue=engine.task_queue
+            WORKFLOW,
+            {"agent": "talker", "mode": "session"},
+            id="u-13" + engine.task_queue,
+            task_queue=engine.task_queue,
         )
         said = await handle.execute_update("send_message", {"content": "one", "id": "m1"})
         again = await handle.execute_update("send_message", {"content": "one", "id": "m1"})
@@ -272,19 +275,19 @@ async def test_a_plain_temporal_client_sends_and_asks(engine: Engine) -> None:
 
 async def test_a_conversation_goes_on_through_many_executions(engine: Engine) -> None:
     async with engine.served(talker()) as client:
-        id = "u-14" + engine.task_queue
-        run = await client.start("talker", id=id, mode="session", max_history_events=30)
+        chat = "u-14" + engine.task_queue
+        run = await client.start("talker", id=chat, mode="session", max_history_events=30)
         task_ids = []
         for n in range(12):
-            turn = await client.send("talker", f"m{n}", id=id, message_id=f"m{n}")
+            turn = await client.send("talker", f"m{n}", id=chat, message_id=f"m{n}")
             assert (await turn.result()).content == f"m{n} ({n + 1})"
             task_ids.append(turn.task_id)
         assert len(set(task_ids)) == 12
-        again = await client.send("talker", "m0", id=id, message_id="m0")
+        again = await client.send("talker", "m0", id=chat, message_id="m0")
         assert again.task_id == task_ids[0]
-        described = await client.run(id).handle.describe()
+        described = await client.run(chat).handle.describe()
         assert described.run_id != run.handle.result_run_id, "it has continued as new"
-        assert (await client.run(id).turn(task_ids[0]).result()).content == "m0 (1)"
+        assert (await client.run(chat).turn(task_ids[0]).result()).content == "m0 (1)"
 
 
 def test_a_message_is_plain_json() -> None:

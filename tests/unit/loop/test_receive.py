@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from perdure import loop
 from perdure.errors import InvalidInputError, RunClosedError
-from perdure.loop.sizes import CALLS_AT_ONCE, CALLS_BYTES, CONTEXT_BYTES, MESSAGE_BYTES, MESSAGES_BYTES, size
+from perdure.loop.sizes import (
+    CALLS_AT_ONCE,
+    CALLS_BYTES,
+    CONTEXT_BYTES,
+    MESSAGE_BYTES,
+    MESSAGES_BYTES,
+    OVERRIDE_BYTES,
+    size,
+)
 from perdure.types.state import SEEN_IDS
 from perdure.types.wire import Call
 
@@ -259,7 +269,7 @@ def test_who_sends_is_told_the_turn_also_when_the_message_is_sent_again():
     second = loop.send(state, {"content": "next", "id": "m3"})
     assert second != first
     state = loop.open_state(loop.carry_over(state), "", "")
-    assert [loop.send(state, {"content": "x", "id": id}) for id in ("m1", "m2", "m3")] == [first, first, second]
+    assert [loop.send(state, {"content": "x", "id": name}) for name in ("m1", "m2", "m3")] == [first, first, second]
     assert said(model(state, says("43"))) == ["next"]
 
 
@@ -305,3 +315,30 @@ def test_a_state_of_the_first_version_is_taken_over():
     state = loop.open_state({"state": old}, "", "")
     assert state.schema_version == 2
     assert loop.send(state, {"content": "hi", "id": "m0"}) == state.turn.task_id
+
+
+def test_the_oldest_id_is_forgotten_first_also_after_continuing_as_new():
+    """Temporal's converter sorts the keys of what is carried over."""
+    state = opened(None, mode="session")
+    for number in range(SEEN_IDS, 0, -1):
+        loop.receive(state, {"content": "x", "id": f"m{number:04}"})
+    carried = json.loads(json.dumps(loop.carry_over(state), sort_keys=True))
+    state = loop.open_state(carried, "x", "y")
+    loop.receive(state, {"content": "x", "id": "another"})
+    assert not loop.receive(state, {"content": "x", "id": "m0001"}), "the latest but one"
+    assert loop.receive(state, {"content": "x", "id": f"m{SEEN_IDS:04}"}), "the oldest"
+
+
+def test_an_override_that_says_none_of_a_field_leaves_it_as_it_is():
+    state = opened(None, mode="session", override={"model": "test:run", "instructions": None})
+    loop.send(state, {"content": "one", "override": {"model": None, "settings": {"top_p": None}}})
+    assert state.overrides == {"model": "test:run"}
+    assert state.turn.overrides == {"settings": {"top_p": None}}, "a setting of None is taken away"
+
+
+def test_an_override_that_no_call_could_carry_is_refused():
+    override = {"instructions": "x" * OVERRIDE_BYTES}
+    with pytest.raises(InvalidInputError, match=r"override: it has 131,\d+ bytes as JSON and may have 131,072"):
+        opened(override=override)
+    with pytest.raises(InvalidInputError, match="override: it has"):
+        loop.send(opened(), {"content": "one", "override": override})
