@@ -137,7 +137,7 @@ def apply_closed(state: RunState, step: Close, head: str | None) -> None:
     state.op += 1
     state.head = head or state.head
     state.resume = state.resume and head is None
-    state.carry = []
+    state.carry = state.carry[len(step.new) - step.taken :]
     state.inbox = state.inbox[step.taken :]
     # Closed meanwhile: that the session waits is not its ending.
     state.recorded = step.closing.status != "waiting" or not state.closed

@@ -130,6 +130,16 @@ def _room(state: RunState) -> int:
     return len(state.inbox)
 
 
+def _fitting(carry: list[New]) -> int:
+    """How many items from the front one step is given, at least one: an interrupt leaves messages among them."""
+    total = 0
+    for index, item in enumerate(carry):
+        total += _size(item)
+        if index and total > sizes.MESSAGES_BYTES:
+            return index
+    return len(carry)
+
+
 def _size(item: New) -> int:
     return size(item.model_dump(mode="json", exclude_none=True))
 
@@ -141,7 +151,8 @@ def _close_once(state: RunState, status: Literal["completed", "failed", "cancell
 
 
 def _closing(state: RunState, status: Literal["completed", "failed", "cancelled", "waiting"]) -> Close:
-    taken = _room(state)
+    carried = _fitting(state.carry)
+    taken = _room(state) if carried == len(state.carry) else 0
     failure = state.turn.failure if state.turn else None
     answered = state.turn is not None and state.turn.answer is not None and not state.inbox and failure is None
     closing = Closing(
@@ -151,4 +162,4 @@ def _closing(state: RunState, status: Literal["completed", "failed", "cancelled"
         error=failure.message if failure else None,
         response=response(state).model_dump(mode="json", exclude_none=True),
     )
-    return Close((*state.carry, *state.inbox[:taken]), taken, closing)
+    return Close((*state.carry[:carried], *state.inbox[:taken]), taken, closing)

@@ -69,11 +69,13 @@ def stopped(state: RunState) -> None:
     state.op += OPS_OF_A_REPLY
     state.pause = None
     _close_calls(state, "Interrupted: the user interrupted before this call had finished")
-    end_at_limit(state)
-    if how == "stop" and turn.failure is None:
+    if how == "go on":
+        end_at_limit(state)
+    elif turn.failure is None:
         drop_reminder(state)
         if turn.answer is None:
-            turn.answer = Answer(finish_reason="interrupted")
+            last = (turn.last_text, turn.last_blob) if turn.at_limit else ("", None)
+            turn.answer = Answer(content=last[0], blob=last[1], finish_reason="interrupted")
         elif state.inbox:  # an answer, but not to what was said since
             turn.answer.finish_reason = "interrupted"
         state.carry += state.inbox

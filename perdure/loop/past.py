@@ -12,6 +12,8 @@ def turn_status(state: RunState, task_id: str | None = None) -> TurnStatus:
     """The turn of that id; without one the present turn, which is the last one between two turns."""
     turn = state.turn
     if turn is not None and task_id in (None, turn.task_id):
+        if answered(state) and state.carry:  # what closes its transcript is still to be recorded
+            return TurnStatus(task_id=turn.task_id, state="running")
         return _present(state, turn)
     for past in state.past:
         if past.task_id == task_id:

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError, RunClosedError
 from ..types.messages import BlobRef, clean
 from ..types.state import SEEN_IDS, RunState, Turn
-from ..types.wire import NewMessage, UserMessage
+from ..types.wire import NewMessage, Override, UserMessage
 from .past import remember
-from .sizes import ID_BYTES, MESSAGE_BYTES, size
+from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 
 REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
@@ -73,6 +73,8 @@ def unfit(message: UserMessage) -> str | None:
     for name in ("id", "task_id", "by"):
         if (found := size(getattr(message, name))) > ID_BYTES:
             return f"{name}: it has {found:,} bytes as JSON and may have {ID_BYTES:,}"
+    if why := unfit_override(message.override):
+        return why
     found = size(message.model_dump(mode="json", exclude_none=True))
     if found <= MESSAGE_BYTES:
         return None
@@ -80,6 +82,14 @@ def unfit(message: UserMessage) -> str | None:
         f"message: it has {found:,} bytes as JSON and may have {MESSAGE_BYTES:,}; "
         "send it with perdure's client, which puts a long one into the store"
     )
+
+
+def unfit_override(override: Override | None) -> str | None:
+    """Why every model call could not be told of ``override``, if so."""
+    found = size(override.model_dump(mode="json", exclude_none=True)) if override is not None else 0
+    if found <= OVERRIDE_BYTES:
+        return None
+    return f"override: it has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}; say the rest in a message"
 
 
 def _check_store(state: RunState, message: UserMessage) -> None:
@@ -104,7 +114,7 @@ def _take(state: RunState, message: UserMessage) -> str:
     turn = state.turn
     assert turn is not None, "a message always has a turn"
     if message.override is not None:
-        turn.overrides = message.override.model_dump(mode="json", exclude_unset=True)
+        turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
     sent = clean(message.id) if message.id else None
     if sent is not None:
         state.seen[sent] = turn.task_id

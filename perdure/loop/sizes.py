@@ -16,6 +16,8 @@ ID_BYTES = 400
 """Of a message's id. A thousand of them are carried from execution to execution."""
 CONTEXT_BYTES = 16 * 1024
 """Of the run's own data, which every activity is told, so that history has it again and again."""
+OVERRIDE_BYTES = 128 * 1024
+"""Of what a run, or a turn, changes of its agent, which every model call is told."""
 MESSAGES_BYTES = 512 * 1024
 """Of all that one step is given, unless a single message is larger. What waits beyond it comes next."""
 CALLS_BYTES = 2 * 1024 * 1024

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.state import RunState, read_state
 from ..types.wire import Start, UserMessage
-from .receive import send, unfit
+from .receive import send, unfit, unfit_override
 from .sizes import CONTEXT_BYTES, size
 
 CARRIED = "state"
@@ -30,7 +30,7 @@ def open_state(raw: Any, context_id: str, scope: str) -> RunState:
         mode=start.mode,
         scope=scope,
         context=start.context,
-        overrides=start.override.model_dump(mode="json", exclude_unset=True) if start.override else None,
+        overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,
         max_history_events=start.max_history_events,
         idle_timeout=start.idle_timeout,
         store_id=start.store_id,
@@ -72,6 +72,8 @@ def _check_sizes(start: Start) -> None:
             f"the context has {found:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
             hint="Every step of the run is told all of it: keep large data elsewhere, and give a tool its key.",
         )
+    if why := unfit_override(start.override):
+        raise InvalidInputError(why)
     if start.message is not None and (why := unfit(UserMessage.model_validate(_plain(start.message)))):
         raise InvalidInputError(why)
 

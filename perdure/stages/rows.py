@@ -18,17 +18,16 @@ def run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
     result = _result(task, output)
-    return RunRow(
-        task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at
-    )
+    return RunRow(task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at)
 
 
 def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
-    """The turn, where there is something to say of it: it took messages that have ids, or it has ended."""
+    """The turn, where there is something to say of it: it took messages (maybe after its answer), or has ended."""
     task = call.input
-    ids = tuple(item.id for item in task.new if isinstance(item, NewMessage) and item.id and item.id != REMINDER_ID)
+    heard = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+    ids = tuple(item.id for item in heard if item.id)
     ended = task.closing is not None or output.finish is not None
-    if not task.task_id or not (ids or ended):
+    if not task.task_id or not (heard or ended):
         return None
     status = "running"
     if ended:
@@ -47,7 +46,11 @@ def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
     answer = Response(
         content=output.finish.content,
         blob=output.blob,
+        output=None if output.blob else output.finish.content,
         iterations=task.iteration,
+        usage=task.used + output.usage,
+        calls=task.iteration,
+        cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
         finish_reason=output.finish_reason,
         finish_called=output.finish.called,
         context_id=task.context_id,

@@ -44,7 +44,7 @@ class TranscriptStage:
         head = await self._last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
-            call.fresh = [*closed_calls(call.prefix, call.fresh), *call.fresh]
+        call.fresh = [*closed_calls(call.prefix or await self._behind(head, call.fresh), call.fresh), *call.fresh]
         reply = await next(call)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
         blobs: list[Blob] = []
@@ -62,6 +62,13 @@ class TranscriptStage:
         """Where the conversation of this id ended; where it is to begin, if there never was one."""
         row = await self._runs.run(task.context_id)
         return row.head if row is not None and row.head is not None else task.head
+
+    async def _behind(self, head: str | None, fresh: list[Message]) -> list[Message]:
+        """What an ending records ``fresh`` behind, if it can be read: open calls can only be closed at their place."""
+        try:
+            return await self._chain.load(head) if fresh else []
+        except TranscriptCorruptedError:
+            return []
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do: the next model call is given the result by its key."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
 from .messages import BlobRef, FinishReason, Usage
@@ -121,6 +121,17 @@ class RunState(Part):
     pause: Pause | None = None
     closed: bool = False
     cancelled: bool = False
+
+    @field_serializer("seen")
+    def _as_pairs(self, seen: dict[str, str]) -> list[list[str]]:
+        """Temporal sorts the keys of an object, and which id is the oldest would be forgotten on the way."""
+        return [[sent, task_id] for sent, task_id in seen.items()]
+
+    @field_validator("seen", mode="before")
+    @classmethod
+    def _from_pairs(cls, raw: Any) -> Any:
+        pairs = isinstance(raw, list) and all(isinstance(one, list) and len(one) == 2 for one in raw)
+        return {sent: task_id for sent, task_id in raw if isinstance(sent, str)} if pairs else raw
 
 
 class NewerStateError(InvalidInputError):

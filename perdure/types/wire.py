@@ -164,6 +164,9 @@ class ModelInput(CallFacts):
     mode: Mode = "run"
     resume: bool = False
     """``head`` is not known yet: the conversation's last one in the store, if there is any."""
+    used: Usage = Usage()
+    """Tokens of the turn before this call, and ``cost_usd`` their cost: the store is told what a turn took."""
+    cost_usd: float | None = None
 
 
 class Refused(Data):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from .. import loop
 from ..types.state import PendingCall, RunState
@@ -33,6 +33,7 @@ Stopping = Callable[[], bool]
 
 async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) -> None:
     """Call the model with what is new."""
+    so_far = loop.response(state)
     task = ModelInput(
         **_facts(state, state.op, calling_model=True),
         head=state.head,
@@ -41,11 +42,13 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         overrides=_overrides(state),
         mode=state.mode,
         resume=state.resume,
+        used=so_far.usage,
+        cost_usd=so_far.cost_usd,
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
     except ActivityError as error:
-        if is_cancelled_exception(error) and stopping():
+        if _stopped(error) and stopping():
             return  # the loop is told before its next decision
         kind, message = _cause(error)
         if kind in PAUSING:
@@ -104,17 +107,30 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))
         head: str | None = ModelOutput.model_validate(raw).head
     except ActivityError as error:
-        if is_cancelled_exception(error) and not state.cancelled and cancelling():
+        if _stopped(error) and not state.cancelled and cancelling():
             return  # the ending is another one now
         workflow.logger.error("the ending could not be recorded: %s", _cause(error)[1])
         head = None
     loop.apply_closed(state, step, head)
 
 
+def _stopped(error: ActivityError) -> bool:
+    """Whether it ended because it was to stop: also one whose worker was lost, or whose store was down, just then.
+
+    Such an attempt is only not made again because somebody stopped it: nothing is wrong with the run.
+    """
+    return is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
+
+
 def _overrides(state: RunState) -> dict[str, Any] | None:
-    """The run's and the turn's, which counts more."""
-    turn = state.turn.overrides if state.turn else None
-    return {**(state.overrides or {}), **(turn or {})} or None
+    """The run's and the turn's, which counts more; settings and provider options one by one."""
+    run, turn = state.overrides or {}, (state.turn.overrides if state.turn else None) or {}
+    both = {
+        name: {**run[name], **turn[name]}
+        for name in ("settings", "provider_options")
+        if isinstance(run.get(name), dict) and isinstance(turn.get(name), dict)
+    }
+    return {**run, **turn, **both} or None
 
 
 def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from . import host
@@ -30,10 +31,8 @@ class Work:
         cancellation would be thrown away, and ``gather`` would not wait for the others.
         """
         tasks = [asyncio.create_task(one) for one in work]
-        try:
+        with suppress(asyncio.CancelledError):
             await host.wait_condition(lambda: self._interrupted() or all(task.done() for task in tasks))
-        except asyncio.CancelledError:
-            pass
         if not all(task.done() for task in tasks):
             await _settle(tasks, stop=True)
         for task in tasks:
@@ -50,7 +49,16 @@ class Work:
 
 
 async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> None:
-    await host.wait_condition(lambda: True)  # met when everything that has arrived is applied
+    # Met when everything that has arrived is applied.
+    await _through_cancellation(lambda: host.wait_condition(lambda: True))
     for task in tasks if stop else []:
         task.cancel()
-    await host.wait(tasks)
+    await _through_cancellation(lambda: host.wait(tasks))
+
+
+async def _through_cancellation(wait: Callable[[], Awaitable[None]]) -> None:
+    """The run may be cancelled while an interrupt settles. It is cancelled once at most."""
+    try:
+        await wait()
+    except asyncio.CancelledError:
+        await wait()

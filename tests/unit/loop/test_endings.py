@@ -233,3 +233,38 @@ def test_what_status_says_of_each_step():
     loop.fail(state, "ToolError", "no")
     assert shown(state) == ("running", "closing", 0, [])
     assert loop.status(state).reason == "ToolError: no"
+
+
+def test_what_a_stopped_turn_was_told_is_recorded_in_parts_that_fit():
+    state = opened(mode="session")
+    for letter in "abc":
+        loop.receive(state, letter * 900_000)
+    loop.interrupt(state)
+    loop.stopped(state)
+    parts = []
+    while isinstance(loop.decide(state), loop.Close):
+        parts.append([item.content[0] for item in close(state).new])
+    assert parts == [["h"], ["a"], ["b"], ["c"]]
+    assert loop.decide(state) == loop.Wait("message")
+
+
+def test_a_turn_that_is_stopped_at_its_limit_is_interrupted_and_does_not_fail():
+    state = opened(mode="session")
+    limits = AgentLimits(max_iterations=1, on_limit="error")
+    model(state, asks(call(), limits=limits))
+    loop.interrupt(state)
+    loop.stopped(state)
+    close(state)
+    assert loop.response(state).finish_reason == "interrupted"
+    assert loop.decide(state) == loop.Wait("message")
+
+
+def test_a_stopped_turn_has_ended_when_its_transcript_is_closed():
+    state = opened(mode="session")
+    model(state, asks(call()))
+    loop.interrupt(state)
+    loop.stopped(state)
+    assert loop.turn_status(state).state == "running"
+    close(state)
+    ended = loop.turn_status(state)
+    assert (ended.state, ended.response.head) == ("completed", "h-closed")

@@ -14,8 +14,18 @@ from perdure.ports import Blob, Commit, ModelReply, Outcome
 from perdure.stages import JournalStage, TranscriptStage, compose_model
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import BlobRef, Message, ToolCallPart
-from perdure.types.wire import INLINE_BYTES, Call, Closing, ModelOutput, NewMessage, NewResult, Refused, ToolOutput
+from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
+from perdure.types.wire import (
+    INLINE_BYTES,
+    Call,
+    Closing,
+    ModelOutput,
+    NewMessage,
+    NewResult,
+    Refused,
+    Response,
+    ToolOutput,
+)
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 
@@ -263,6 +273,37 @@ async def test_calls_that_a_terminated_run_left_open_are_closed(store: MemorySto
     assert [result.call_id for result in results.tool_results] == ["c1", "c2"]
     assert all(result.content.startswith("OutcomeUnknown") for result in results.tool_results)
     assert user.text == "and?"
+
+
+async def test_an_ending_closes_what_a_terminated_run_left_open(store: MemoryStore) -> None:
+    """Behind the message that it records nobody could close them any more, and no provider takes open calls."""
+    message = Message.assistant("", ToolCallPart(id="c1", name="pay"))
+    await call(store, ModelReply(ModelOutput(head="", store_id=""), message))
+    closing = Closing(status="failed", error_type="RunError", error="no")
+    answer = ModelReply(ModelOutput(head="", store_id=""), None)
+    ended = await call(store, answer, scope="scope-2", resume=True, purpose="close", closing=closing, message="and?")
+    assert [role for role, _ in await said(store, ended.output.head)] == ["user", "assistant", "tool", "user"]
+
+
+async def test_a_turn_that_goes_on_after_its_answer_is_running_again(store: MemoryStore) -> None:
+    """Also where the message that extends it has no id."""
+    await call(store, reply("Hello."))
+    look = Call(id="c1", name="look", disposition=Refused(text="no"))
+    await call(store, reply("", look), op=1, new=(NewMessage(content="and?"),))
+    turn = await store.turn("run-1", "scope-1-1")
+    assert turn is not None
+    assert turn.status == "running"
+
+
+async def test_a_turn_is_kept_with_its_output_and_what_it_took(store: MemoryStore) -> None:
+    spent = Usage(input_tokens=3)
+    answer = reply("Hello.", usage=Usage(output_tokens=2), cost_usd=0.5)
+    await call(store, answer, iteration=2, used=spent, cost_usd=1.0)
+    turn = await store.turn("run-1", "scope-1-1")
+    assert turn is not None
+    kept = Response.model_validate_json(turn.result or b"")
+    assert (kept.output, kept.calls, kept.iterations) == ("Hello.", 2, 2)
+    assert (kept.usage, kept.cost_usd) == (Usage(input_tokens=3, output_tokens=2), 1.5)
 
 
 async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> None:
