@@ -133,7 +133,7 @@ async def test_a_failed_turn_is_shown_and_the_chat_goes_on(sit: Sit, id: str) ->
     await chat.until("2: 'fail' | 'Hello'")
 
 
-async def test_a_turn_that_runs_is_met_again_and_a_second_ctrl_c_leaves_it(sit: Sit, cli: Cli, id: str) -> None:
+async def test_a_turn_that_runs_is_left_and_met_again(sit: Sit, cli: Cli, id: str) -> None:
     worker = await cli.spawn("worker", "agents.py", "--task-queue", id)
     await worker.until("serving")
     chat = await sit("talker", "Please wait", "--task-queue", id, "--id", id)
@@ -144,6 +144,18 @@ async def test_a_turn_that_runs_is_met_again_and_a_second_ctrl_c_leaves_it(sit: 
     await chat.until("tools: gate")
     (cli.folder / "open").touch()
     await chat.until("1: 'Please wait'")
+
+
+async def test_a_second_ctrl_c_leaves_whatever_is_under_way(sit: Sit, cli: Cli, id: str) -> None:
+    chat = await sit("talker", "--task-queue", id, "--id", id)
+    await chat.at(">")
+    chat.type("Is anybody there?" + ENTER)
+    await chat.until("Ctrl-C interrupts\n>")
+    chat.type(CTRL_C)
+    await chat.until("Ctrl-C again leaves")
+    chat.type(CTRL_C)
+    await chat.until(f"perdure chat talker --id {id} --task-queue {id}")
+    assert await chat.ended() == 130
 
 
 async def test_a_chat_is_with_one_agent(sit: Sit, cli: Cli, id: str) -> None:

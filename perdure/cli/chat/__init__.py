@@ -112,7 +112,7 @@ def chat(
     except KeyboardInterrupt:
         code = 130
     finally:
-        if terminal and any(talk.begun for talk in begun):
+        if terminal and any(talk.said for talk in begun):
             sys.stderr.write(f"conversation {asked.id} stays open:\n  {asked.come_back}\n")
     if code:
         raise typer.Exit(code)

@@ -26,7 +26,9 @@ class Talk:
         self.agent = agent
         self.run = client.run(id)
         self.begun = False
-        """Whether there is anything to come back to."""
+        """Whether the conversation is there."""
+        self.said = False
+        """Whether there may be anything to come back to."""
         self.answered = False
         """Whether anybody has answered yet: then there are workers."""
         self._client = client
@@ -59,7 +61,7 @@ class Talk:
                 f"conversation {self.run.id!r} is with {shown.status.agent!r}, not with {self.name!r}",
                 hint=f"perdure chat {shown.status.agent} --id {self.run.id}",
             )
-        self.begun = True
+        self.begun = self.said = True
         self._read = len(shown.messages or ())
         return shown
 
@@ -77,6 +79,7 @@ class Talk:
         async with self._order:
             message_id = self._id_of(text)
             self._unsure = (text, message_id)
+            self.said = True
             turn = await delivered(self.run, self._send(text, message_id))
             self._unsure = None
             self.begun = True
