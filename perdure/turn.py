@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from .errors import RunCancelledError, RunNotFoundError, from_type
+from .errors import RunCancelledError, RunNotFoundError, ServerUnreachableError, from_type
 from .ports import TurnRow
+from .runs import closed_status
 from .types.wire import Response, TurnStatus
 
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ class Turn:
         """How the turn stands. Raises ``RunNotFoundError``; ``state`` is ``unknown`` for a turn that nobody knows."""
         try:
             raw = await self.run.query("turn", *([self.task_id] if self.task_id else []))
-        except WorkflowQueryFailedError:  # the run has only just begun, or was refused
-            return await self._recorded() or TurnStatus(task_id=self.task_id or "", state="running")
         except RPCError as error:
-            if (recorded := await self._recorded()) is not None:
-                return recorded
             if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+                if (recorded := await self._recorded()) is not None:
+                    return recorded
                 raise self.run.translated(error) from error
-            return TurnStatus(task_id=self.task_id or "", state="running")  # no worker answers
+            return await self._unasked()  # no worker answers
+        except WorkflowQueryFailedError:  # the run has only just begun, or was refused
+            return await self._unasked()
         status = TurnStatus.model_validate(raw)
         if status.state == "unknown":  # too long ago, or of an earlier execution
             return await self._recorded() or status
@@ -69,14 +70,14 @@ class Turn:
         await self.run.interrupt(message, id=id, by=by)
 
     async def _result(self) -> Response:
-        delay = _ASK_FIRST
+        delay, answered = _ASK_FIRST, False
         while True:
             status = await self.status()
-            if status.state != "running":
+            if status.state != "running" and not await self._in_a_task():
                 return await self._ended(status)
-            if self.run.has_store:
-                await self._change()
-            else:
+            if self.run.has_store and not answered:
+                answered = await self._change()
+            else:  # also where the workflow does not know the answer yet, or it was not the last one
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _ASK_LONGEST)
 
@@ -92,8 +93,36 @@ class Turn:
             hint="A turn of long ago is in the store: give this client store_url=….",
         )
 
-    async def _change(self) -> None:
-        """Until the store says that the turn has ended, or it is time to ask the workflow again.
+    async def _in_a_task(self) -> bool:
+        """Whether the workflow has something to do that it has not done for good.
+
+        A query is answered from what has arrived. Until the task that it arrived with is completed, a message that is
+        sent now is taken up before it, and joins a turn whose answer its sender knows.
+        """
+        try:
+            seen = await self.run.describe()
+        except (RunNotFoundError, ServerUnreachableError):  # long ago; or nobody can say
+            return False
+        return closed_status(seen) is None and seen.raw_description.HasField("pending_workflow_task")
+
+    async def _unasked(self) -> TurnStatus:
+        """How the turn stands, where nobody answers for the workflow.
+
+        The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
+        too: until then a message may join the turn, and have an answer of its own.
+        """
+        running = TurnStatus(task_id=self.task_id or "", state="running")
+        try:
+            seen = await self.run.describe()
+        except ServerUnreachableError:
+            return running
+        raw = seen.raw_description
+        if closed_status(seen) is None and (raw.pending_activities or raw.HasField("pending_workflow_task")):
+            return running
+        return await self._recorded() or running
+
+    async def _change(self) -> bool:
+        """Until the store says that the turn has ended (True), or it is time to ask the workflow again.
 
         Looking there costs the workers nothing. What the workflow says is what counts: a message may extend the turn.
         """
@@ -102,9 +131,10 @@ class Turn:
         while asyncio.get_running_loop().time() < until:
             row = await self._row()
             if row is not None and row.status != "running":
-                return
+                return True
             await asyncio.sleep(delay)
             delay = min(delay * 1.3, _LONGEST)
+        return False
 
     async def _row(self) -> TurnRow | None:
         if self.task_id is None or not self.run.has_store:

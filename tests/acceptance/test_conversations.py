@@ -1,0 +1,213 @@
+"""Fifty users chat at once while workers are killed: every message is answered once, in order, and paid once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from perdure import Client, Message, Run
+from tests.servers.chat_wire import Call, Reply
+from tests.servers.openai_server import OpenAIServer
+from tests.support.checks import assert_closed, users
+from tests.support.engine import Engine, WorkerProcess
+from tests.support.histories import weights
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+USERS = 50
+TURNS = 20
+KILL_EVERY = float(os.environ.get("TEST_KILL_SECONDS", "10"))
+KILLS = 3
+"""At least: a kill comes after ``KILL_EVERY`` seconds, or a quarter of the turns, whichever is sooner."""
+LONGEST = 120.0
+"""Seconds for one turn, far beyond what it takes: a turn that hangs fails by its name."""
+MAX_EVENTS = 100
+"""``max_history_events`` of every fifth user: continue-as-new under the same kills."""
+EVENTS, BYTES = 30, 9_000
+"""What a turn may add to history: two model calls and a tool at most, and what was said."""
+LOST_EVENTS, LOST_BYTES = 12, 3_000
+"""What a lost worker may add to the history of one conversation."""
+ASKED = re.compile(r"message (\d+) of (user-\d+)")
+
+
+def text(user: str, n: int) -> str:
+    return f"message {n} of {user}"
+
+
+def notes(n: int) -> list[int]:
+    """Which of the first ``n`` messages are remembered: two of three."""
+    return [one for one in range(n) if one % 3 != 2]
+
+
+def answer(user: str, n: int) -> str:
+    """The one right answer to the message."""
+    return f"answer {n} to {user}" + ("" if n % 3 == 2 else f", {len(notes(n + 1))} noted")
+
+
+class Model:
+    """Calls a tool for two of three messages: an activity, or inline. Remembers when it was asked for what."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[float]] = defaultdict(list)
+        """By user, message and step (0, and 1 behind the tool): the moments."""
+
+    def __call__(self, request: dict[str, Any]) -> Reply:
+        said = [message for message in request["messages"] if message["role"] == "user"]
+        found = ASKED.fullmatch(said[-1]["content"])
+        assert found is not None, said[-1]
+        n, user, last = int(found[1]), found[2], request["messages"][-1]
+        step = int(last["role"] == "tool")
+        self.asked[f"{user}/{n}/{step}"].append(time.time())
+        if n % 3 != 2 and not step:
+            return Reply(calls=[Call("jot" if n % 3 else "note", {"n": n})], delay=0.01)
+        return Reply(text=f"answer {n} to {user}" + (f", {last['content']} noted" if step else ""), delay=0.01)
+
+
+@dataclass
+class Room:
+    """The users of a test, what they were told, and when workers were killed."""
+
+    engine: Engine
+    model: Model
+    kills: list[float] = field(default_factory=list)
+    told: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By user: when each answer was there."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def answered(self) -> int:
+        return sum(map(len, self.told.values()))
+
+    def id(self, user: str) -> str:
+        return f"{user}-{self.engine.task_queue}"
+
+    async def chat(self, client: Client, index: int) -> None:
+        """One user's conversation. Some messages are sent twice at once, as by a page that is loaded again."""
+        user = f"user-{index}"
+        context = {"user": user}
+        if index % 5 == 0:
+            await client.start(
+                "chatting", id=self.id(user), mode="session", context=context, max_history_events=MAX_EVENTS
+            )
+        opened: list[str | None] = []
+        for n in range(TURNS):
+            async with asyncio.timeout(LONGEST):
+                turns = await asyncio.gather(
+                    *(
+                        client.send("chatting", text(user, n), id=self.id(user), message_id=f"m{n}", context=context)
+                        for _ in range(2 if n % 5 == index % 5 else 1)
+                    )
+                )
+                assert len({turn.task_id for turn in turns}) == 1, "a message that is sent twice counts once"
+                assert turns[0].task_id not in opened, "the answer was there, so the next message opens a turn"
+                opened.append(turns[0].task_id)
+                response = await turns[0].result()
+            assert response.content == answer(user, n)
+            self.told[user].append(time.time())
+
+    async def kill(self, workers: list[WorkerProcess], settings: dict[str, str]) -> None:
+        """Kill one worker after the other, and start each again, until the users are done."""
+        for turn in range(10_000):
+            reached = self.answered + USERS * TURNS // 4
+            until = time.monotonic() + KILL_EVERY
+            while time.monotonic() < until and self.answered < reached and not self.done.is_set():
+                await asyncio.sleep(0.05)
+            if self.done.is_set():
+                return
+            at = turn % len(workers)
+            self.kills.append(time.time())
+            await workers[at].kill()
+            workers[at] = await self.engine.process("chatting", **settings)
+
+
+@pytest.mark.timeout(600)
+async def test_fifty_users_chat_while_workers_are_killed(engine: Engine) -> None:
+    model = Model()
+    room = Room(engine, model)
+    async with OpenAIServer(model, record=False) as server:
+        settings = {"TEST_MODEL_URL": server.base_url}
+        workers = [await engine.process("chatting", **settings) for _ in range(2)]
+        client = await engine.client()
+        begun = time.monotonic()
+        killing = asyncio.create_task(room.kill(workers, settings))
+        await asyncio.gather(*(room.chat(client, index) for index in range(USERS)))
+        room.done.set()
+        await killing
+        seconds = time.monotonic() - begun
+        refused = server.stats.refused
+        for index in range(USERS):
+            await check(client, room, f"user-{index}")
+    assert refused == 0, "the model's API refused a request"
+    assert len(room.kills) >= KILLS
+    repeated = check_paid(room)
+    effects = sum(engine.ledger.counts("note").values())
+    print(
+        f"{USERS * TURNS} turns in {seconds:.1f} s, {len(room.kills)} kills; model calls repeated {repeated} of "
+        f"{len(model.asked)}; tools begun {effects} for {USERS * len(notes(TURNS))} calls; load {os.getloadavg()[0]:.1f}"
+    )
+
+
+async def check(client: Client, room: Room, user: str) -> None:
+    """Everything that was promised to one user."""
+    run = client.run(room.id(user))
+    messages = await run.transcript()
+    assert users(messages) == [text(user, n) for n in range(TURNS)]
+    assert_closed(messages)
+    assert said(messages) == [part for n in range(TURNS) for part in whole_turn(user, n)]
+    assert await client.memory.get("said", user) == notes(TURNS), "remembered once each, in order"
+    calls = TURNS + len(notes(TURNS))
+    assert sum(message.role == "assistant" for message in messages) == calls
+    assert await client.memory.get("asked", user) == calls, "counted with the call's outcome, however often it is tried"
+    await check_history(room, run, continues=room.id(user) and int(user.partition("-")[2]) % 5 == 0)
+
+
+def whole_turn(user: str, n: int) -> list[tuple[str, str]]:
+    if n % 3 == 2:
+        return [("user", text(user, n)), ("assistant", answer(user, n))]
+    noted = ("tool", str(len(notes(n + 1))))
+    return [("user", text(user, n)), ("assistant", ""), noted, ("assistant", answer(user, n))]
+
+
+def said(messages: list[Message]) -> list[tuple[str, str]]:
+    return [
+        (message.role, "".join(result.content for result in message.tool_results) or message.text)
+        for message in messages
+        if message.role != "system"
+    ]
+
+
+async def check_history(room: Room, run: Run, *, continues: bool) -> None:
+    executions = await weights(run)
+    lost = len(room.kills)
+    print(run.id, executions)
+    for one in executions if continues else ():
+        assert one.events <= MAX_EVENTS + EVENTS + LOST_EVENTS * lost
+    assert (len(executions) > 1) == continues
+    events, size = (sum(getattr(one, name) for one in executions) for name in ("events", "size"))
+    assert events <= EVENTS * TURNS + LOST_EVENTS * lost, f"{run.id}: {events} events"
+    assert size <= BYTES * TURNS + LOST_BYTES * lost, f"{run.id}: {size} bytes"
+
+
+def check_paid(room: Room) -> int:
+    """No model call is repeated but one that was in flight at a kill: asked, and nothing had followed from it yet."""
+    followed: dict[str, float] = {}
+    for entry in room.engine.ledger.entries("note"):
+        followed.setdefault(f"{entry['key']}/0", entry["at"])
+    for user, moments in room.told.items():
+        for n, moment in enumerate(moments):
+            followed[f"{user}/{n}/{int(n % 3 != 2)}"] = moment
+    assert set(room.model.asked) == set(followed)
+    repeated = 0
+    for key, moments in room.model.asked.items():
+        for first, again in zip(moments, moments[1:], strict=False):
+            assert again < followed[key], f"{key} was asked again when its reply had been used"
+            assert any(first <= kill <= again for kill in room.kills), f"{key} was asked twice, and nobody was killed"
+            repeated += 1
+    return repeated
