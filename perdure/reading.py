@@ -33,7 +33,7 @@ NO_WORKER = 10.0
 _NOT_TAKEN = 2
 """Events of a run that no worker has taken: it was started, and a task was scheduled."""
 _LOOK = 0.25
-_QUERY = timedelta(seconds=5)
+QUERY = timedelta(seconds=5)
 """How long a worker is given to answer a query before the run counts as waiting for a worker."""
 _RPC = timedelta(seconds=5)
 """How long the server is given for what it answers by itself, before it counts as unreachable."""
@@ -188,7 +188,7 @@ class Reading:
 
     async def query(self, name: str, *args: Any) -> Any:
         """Ask the workflow. Raises ``RPCError`` and ``WorkflowQueryFailedError``."""
-        return await self.handle.query(name, args=args, rpc_timeout=_QUERY)
+        return await self.handle.query(name, args=args, rpc_timeout=QUERY)
 
     async def describe(self) -> WorkflowExecutionDescription:
         """What the server knows of the run. The SDK alone would try for 10 s and more to reach it."""

@@ -19,7 +19,9 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import InvalidInputError, RunClosedError, RunError, RunNotFoundError, from_type
+from .loop import parse_start
 from .options import MEMO_AGENT, TASK_TIMEOUT
+from .runs import closed_status
 from .translate import unreachable
 from .turn import Turn
 from .types.wire import WORKFLOW, Override, Start, UserMessage
@@ -54,19 +56,26 @@ async def deliver(
     if start is None:
         seen = await run.describe()
         start, task_queue = await reopening(run), seen.task_queue
-        start.pop("message", None)
+        if closed_status(seen) is None:  # by the time that it ends, its first message will be in the transcript
+            start.pop("message", None)
     watch = asyncio.ensure_future(run.warn_without_worker())
     try:
-        return Turn(run, await _deliver(run, sent, start, task_queue or client.task_queue))
+        task_id = await _deliver(run, sent, start, task_queue or client.task_queue)
     finally:
         watch.cancel()
+    run.handle = client.temporal.get_workflow_handle(run.id)  # it may be another execution that goes on now
+    return Turn(run, task_id)
 
 
 async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queue: str) -> str:
     """The ``task_id``. The message's id makes it safe to try again, whatever became of the last attempt."""
     said = sent.model_dump(mode="json")
     payload = {name: value for name, value in said.items() if value is not None or name == "content"}
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        if attempt and run.has_store:  # taken by the execution that ended just then, before it could say so
+            known = await (await run.store()).turn_of(run.id, str(sent.id))
+            if known is not None:
+                return known
         operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
             WORKFLOW,
             start,
@@ -82,7 +91,7 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
                 "send_message", payload, id=sent.id, start_workflow_operation=operation
             )
         except WorkflowUpdateFailedError as error:
-            await _refused(run, error)
+            await _refused(run, await operation.workflow_handle(), error)
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
             _raise_cancelled()
             raise unreachable(run.client.temporal, "no answer to a message; sent again, its id counts once") from error
@@ -96,14 +105,17 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
     raise RunError(f"run {run.id!r} ended {_ATTEMPTS} times while a message was on its way to it")
 
 
-async def _refused(run: Run, error: WorkflowUpdateFailedError) -> None:
-    """Wait for a run that is ending, so that the next attempt opens it again. Raises what else is wrong."""
+async def _refused(run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUpdateFailedError) -> None:
+    """Wait for an execution that is ending, so that the next attempt opens the run again. Raises what else is wrong.
+
+    Not for the run: somebody else may have opened it again by now.
+    """
     cause = error.cause
     kind = cause.type if isinstance(cause, temporal.ApplicationError) else None
     if kind not in (RunClosedError.__name__, "AcceptedUpdateCompletedWorkflow"):
         raise from_type(kind, getattr(cause, "message", str(cause))) from error
     try:
-        await run.client.temporal.get_workflow_handle(run.id).result()
+        await ending.result()
     except WorkflowFailureError:
         pass
     except RPCError as gone:
@@ -120,18 +132,22 @@ def _raise_cancelled() -> None:
 async def reopening(run: Run) -> dict[str, Any]:
     """What starts a new execution of a conversation: what its last one was started with, and to go on from its end.
 
-    Raises ``RunNotFoundError``.
+    The first message is among it only if no execution has recorded it. Raises ``RunNotFoundError``,
+    ``InvalidInputError`` for a run that was started wrongly.
     """
-    raw = await _input(run)
+    raw, scope, recorded = await _input(run)
     state = raw.get("state")
     if isinstance(state, dict):  # it had continued as new
         raw = {**state, "override": state.get("overrides")}
     start = {name: raw[name] for name in Start.model_fields if raw.get(name) is not None}
     if run.has_store:
         store = await run.store()
-        if await store.run(run.id) is not None:
-            start.pop("message", None)  # it is in the transcript
+        row = await store.run(run.id)
+        recorded = recorded or (row is not None and row.scope.startswith(scope))
         start.setdefault("store_id", store.store_id)
+    if recorded:
+        start.pop("message", None)
+    parse_start(start)
     return {**start, "resume": True}
 
 
@@ -156,15 +172,21 @@ async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> W
         raise run.translated(error) from error
 
 
-async def _input(run: Run) -> dict[str, Any]:
-    """The input of the run's last execution."""
+async def _input(run: Run) -> tuple[dict[str, Any], str, bool]:
+    """The input of the run's last execution, the scope of its calls, and whether one of them has recorded something."""
     client = run.client.temporal
     seen = await run.describe()
     handle = client.get_workflow_handle(run.id, run_id=seen.run_id)
-    async for event in handle.fetch_history_events(page_size=1):
-        started = event.workflow_execution_started_event_attributes
-        (raw,) = await client.data_converter.decode(started.input.payloads) or [None]
-        if isinstance(raw, dict):
-            return raw
-        raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
-    raise RunNotFoundError(f"run {run.id!r} has no history any more", hint="Start another one with history=….")
+    found: tuple[dict[str, Any], str] | None = None
+    async for event in handle.fetch_history_events():
+        if found is None:
+            started = event.workflow_execution_started_event_attributes
+            (raw,) = await client.data_converter.decode(started.input.payloads) or [None]
+            if not isinstance(raw, dict):
+                raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
+            found = raw, started.first_execution_run_id
+        elif event.HasField("activity_task_completed_event_attributes"):
+            return *found, True
+    if found is None:
+        raise RunNotFoundError(f"run {run.id!r} has no history any more", hint="Start another one with history=….")
+    return *found, False

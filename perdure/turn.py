@@ -6,12 +6,14 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import WorkflowQueryFailedError
+from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import RunCancelledError, RunNotFoundError, ServerUnreachableError, from_type
 from .ports import TurnRow
+from .reading import QUERY
 from .runs import closed_status
+from .translate import run_error
 from .types.wire import Response, TurnStatus
 
 if TYPE_CHECKING:
@@ -46,12 +48,13 @@ class Turn:
                 raise self.run.translated(error) from error
             return await self._unasked()  # no worker answers
         except WorkflowQueryFailedError:  # the run has only just begun, or was refused
-            return await self._unasked()
+            status = await self._unasked()
+            return status if status.state != "running" else await self._of_ended(status)
         status = TurnStatus.model_validate(raw)
         if status.state == "unknown":  # too long ago, or of an earlier execution
-            return await self._recorded() or status
+            return await self._recorded() or await self._left(status)
         self.task_id = self.task_id or status.task_id
-        return status
+        return status if status.state != "running" else await self._of_ended(status)
 
     async def result(self) -> Response:
         """Wait for the answer, with the messages up to it where this client has the store.
@@ -87,7 +90,8 @@ class Turn:
         if status.state == "failed":
             raise from_type(status.error_type, status.error or "the turn failed")
         if status.state == "cancelled":
-            raise RunCancelledError(f"run {self.run.id!r} was cancelled before this turn had its answer")
+            why = f"run {self.run.id!r} was cancelled before this turn had its answer"
+            raise RunCancelledError(status.error or why)
         raise RunNotFoundError(
             f"run {self.run.id!r} has no turn {status.task_id!r}",
             hint="A turn of long ago is in the store: give this client store_url=….",
@@ -120,6 +124,42 @@ class Turn:
         if closed_status(seen) is None and (raw.pending_activities or raw.HasField("pending_workflow_task")):
             return running
         return await self._recorded() or running
+
+    async def _of_ended(self, status: TurnStatus) -> TurnStatus:
+        """A turn of a run that has ended without a word on it (terminated, timed out, refused) is over as the run is.
+
+        ``status`` is what the workflow said of it. It may have ended since, so its last execution is asked again.
+        """
+        try:
+            seen = await self.run.describe()
+        except ServerUnreachableError:
+            return status
+        if closed_status(seen) is None:
+            return status
+        last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
+        try:
+            raw = await last.query("turn", args=[self.task_id] if self.task_id else [], rpc_timeout=QUERY)
+            if (said := TurnStatus.model_validate(raw)).state != "running":
+                return said if said.state != "unknown" else status
+        except RPCError:
+            return status
+        except WorkflowQueryFailedError:
+            pass
+        try:
+            await last.result(follow_runs=False)
+        except WorkflowFailureError as error:
+            why = run_error(self.run.id, error)
+            state = "cancelled" if isinstance(why, RunCancelledError) else "failed"
+            over = {"task_id": status.task_id, "state": state, "error_type": type(why).__name__, "error": why.message}
+            return TurnStatus.model_validate(over)
+        return status
+
+    async def _left(self, status: TurnStatus) -> TurnStatus:
+        """A turn that the store knows, and that the execution which had it never ended."""
+        if await self._row() is None:
+            return status
+        why = f"run {self.run.id!r} was ended before this turn had its answer, and has been opened again since"
+        return TurnStatus(task_id=status.task_id, state="cancelled", error=why)
 
     async def _change(self) -> bool:
         """Until the store says that the turn has ended (True), or it is time to ask the workflow again.

@@ -6,9 +6,18 @@ import asyncio
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure import Agent, Message, tool
-from perdure.errors import AuthenticationError, RunCancelledError, RunClosedError, RunNotFoundError
+from perdure.errors import (
+    AuthenticationError,
+    InvalidInputError,
+    RunCancelledError,
+    RunClosedError,
+    RunNotFoundError,
+)
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.wire import WORKFLOW, UserMessage
@@ -226,6 +235,110 @@ async def test_an_override_is_for_the_turn(engine: Engine) -> None:
         turn = await client.send("talker", "one", id=chat, override={"instructions": "Be bad."})
         assert (await turn.result()).content == "Be bad."
         assert (await (await client.send("talker", "two", id=chat)).result()).content == "Be good."
+
+
+async def test_an_override_of_a_turn_leaves_what_the_run_overrides(engine: Engine) -> None:
+    def reply(request: ModelRequest) -> str:
+        return f"{request.system} {dict(request.settings)}"
+
+    async with engine.served(talker(reply, instructions="Be good.")) as client:
+        chat = "u-15" + engine.task_queue
+        of_the_run = {"instructions": "Be brief.", "settings": {"max_tokens": 9, "seed": 1}}
+        await client.start("talker", id=chat, mode="session", override=of_the_run)
+        turn = await client.send("talker", "one", id=chat, override={"settings": {"seed": 2}})
+        assert (await turn.result()).content == "Be brief. {'max_tokens': 9, 'seed': 2}"
+        assert (await (await client.send("talker", "two", id=chat)).result()).content.endswith("'seed': 1}")
+
+
+async def test_a_handle_goes_on_with_the_conversation_that_it_opened_again(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        run = await client.start("talker", "one")
+        assert (await run.result()).content == "one (1)"
+        await run.send("two")
+        assert (await run.result()).content == "two (2)"
+
+
+async def test_a_client_without_the_store_resumes_a_run_and_repeats_nothing(engine: Engine) -> None:
+    async with engine.served(talker([AuthenticationError("wrong key"), "Done."])) as client:
+        run = await client.start("talker", "Go.")
+        with pytest.raises(AuthenticationError):
+            await run.result()
+        other = (await engine.client(store=False)).run(run.id)
+        await other.resume()
+        assert (await other.result()).content == "Done."
+        assert users(await run.transcript()) == ["Go."]
+
+
+async def test_a_message_to_a_run_that_was_started_wrongly(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        chat = "u-16" + engine.task_queue
+        await client.temporal.start_workflow(WORKFLOW, {"agnt": "talker"}, id=chat, task_queue=engine.task_queue)
+        with pytest.raises(InvalidInputError, match="agent: Field required"):
+            await client.run(chat).send("one")
+
+
+async def test_a_turn_of_a_terminated_run_ends(engine: Engine) -> None:
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> str:
+        await gate()
+        return "late"
+
+    async with engine.served(talker(reply)) as client:
+        turn = await client.send("talker", "one", id="u-17" + engine.task_queue)
+        await eventually(lambda: gate.entered)
+        await turn.run.handle.terminate()
+        with pytest.raises(RunCancelledError, match="was terminated"):
+            await turn.result()
+
+
+async def test_a_turn_of_a_run_that_was_refused_ends(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        chat = "u-18" + engine.task_queue
+        await client.temporal.start_workflow(WORKFLOW, {"agnt": "talker"}, id=chat, task_queue=engine.task_queue)
+        with pytest.raises(InvalidInputError, match="agnt"):
+            await client.run(chat).turn().result()
+
+
+async def test_a_message_whose_answer_is_lost_with_the_run_counts_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine.served(talker()) as client:
+        run = client.run("u-19" + engine.task_queue)
+        deliver = client.temporal.execute_update_with_start_workflow
+
+        async def lost(*args: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            await deliver(*args, **options)
+            await run.close()
+            await run.result()
+            raise RPCError("workflow execution already completed", RPCStatusCode.NOT_FOUND, b"")
+
+        monkeypatch.setattr(client.temporal, "execute_update_with_start_workflow", lost)
+        turn = await client.send("talker", "one", id=run.id)
+        assert (await turn.result()).content == "one (1)"
+        assert (await run.status()).state == "completed", "no execution was opened for it"
+
+
+async def test_who_waits_for_an_ending_does_not_wait_for_the_next_execution(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else opens the conversation again before the sender has looked."""
+    async with engine.served(talker([AuthenticationError("wrong key"), "One.", "Two."])) as client:
+        failed = await client.send("talker", "zero", id="u-20" + engine.task_queue)
+        with pytest.raises(AuthenticationError):
+            await failed.result()
+        ended = client.temporal.get_workflow_handle(failed.run.id, run_id=(await failed.run.describe()).run_id)
+        await (await client.send("talker", "one", id=failed.run.id)).result()
+        refusal = WorkflowUpdateFailedError(ApplicationError("it is ending", type="RunClosedError"))
+
+        async def refused(name: str, arg: Any, *, start_workflow_operation: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            start_workflow_operation._workflow_handle.set_result(ended)
+            raise refusal
+
+        monkeypatch.setattr(client.temporal, "execute_update_with_start_workflow", refused)
+        assert (await (await client.send("talker", "two", id=failed.run.id)).result()).content == "Two."
 
 
 async def test_who_sent_a_message_is_in_the_transcript(engine: Engine) -> None:

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import EventType
 
 from perdure import Agent, Client, Run, ToolContext, tool
+from perdure.errors import RunCancelledError
 from perdure.loop.calls import open_calls
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -16,6 +18,7 @@ from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
+from tests.workers import stuck
 
 pytestmark = pytest.mark.server
 
@@ -171,3 +174,53 @@ async def test_an_interrupt_before_the_first_worker(engine: Engine) -> None:
     await run.interrupt("No, this.")
     async with engine.served(Agent("desk", ScriptedProvider(lambda r: "|".join(users(r.messages))))):
         assert (await run.turn().result()).content == "Go.|No, this."
+
+
+async def test_a_run_that_is_cancelled_while_an_interrupt_settles(engine: Engine) -> None:
+    """What is in flight is waited for all the same, and the transcript is closed."""
+    held, cleaned = Gate(), Gate()
+
+    @tool
+    async def slow() -> str:
+        """Take time to stop."""
+        try:
+            await held()
+        finally:
+            await cleaned()
+        return "held"
+
+    async with engine.served(Agent("desk", ScriptedProvider([call("slow")]), tools=[slow])) as client:
+        run = await client.start("desk", "Go.")
+        await eventually(lambda: held.entered)
+        await run.interrupt("Stop that.")
+        await eventually(lambda: cleaned.entered)
+        await run.cancel()
+        await eventually(lambda: _cancelling(run), what="a workflow that knows of it")
+        cleaned.open()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        transcript = await run.transcript()
+        assert open_calls(transcript) == []
+        assert users(transcript) == ["Go.", "Stop that."]
+        (row,) = await (await client.store()).runs()
+        assert row.status == "cancelled"
+
+
+async def _cancelling(run: Run) -> bool:
+    """Whether the workflow has been told of its cancellation."""
+    kinds = [event.event_type for event in (await run.handle.fetch_history()).events]
+    asked = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED
+    return asked in kinds and EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED in kinds[kinds.index(asked) :]
+
+
+async def test_an_interrupt_of_a_model_call_whose_worker_is_lost(engine: Engine) -> None:
+    """It ends with its heartbeats and is not tried again; nothing is wrong with the run."""
+    worker = await engine.process("stuck")
+    client = await engine.client()
+    run = await client.start("stuck", "Go.", mode="session")
+    await eventually(lambda: engine.ledger.counts("asked")["Go."])
+    await worker.kill()
+    await run.interrupt("No, this.")
+    async with engine.served(*stuck.agents()):
+        response = await run.turn().result()
+    assert response.content == "You said No, this."
