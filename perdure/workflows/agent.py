@@ -86,7 +86,8 @@ class AgentWorkflow:
                 taken.append(error)
 
         self._tell(take)
-        await host.wait_condition(lambda: bool(taken))  # an update may come before the input is read
+        if not taken:  # the input is not read yet; else a run that ends now would end before this has answered
+            await host.wait_condition(lambda: bool(taken))
         (said,) = taken
         if isinstance(said, PerdureError):
             raise _as_failure(said)
