@@ -29,7 +29,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     state.resume = False
     if step.purpose == "force_finish":
         _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
-        state.carry = [_not_run(call) for call in output.calls]
+        state.carry = [_ran(call) or _not_run(call) for call in output.calls]
         return
     turn.answer = None
     first_op = state.op - len(output.calls)
@@ -67,6 +67,11 @@ def _known(call: Call) -> New | None:
             return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
         case AsActivity() | AsSubagent():
             return None
+
+
+def _ran(call: Call) -> New | None:
+    """What the worker of an engine before this one has done of a reply that was to finish."""
+    return _known(call) if isinstance(call.disposition, Inline) else None
 
 
 def _not_run(call: Call) -> New:

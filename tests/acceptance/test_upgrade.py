@@ -157,7 +157,7 @@ async def taken_over(client: Client, state: dict[str, Any]) -> Run:
 RUN = files("continued_as_new")
 
 
-@pytest.mark.parametrize("at", range(1, len(RUN)))
+@pytest.mark.parametrize("at", [1, 3, len(RUN) - 1])
 async def test_a_run_that_version_1_carried_over_ends_as_it_did(engine: Engine, at: int) -> None:
     """Each of the states that it carried over; what came behind it in the history is done again, by today's engine."""
     whole, state = kept(RUN), carried(RUN[at])

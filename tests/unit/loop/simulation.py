@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure import loop
 from perdure.loop.finish import REMINDER_ID
 from perdure.types.state import RunState
-from perdure.types.wire import Call, Finish, ModelOutput, New, NewMessage, NewResult
+from perdure.types.wire import Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult
 
 
 class Simulation:
@@ -17,6 +17,8 @@ class Simulation:
         self.running: list[int] = []
         self.transcript: list[tuple[str, str]] = []
         self.accepted: list[str] = []
+        self.finished: dict[str, str] = {}
+        """Calls that came back with a result of their own, and its key."""
         self.spent: set[int] = set()
         self.ended: str | None = None
         self.unrecorded = False
@@ -84,6 +86,7 @@ class Simulation:
         self.since_message += 1
         self.spent.add(self.state.op)
         self._write(step.new)
+        self.finished |= {call.id: how.key for call in calls if isinstance(how := call.disposition, Inline)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
         loop.apply_model(self.state, step, output)
         self.flying = None
@@ -93,6 +96,7 @@ class Simulation:
         op = self.running.pop(index)
         pending = next(pending for pending in self.state.calls if pending.op == op)
         loop.apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
+        self.finished[pending.call.id] = f"key-{op}"
         if not self.running:
             self.flying = None
 
@@ -164,12 +168,20 @@ class Simulation:
     def _write(self, new: tuple[New, ...]) -> None:
         for item in new:
             if isinstance(item, NewResult):
+                self._check_result(item)
                 self.transcript.append(("result", item.call_id))
             elif item.id == REMINDER_ID:
                 self.transcript.append(("engine", ""))
             else:
                 assert isinstance(item, NewMessage)
                 self.transcript.append(("user", str(item.content)))
+
+    def _check_result(self, item: NewResult) -> None:
+        """No finished work is lost, and nothing unfinished is given out as done."""
+        assert item.key == self.finished.get(item.call_id), "the result is not the call's own"
+        if item.key is None:
+            assert item.is_error
+            assert item.text, "a call that did not come back says why"
 
     def check(self) -> None:
         """What holds at every moment."""

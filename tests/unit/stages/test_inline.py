@@ -156,6 +156,14 @@ async def test_a_reply_without_inline_calls_is_passed_on(store: MemoryStore) -> 
     assert await InlineStage(Inner("never")).model(model_call(), Inner(answer)) is answer
 
 
+async def test_a_reply_that_was_to_finish_runs_nothing() -> None:
+    """The loop tells the model that its calls were not run."""
+    tool = Inner("never")
+    answer = await InlineStage(tool).model(model_call(purpose="force_finish"), Inner(reply("", inline("c1"))))
+    assert kinds(answer.output.calls) == ["activity"]
+    assert tool.calls == []
+
+
 async def test_a_tool_activity_is_passed_on() -> None:
     inner = Inner("42")
     assert (await InlineStage(Inner("never")).tool(tool_call(), inner)).content == "42"
