@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .runtime import local
     from .tools import Memory, RunContext, Tool, ToolContext, tool
     from .turn import Turn
+    from .types.interface import Response, Status
     from .types.messages import Message
-    from .types.wire import Response, Status
     from .worker import PerdurePlugin, Worker
 
 _HOME = {
@@ -26,10 +26,10 @@ _HOME = {
     "Memory": "tools",
     "Message": "types.messages",
     "PerdurePlugin": "worker",
-    "Response": "types.wire",
+    "Response": "types.interface",
     "Run": "run",
     "RunContext": "tools",
-    "Status": "types.wire",
+    "Status": "types.interface",
     "Tool": "tools",
     "ToolContext": "tools",
     "Turn": "turn",

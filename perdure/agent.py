@@ -15,13 +15,13 @@ from .ports import Provider
 from .providers.registry import check_settings, parse_model
 from .tools import RunContext, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
-from .types.wire import FinishProtocol, OnLimit, Override
+from .types.interface import FinishProtocol, OnLimit, Override
 
 if TYPE_CHECKING:
     from .client import Client
     from .run import Run
+    from .types.interface import Response
     from .types.messages import Message
-    from .types.wire import Response
 
 Instructions = str | Callable[[RunContext[Any]], Any] | None
 

@@ -29,8 +29,8 @@ from .starting import History, checked_id, name_of, plain_override, start_input
 from .store import open_store
 from .translate import translated
 from .turn import Turn
+from .types.interface import WORKFLOW, Mode, Override, UserMessage
 from .types.messages import clean
-from .types.wire import WORKFLOW, Mode, Override, UserMessage
 
 if TYPE_CHECKING:
     from .agent import Agent

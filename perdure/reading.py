@@ -20,8 +20,8 @@ from .ports import Store
 from .runs import agent_of, closed_status, has_poller, pending_reason
 from .store import Chain
 from .translate import run_error, translated, unreachable
+from .types.interface import Response, Status
 from .types.messages import Message
-from .types.wire import Response, Status
 
 if TYPE_CHECKING:
     from .client import Client

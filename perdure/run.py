@@ -13,7 +13,7 @@ from .runs import closed_status
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
-from .types.wire import Override
+from .types.interface import Override
 
 __all__ = ["NO_WORKER", "Run"]
 

@@ -17,7 +17,7 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
 from .errors import StoreError
-from .types.wire import WORKFLOW, Status
+from .types.interface import WORKFLOW, Status
 
 if TYPE_CHECKING:
     from .client import Client

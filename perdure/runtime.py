@@ -18,8 +18,8 @@ from .client import Client
 from .errors import NoWorkerError, PerdureError
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
+from .types.interface import Override, Response
 from .types.messages import Message
-from .types.wire import Override, Response
 from .worker import Lifespan, Worker
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from .options import MEMO_AGENT, TASK_TIMEOUT
 from .runs import closed_status
 from .translate import unreachable
 from .turn import Turn
-from .types.wire import WORKFLOW, Override, Start, UserMessage
+from .types.interface import WORKFLOW, Override, Start, UserMessage
 
 if TYPE_CHECKING:
     from .run import Run

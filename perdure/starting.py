@@ -13,8 +13,8 @@ from .loop.calls import open_calls
 from .ports import Commit
 from .run import Run
 from .store import Chain
+from .types.interface import Mode, Override, Response, UserMessage
 from .types.messages import Message, clean
-from .types.wire import Mode, Override, Response, UserMessage
 
 if TYPE_CHECKING:
     from .agent import Agent

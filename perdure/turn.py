@@ -14,7 +14,7 @@ from .ports import TurnRow
 from .reading import QUERY
 from .runs import closed_status
 from .translate import run_error
-from .types.wire import Response, TurnStatus
+from .types.interface import Response, TurnStatus
 
 if TYPE_CHECKING:
     from .run import Run

@@ -15,7 +15,7 @@ from .options import Output, print_json
 
 if TYPE_CHECKING:
     from ..run import Run
-    from ..types.wire import Response
+    from ..types.interface import Response
 
 T = TypeVar("T")
 

@@ -50,7 +50,7 @@ def unique(prefix: str, ids: Iterable[str]) -> str:
 
 
 async def _candidates(client: Client, prefix: str) -> set[str]:
-    from ..types.wire import WORKFLOW
+    from ..types.interface import WORKFLOW
 
     if not prefix:
         return set()

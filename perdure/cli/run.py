@@ -31,7 +31,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..types.wire import Response
+    from ..types.interface import Response
 
 
 @dataclass(frozen=True)

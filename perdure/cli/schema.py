@@ -56,7 +56,7 @@ def schema(
 def _interface(kind: Kind | None) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
-    from ..types.wire import Response, Start, Status, TurnStatus, UserMessage
+    from ..types.interface import Response, Start, Status, TurnStatus, UserMessage
 
     schemas = {
         Kind.START: TypeAdapter(Start).json_schema(),

@@ -36,7 +36,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..client import Client
     from ..turn import Turn
-    from ..types.wire import Response
+    from ..types.interface import Response
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from .options import (
 if TYPE_CHECKING:
     from ..client import Client
     from ..run import Run
+    from ..types.interface import Status
     from ..types.messages import Message, Usage
-    from ..types.wire import Status
 
 
 @dataclass
@@ -110,7 +110,7 @@ async def gather(client: Client, run: Run) -> Shown:
 
 async def _of_store(client: Client, id: str) -> Status:
     """What is known of a run that Temporal has forgotten. Raises ``RunNotFoundError``."""
-    from ..types.wire import Status
+    from ..types.interface import Status
 
     row = await (await client.store()).run(id)
     if row is None:

@@ -23,7 +23,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..run import Run
-    from ..types.wire import Response
+    from ..types.interface import Response
 
 
 def wait(

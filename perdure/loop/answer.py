@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..types.interface import Response
 from ..types.state import RunState
-from ..types.wire import Response
 
 
 def response(state: RunState) -> Response:

@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from ..types.state import Answer, Failure, PendingCall, RunState, Turn
-from ..types.wire import (
-    AsActivity,
-    AsSubagent,
-    Call,
-    Finish,
-    Inline,
-    ModelOutput,
-    New,
-    NewMessage,
-    NewResult,
-    Refused,
-)
+from ..types.wire import AsActivity, AsSubagent, Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult, Refused
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
 

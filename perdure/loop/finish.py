@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import assert_never
 
+from ..types.interface import FinishProtocol
 from ..types.messages import FinishReason, Message
-from ..types.wire import Finish, FinishProtocol
+from ..types.wire import Finish
 
 REMINDER_ID = "perdure:reminder"
 """Message id of everything that the engine itself says to the model as a user message."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..types.interface import TurnStatus
 from ..types.state import RunState, Turn
-from ..types.wire import TurnStatus
 from .answer import response
 from .sizes import PAST_BYTES, PAST_TURNS, size
 

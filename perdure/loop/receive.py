@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
+from ..types.interface import Override, UserMessage
 from ..types.messages import BlobRef, clean
 from ..types.state import SEEN_IDS, RunState, Turn
-from ..types.wire import NewMessage, Override, UserMessage
+from ..types.wire import NewMessage
 from .past import remember
 from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError
+from ..types.interface import Start, UserMessage
 from ..types.state import RunState, read_state
-from ..types.wire import Start, UserMessage
 from .receive import send, unfit, unfit_override
 from .sizes import CONTEXT_BYTES, size
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..types.interface import ChildStatus, Status
 from ..types.state import RunState
-from ..types.wire import ChildStatus, Status
 from .decide import CallModel, Close, End, RunCalls, Wait, decide
 
 

@@ -6,7 +6,8 @@ import json
 
 from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, RunRow, TurnRow
-from ..types.wire import ModelInput, ModelOutput, NewMessage, Response
+from ..types.interface import Response
+from ..types.wire import ModelInput, ModelOutput, NewMessage
 
 
 def run_row(call: ModelCall, output: ModelOutput) -> RunRow:

@@ -19,7 +19,7 @@ from ..ports import ModelRequest, Provider, Store
 from ..ports.seams import models, servers
 from ..runtime import local
 from ..turn import Turn
-from ..types.wire import Response
+from ..types.interface import Response
 from ..worker import Engine, Lifespan
 from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
 from .service import Home, InProcessService

@@ -31,7 +31,7 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from ..types.wire import WORKFLOW
+from ..types.interface import WORKFLOW
 from ..worker import Engine
 from .execution import Execution, Started
 

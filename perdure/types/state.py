@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
+from .interface import Mode, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
-from .wire import AgentLimits, Call, Mode, New, TurnStatus
+from .wire import AgentLimits, Call, New
 
 SCHEMA_VERSION = 2
 """2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns)."""

@@ -14,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..client import Client
 from ..errors import InvalidInputError
 from ..translate import translated
-from ..types.wire import WORKFLOW
+from ..types.interface import WORKFLOW
 
 _NOISE = ("stackTrace", "identity", "workerVersion", "meteringMetadata")
 """Left out of files: what replay does not look at, and what names machines. ``sdkMetadata`` stays: its flags switch the

@@ -20,8 +20,8 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import InvalidInputError, PerdureError
+from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
-from ..types.wire import WORKFLOW
 from . import host, steps
 from .work import Work
 

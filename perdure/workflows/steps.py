@@ -40,8 +40,8 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         new=step.new,
         purpose=step.purpose,
         overrides=_overrides(state),
-        mode=state.mode,
-        resume=state.resume,
+        mode=state.mode if state.mode != "run" else None,
+        resume=state.resume or None,
         used=so_far.usage,
         cost_usd=so_far.cost_usd,
     )
@@ -100,8 +100,8 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
         new=step.new,
         purpose="close",
         closing=step.closing,
-        mode=state.mode,
-        resume=state.resume,
+        mode=state.mode if state.mode != "run" else None,
+        resume=state.resume or None,
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))

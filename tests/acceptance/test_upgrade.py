@@ -20,8 +20,9 @@ from perdure import Agent, Client, Message, Run, tool
 from perdure.ports import Commit, ModelRequest, Node, Outcome
 from perdure.store import Chain, open_store
 from perdure.testing import ScriptedProvider
+from perdure.types.interface import WORKFLOW
 from perdure.types.messages import ToolCallPart, ToolResultPart
-from perdure.types.wire import WORKFLOW, ModelInput, ModelOutput, NewMessage
+from perdure.types.wire import ModelInput, ModelOutput, NewMessage
 from tests.replay.record import HISTORIES
 from tests.support import faults
 from tests.support.checks import assert_closed, results, users

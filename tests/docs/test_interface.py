@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from perdure.types.wire import ChildStatus, Override, Response, Start, Status, TurnStatus, UserMessage
+from perdure.types.interface import ChildStatus, Override, Response, Start, Status, TurnStatus, UserMessage
 from perdure.workflows import AgentWorkflow
 from tests.docs.loopback import ROOT
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from perdure import Agent, RunContext, ToolContext, tool
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.wire import WORKFLOW
+from perdure.types.interface import WORKFLOW
 from tests.support.checks import results
 from tests.support.engine import Engine
 

@@ -20,7 +20,7 @@ from perdure.errors import (
 )
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.wire import WORKFLOW, UserMessage
+from perdure.types.interface import WORKFLOW, UserMessage
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate

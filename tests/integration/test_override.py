@@ -11,7 +11,7 @@ from perdure import Agent, register_provider, tool
 from perdure.errors import DefinitionError, MaxIterationsError, SettingsError
 from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call
-from perdure.types.wire import WORKFLOW, Override
+from perdure.types.interface import WORKFLOW, Override
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then

@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
-from perdure.types.wire import WORKFLOW
+from perdure.types.interface import WORKFLOW
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually

@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, tool
 from perdure.errors import DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider
-from perdure.types.wire import Override
+from perdure.types.interface import Override
 
 MODEL = "openai:gpt-5"
 

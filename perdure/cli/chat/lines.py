@@ -17,7 +17,7 @@ from ..progress import follow
 
 if TYPE_CHECKING:
     from ...turn import Turn
-    from ...types.wire import Response
+    from ...types.interface import Response
     from .talk import Talk
 
 

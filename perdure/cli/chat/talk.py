@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ...agent import Agent
     from ...client import Client
     from ...turn import Turn
+    from ...types.interface import Response
     from ...types.messages import Message
-    from ...types.wire import Response
     from ..show import Shown
 
 

@@ -9,8 +9,8 @@ from ..answers import text_of
 from ..conversation import arguments, conversation, printable, styled
 
 if TYPE_CHECKING:
+    from ...types.interface import Response
     from ...types.messages import Message
-    from ...types.wire import Response
     from ..show import Shown
 
 _TURNS = 3

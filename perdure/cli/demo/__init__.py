@@ -19,7 +19,7 @@ from ..options import AddressOption, NamespaceOption, ProfileOption
 if TYPE_CHECKING:
     from ...client import Client
     from ...run import Run
-    from ...types.wire import Response
+    from ...types.interface import Response
     from .cast import Cast
     from .sight import Tries
     from .story import Story

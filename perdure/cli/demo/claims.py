@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from .story import INJECTED
 
 if TYPE_CHECKING:
+    from ...types.interface import Response
     from ...types.messages import Message
-    from ...types.wire import Response
     from .sight import Tries
     from .story import Facts
 

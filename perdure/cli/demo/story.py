@@ -14,8 +14,8 @@ from .sight import InFlight, in_flight
 
 if TYPE_CHECKING:
     from ...run import Run
+    from ...types.interface import Response
     from ...types.messages import Message
-    from ...types.wire import Response
     from .cast import Cast
 
 KILL_AFTER = 2

@@ -11,8 +11,8 @@ from perdure.cli.completion import _defined
 from perdure.cli.connection import Server
 from perdure.cli.options import Output
 from perdure.cli.show import Shown
+from perdure.types.interface import Response, Status
 from perdure.types.messages import Message, ToolCallPart
-from perdure.types.wire import Response, Status
 
 
 def status(**facts: object) -> Status:

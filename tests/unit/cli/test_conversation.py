@@ -6,8 +6,8 @@ import pytest
 
 from perdure.cli.conversation import conversation
 from perdure.cli.show import Shown, as_plain, lines
+from perdure.types.interface import Status
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
-from perdure.types.wire import Status
 
 RESULT = ToolResultPart(call_id="1", name="look", content="one\ntwo\nthree\nfour\nfive")
 MESSAGES = [

@@ -7,8 +7,8 @@ import pytest
 from perdure.cli.demo.claims import claims
 from perdure.cli.demo.sight import InFlight, Tries
 from perdure.cli.demo.story import INJECTED, Facts
+from perdure.types.interface import Response
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
-from perdure.types.wire import Response
 
 CALL = ToolCallPart(id="1", name="look", arguments={})
 MESSAGES = (

@@ -14,18 +14,9 @@ from perdure.ports import Blob, Commit, ModelReply, Outcome
 from perdure.stages import JournalStage, TranscriptStage, compose_model
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
+from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
-from perdure.types.wire import (
-    INLINE_BYTES,
-    Call,
-    Closing,
-    ModelOutput,
-    NewMessage,
-    NewResult,
-    Refused,
-    Response,
-    ToolOutput,
-)
+from perdure.types.wire import INLINE_BYTES, Call, Closing, ModelOutput, NewMessage, NewResult, Refused, ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 

@@ -1,0 +1,166 @@
+"""What the outside says and sees, plain JSON under Temporal's default converter: the start, messages, answers, status.
+
+Any client in any language can send and read it. Whoever receives it parses it here; nothing else reads the raw
+dictionaries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from .duration import Seconds
+from .messages import BlobRef, Data, FinishReason, Message, Usage
+
+WORKFLOW = "AgentWorkflow"
+Mode = Literal["run", "session"]
+OnLimit = Literal["finish", "return", "error"]
+FinishProtocol = Literal["text", "tag"]
+
+
+class Strict(Data):
+    """Input from outside: an unknown field is a mistake that somebody should hear of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Override(Strict):
+    """What one call, or one turn, changes of its agent. What is left out stays as the agent has it."""
+
+    model: str | None = None
+    """``"<provider>:<model>"``."""
+    instructions: str | None = None
+    tools: tuple[str, ...] | None = None
+    """Names of the agent's tools that are offered; the others are not."""
+    settings: dict[str, Any] | None = None
+    """Merged over the agent's; None takes a setting away."""
+    provider_options: dict[str, Any] | None = None
+    """Merged over the agent's."""
+    finish: FinishProtocol | None = None
+    max_iterations: int | None = Field(default=None, ge=1)
+    on_limit: OnLimit | None = None
+
+
+class UserMessage(Strict):
+    """A message from a user. ``content`` is text, or where it is kept in the store.
+
+    None asks for a turn without a message: the model is called on the conversation as it stands.
+    """
+
+    content: str | BlobRef | None
+    id: str | None = Field(default=None, max_length=200)
+    """The sender's id: the same id counts once."""
+    by: str | None = Field(default=None, max_length=200)
+    """Who sent it, as the sender says."""
+    task_id: str | None = Field(default=None, min_length=1, max_length=200)
+    """Id of the turn, if this message opens one; it gets one without."""
+    override: Override | None = None
+    """What the turn changes of the agent, from its next model call on."""
+    store_id: str | None = Field(default=None, max_length=100)
+    """The store that holds ``content``, where it is kept in one."""
+
+
+class Start(Strict):
+    """The workflow's input: ``{"agent": "support", "message": "hi"}``."""
+
+    agent: str = Field(min_length=1, max_length=200)
+    message: str | UserMessage | None = None
+    """Without one the run waits for the first."""
+    mode: Mode = "run"
+    context: dict[str, Any] | None = None
+    """The author's own data of the run."""
+    history: str | None = Field(default=None, max_length=100)
+    """Head of the transcript to go on from."""
+    resume: bool = False
+    """Go on from where the conversation of this id ended, if there is one in the store."""
+    idle_timeout: Seconds | None = None
+    """A session that waits this long for a message closes; seconds, or text like ``"1h"``."""
+    override: Override | None = None
+    """What the whole run changes of its agent."""
+    store_id: str | None = Field(default=None, max_length=100)
+    """The store that holds ``history`` and blobs of the message."""
+    max_history_events: int | None = Field(default=None, gt=10)
+    """Continue as new past this many events; Temporal's own suggestion always counts."""
+
+
+class Response(Data):
+    """What a run came to. ``messages`` is empty until a client that has the store loads it."""
+
+    content: str = ""
+    """The answer."""
+    blob: BlobRef | None = None
+    """Where the answer is, if it is too large for history; clients with the store fill ``content`` from it."""
+    output: Any = None
+    """The typed output; the content for ``output=str``."""
+    iterations: int = 0
+    """Model calls of the turn."""
+    usage: Usage = Usage()
+    """Tokens of the turn."""
+    calls: int = 0
+    """Model calls that were paid for."""
+    cost_usd: float | None = None
+    """Cost of the turn; None where a price is not known."""
+    finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
+    """Why the turn ended: as the provider says of its last reply, or a limit, or an interrupt."""
+    finish_called: bool = False
+    """Whether the model gave the finish protocol's own sign (the tag)."""
+    context_id: str = ""
+    """Id of the conversation."""
+    task_id: str = ""
+    """Id of the turn."""
+    head: str | None = None
+    """Where the conversation ends now: the hash of its last node in the store."""
+    store_id: str | None = None
+    """Id of the store that has it."""
+    messages: tuple[Message, ...] = ()
+    """The conversation up to ``head``."""
+
+
+class TurnStatus(Data):
+    """How a turn stands: answer of the ``turn`` query."""
+
+    task_id: str
+    state: Literal["running", "completed", "failed", "cancelled", "unknown"]
+    """``unknown``: it was too long ago, and the store knows more; or there never was such a turn."""
+    response: Response | None = None
+    """Of a turn that has ended well, without messages."""
+    error_type: str | None = None
+    """Class name of what a turn failed with; ``error`` is its message."""
+    error: str | None = None
+
+
+class ChildStatus(Data):
+    """A tool call in flight."""
+
+    call_id: str
+    name: str
+    kind: str
+
+
+class Status(Data):
+    """What a run is at: answer of the ``status`` query."""
+
+    state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
+    """``waiting`` for a message, ``paused`` until an operator resumes it; or how the run ended."""
+    doing: Literal["model", "tools", "message", "closing", "nothing"] = "nothing"
+    """What it is at, or waits for."""
+    since: str | None = None
+    """When that began: ISO 8601, UTC."""
+    reason: str | None = None
+    """Why it is paused or stuck."""
+    agent: str
+    context_id: str
+    task_id: str | None = None
+    mode: Mode = "run"
+    iteration: int = 0
+    turn: int = 0
+    head: str | None = None
+    store_id: str | None = None
+    usage: Usage = Usage()
+    cost_usd: float | None = None
+    calls: tuple[ChildStatus, ...] = ()
+    queued: int = 0
+    """Injected messages that the model has not seen yet."""
+    refused: tuple[str, ...] = ()
+    """What was signalled but could not be understood, last ten."""
