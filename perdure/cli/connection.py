@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -34,8 +34,10 @@ async def connected(
     from .. import config
     from ..client import Client
 
-    # What it warns of, a run without a worker, a command shows by itself: as what the run waits for, or as its error.
+    # What they warn of (a run without a worker, a query that nobody answers) a command shows by itself: as what the run
+    # waits for, or as its error.
     logging.getLogger("perdure.client").setLevel(logging.ERROR)
+    _quiet_sdk()
     client = await Client.connect(
         address=server.address,
         namespace=server.namespace,
@@ -51,6 +53,15 @@ async def connected(
         yield client
     finally:
         await client.close()
+
+
+def _quiet_sdk() -> None:
+    """Temporal's core writes its warnings to stderr, unless the runtime that it makes first is told not to."""
+    from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
+
+    # Already set: a library in the user's file did it, or this is the second connection of the process.
+    with suppress(RuntimeError):
+        Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
 
 
 def address(client: Client) -> str:

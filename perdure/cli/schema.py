@@ -82,10 +82,10 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _docstrings() -> dict[tuple[str, str], str]:
     """What stands below each field, by class and name."""
-    from ..types import messages, wire
+    from ..types import interface, messages
 
     found: dict[tuple[str, str], str] = {}
-    for module in (messages, wire):
+    for module in (messages, interface):
         for model in ast.parse(inspect.getsource(module)).body:
             if not isinstance(model, ast.ClassDef):
                 continue
