@@ -88,6 +88,8 @@ def _between_turns(state: RunState) -> Next:
 
 
 def _model_or_limit(state: RunState, turn: Turn) -> Next:
+    if _fitting(state.carry) < len(state.carry) and any(isinstance(item, NewMessage) for item in state.carry):
+        return _closing(state, "waiting")  # what a stopped turn was told is more than one call is given
     taken = _room(state)
     new = (*state.carry, *state.inbox[:taken])
     limits = state.limits

@@ -33,6 +33,7 @@ def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     status = "running"
     if ended:
         status = (task.closing.turn or task.closing.status) if task.closing else "completed"
+        status = "running" if status == "waiting" else status  # a message extends it
     return TurnRow(task.context_id, task.task_id, status, output.head, _result(task, output), ids, call.asked_at)
 
 

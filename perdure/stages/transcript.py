@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.calls import closed_calls
@@ -44,7 +44,9 @@ class TranscriptStage:
         head = await self._last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
-        call.fresh = [*closed_calls(call.prefix or await self._behind(head, call.fresh), call.fresh), *call.fresh]
+        behind = call.prefix or await self._behind(head, call.fresh)
+        fresh = _unheard(behind, call.fresh) if task.resume else call.fresh
+        call.fresh = [*closed_calls(behind, fresh), *fresh]
         reply = await next(call)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
         blobs: list[Blob] = []
@@ -145,6 +147,15 @@ class TranscriptStage:
             return []
         last = next((message for message in reversed(call.prefix) if message.role == "system"), None)
         return [] if last is not None and last.text == reply.system else [Message.system(reply.system)]
+
+
+def _unheard(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
+    """``fresh`` without what the conversation has under the same id.
+
+    The first call of a new execution may have been recorded by a worker that was lost, and stopped before anybody knew.
+    """
+    heard = {message.id for message in behind if message.role == "user" and message.id}
+    return [message for message in fresh if message.role != "user" or message.id not in heard]
 
 
 def check_store(task: CallFacts, store_id: str) -> None:

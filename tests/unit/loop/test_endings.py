@@ -248,6 +248,20 @@ def test_what_a_stopped_turn_was_told_is_recorded_in_parts_that_fit():
     assert loop.decide(state) == loop.Wait("message")
 
 
+def test_what_a_stopped_turn_was_told_is_no_more_than_a_call_is_given_when_it_goes_on():
+    state = opened(mode="session")
+    for letter in "abc":
+        loop.receive(state, letter * 900_000)
+    loop.interrupt(state)
+    loop.stopped(state)
+    loop.receive(state, "On we go.")
+    parts = []
+    while isinstance(loop.decide(state), loop.Close):
+        parts.append([item.content[0] for item in close(state).new])
+    assert parts == [["h"], ["a"], ["b"]]
+    assert [text[0] for text in said(model(state, says("42")))] == ["c", "O"]
+
+
 def test_a_turn_that_is_stopped_at_its_limit_is_interrupted_and_does_not_fail():
     state = opened(mode="session")
     limits = AgentLimits(max_iterations=1, on_limit="error")

@@ -316,3 +316,13 @@ async def test_how_a_run_ends_says_nothing_of_a_turn_that_had_ended_before(store
     turn = await store.turn("run-1", "scope-1-1")
     assert turn is not None
     assert (turn.status, store.all_runs["run-1"].status) == ("completed", "cancelled")
+
+
+async def test_a_message_that_a_lost_attempt_recorded_is_not_said_twice(store: MemoryStore) -> None:
+    """A resumed execution's first call was recorded, its worker lost, and the call interrupted before anybody knew."""
+    m1, m2 = NewMessage(content="hi", id="m1"), NewMessage(content="Stop.", id="m2")
+    await call(store, reply("Hello."), scope="scope-2", resume=True, new=(m1,))
+    inner = Inner(reply("Yes?"))
+    second = await call(store, None, inner, scope="scope-2", op=1000, resume=True, new=(m1, m2))
+    assert [message.text for message in inner.calls[0].fresh] == ["Stop."]
+    assert [text for _, text in await said(store, second.output.head)] == ["hi", "Hello.", "Stop.", "Yes?"]
