@@ -52,18 +52,21 @@ async def list_runs(
     """Runs, the newest first. An execution that continued as new is not a run of its own."""
     found: dict[str, RunSummary] = {}
     known: set[str] = set()
-    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
-    async for seen in client.temporal.list_workflows(query):
-        if seen.id in known:
-            continue
-        known.add(seen.id)
-        name = await agent_of(client, seen)
-        state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
-        summary = RunSummary(seen.id, name, state, seen.start_time, seen.close_time)
-        if _wanted(summary, agent, status):
-            found[seen.id] = summary
-        if len(found) >= limit:
-            break
+    # Temporal lists all that are open before any that has ended, and takes no other order from us.
+    for which in ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'"):
+        matched = 0
+        async for seen in client.temporal.list_workflows(f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus {which}"):
+            if seen.id in known:
+                continue
+            known.add(seen.id)
+            name = await agent_of(client, seen)
+            state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
+            summary = RunSummary(seen.id, name, state, seen.start_time, seen.close_time)
+            if _wanted(summary, agent, status):
+                found[seen.id] = summary
+                matched += 1
+            if matched >= limit:
+                break
     if client.store_url is not None and len(found) < limit:
         for row in await (await client.store()).runs(agent=agent, status=status, limit=limit):
             started = datetime.fromisoformat(row.created_at)

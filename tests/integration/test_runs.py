@@ -225,3 +225,17 @@ async def test_a_run_waits_for_its_first_message(engine: Engine) -> None:
 async def _status_is(run: Any, state: str) -> Any:
     status = await run.status()
     return status if status.state == state else None
+
+
+async def test_the_newest_run_is_listed_first_also_behind_many_open_ones(engine: Engine) -> None:
+    async with engine.served(Agent("greeter", ScriptedProvider(["Hello."]))) as client:
+        for _ in range(3):
+            await client.start("greeter")  # waits for its first message
+        run = await client.start("greeter", "Hi")
+        await run.result()
+
+        async def first() -> bool:
+            (newest,) = await client.list(limit=1)
+            return (newest.id, newest.status) == (run.id, "completed")
+
+        await eventually(first, what="the run that was started last")
