@@ -64,8 +64,8 @@ async def start_input(
 
 
 def name_of(agent: str | Agent) -> str:
-    """The name by which workers know it."""
-    return agent if isinstance(agent, str) else agent.name
+    """The name by which workers know it; what is neither a name nor an agent as it is, for the check of the input."""
+    return getattr(agent, "name", agent)  # type: ignore[arg-type]  # whoever calls may not check types
 
 
 def checked_id(id: str | None) -> str | None:
@@ -80,7 +80,7 @@ def checked_id(id: str | None) -> str | None:
 
 def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
     """Plain JSON; how large it may be is the loop's to say, for every client."""
-    if not isinstance(agent, str):
+    if hasattr(agent, "check_context"):
         return agent.check_context(context) or None
     if not context:
         return None
@@ -101,7 +101,7 @@ def plain_override(agent: str | Agent, override: Override | Mapping[str, Any] | 
     """What is said of the agent, and nothing else. Raises ``DefinitionError`` where the agent's code is here."""
     if override is None:
         return None
-    if not isinstance(agent, str):
+    if hasattr(agent, "overridden"):
         agent.overridden(override)
     if isinstance(override, Override):
         return override.model_dump(mode="json", exclude_unset=True)

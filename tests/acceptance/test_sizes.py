@@ -44,7 +44,7 @@ def reader(iterations: int) -> Agent:
 async def _history_bytes(run: Run) -> int:
     """Of all executions of the run."""
     total = 0
-    async for seen in run._client.temporal.list_workflows(f"WorkflowId = '{run.id}'"):
+    async for seen in run.client.temporal.list_workflows(f"WorkflowId = '{run.id}'"):
         total += seen.raw_info.history_size_bytes
     described = await run.handle.describe()
     return max(total, described.raw_description.workflow_execution_info.history_size_bytes)
