@@ -25,9 +25,16 @@ class Server:
 
 @asynccontextmanager
 async def connected(
-    server: Server, *, start_server: bool = False, task_queue: str | None = None, actor: str | None = None
+    server: Server,
+    *,
+    start_server: bool = False,
+    task_queue: str | None = None,
+    actor: str | None = None,
+    warnings: bool = False,
 ) -> AsyncIterator[Client]:
     """A client for the length of the block. Raises ``ServerUnreachableError``.
+
+    ``warnings``: those of Temporal's SDK and of the client are shown, for an operator who reads a worker's log.
 
     The embedded server's store is used also when its address was named (``eval "$(perdure env)"``).
     """
@@ -36,8 +43,9 @@ async def connected(
 
     # What they warn of (a run without a worker, a query that nobody answers) a command shows by itself: as what the run
     # waits for, or as its error.
-    logging.getLogger("perdure.client").setLevel(logging.ERROR)
-    _quiet_sdk()
+    if not warnings:
+        logging.getLogger("perdure.client").setLevel(logging.ERROR)
+        _quiet_sdk()
     client = await Client.connect(
         address=server.address,
         namespace=server.namespace,

@@ -65,7 +65,7 @@ def _in_a_line(record: logging.LogRecord) -> bool:
 
 
 async def _serve(loaded: Loaded, server: Server, task_queue: str | None, drain: float | None) -> None:
-    async with connected(server, task_queue=task_queue) as client:
+    async with connected(server, task_queue=task_queue, warnings=True) as client:
         await serve(client, loaded, drain=drain, ready=lambda worker: print(line(client, worker), flush=True))
 
 

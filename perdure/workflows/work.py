@@ -49,7 +49,8 @@ class Work:
 
 
 async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> None:
-    # Met when everything that has arrived is applied.
+    # Lets in what arrived with the cancellation. What comes later still counts: an activity that is cancelled is waited
+    # for, and hands over the result that it had.
     await _through_cancellation(lambda: host.wait_condition(lambda: True))
     for task in tasks if stop else []:
         task.cancel()

@@ -404,5 +404,13 @@ async def test_a_conversation_goes_on_through_many_executions(engine: Engine) ->
         assert (await client.run(chat).turn(task_ids[0]).result()).content == "m0 (1)"
 
 
+async def test_a_message_of_20_mb_is_sent_and_sent_again(engine: Engine) -> None:
+    async with engine.served(talker(lambda r: str(len(users(r.messages)[-1])))) as client:
+        text = "x" * 20_000_000
+        turns = [await client.send("talker", text, id="u-20mb" + engine.task_queue, message_id="m1") for _ in range(2)]
+        assert turns[0].task_id == turns[1].task_id
+        assert (await turns[0].result()).content == str(len(text))
+
+
 def test_a_message_is_plain_json() -> None:
     assert UserMessage.model_validate_json('{"content": null}').content is None

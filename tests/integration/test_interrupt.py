@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client as Temporal
 
-from perdure import Agent, Client, Run, ToolContext, tool
+from perdure import Agent, Client, Run, ToolContext, Worker, tool
 from perdure.errors import RunCancelledError
 from perdure.loop.calls import open_calls
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from tests.support.checks import users
+from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -224,3 +225,37 @@ async def test_an_interrupt_of_a_model_call_whose_worker_is_lost(engine: Engine)
     async with engine.served(*stuck.agents()):
         response = await run.turn().result()
     assert response.content == "You said No, this."
+
+
+@pytest.mark.parametrize("how", ["go on", "stop", "cancel"])
+async def test_a_result_that_arrives_in_the_same_task_as_an_interrupt_is_kept(engine: Engine, how: str) -> None:
+    """The tool's worker is there, the workflow's is not: when it comes back, both are in its first task."""
+    gate = Gate()
+    elsewhere = f"{engine.task_queue}-tools"
+
+    @tool(task_queue=elsewhere)
+    async def work() -> str:
+        """Work."""
+        await gate()
+        return "worked"
+
+    agent = Agent("desk", ScriptedProvider([call("work"), "Done."]), tools=[work])
+    beside = Client(await Temporal.connect(engine.address), store_url=engine.store_url, task_queue=elsewhere)
+    async with Worker(beside, [agent], drain=1.0):
+        async with engine.served(agent) as client:
+            run = await client.start("desk", "Go.", mode="session")
+            await eventually(lambda: gate.entered)
+        gate.open()
+
+        async def worked() -> bool:
+            return not (await run.describe()).raw_description.pending_activities
+
+        await eventually(worked, what="the tool's result in history")
+        await (run.cancel() if how == "cancel" else run.interrupt("Stop." if how == "go on" else None))
+        async with engine.served(agent):
+
+            async def recorded() -> list[str]:
+                return results(await run.transcript())
+
+            assert await eventually(recorded) == ["worked"]
+    await beside.close()
