@@ -129,6 +129,9 @@ class ApprovalDecidedError(PerdureError):
 class ProviderError(PerdureError):
     """A model's API failed. ``retry_after`` is in seconds, where the API said it."""
 
+    fallback = True
+    """Whether the next model of a chain is asked. Not where it would be refused for the same reason."""
+
     def __init__(
         self,
         message: str,
@@ -157,9 +160,13 @@ class ModelNotFoundError(ProviderError):
 class BadRequestError(ProviderError):
     """The API refuses the request as it stands."""
 
+    fallback = False
+
 
 class ContextLengthError(BadRequestError):
     """The conversation is longer than the model takes."""
+
+    fallback = True  # another model may take more
 
 
 class ContentFilterError(ProviderError):

@@ -3,7 +3,18 @@
 Each protocol is small, names no SDK, and ships a public fake in ``perdure.testing``.
 """
 
-from .model import Completed, ModelRequest, Provider, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
+from .events import Batch, EventRow, Events, NewEvent, token
+from .model import (
+    Completed,
+    ModelRequest,
+    Provider,
+    Restarted,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolSpec,
+)
 from .stage import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from .store import (
     Blob,
@@ -24,22 +35,27 @@ from .store import (
 )
 
 __all__ = [
+    "Batch",
     "Blob",
     "Chain",
     "Claim",
     "Commit",
     "Completed",
+    "EventRow",
+    "Events",
     "Journal",
     "Memory",
     "MemoryWrite",
     "ModelCall",
     "ModelReply",
     "ModelRequest",
+    "NewEvent",
     "NextModel",
     "NextTool",
     "Node",
     "Outcome",
     "Provider",
+    "Restarted",
     "RunRow",
     "Runs",
     "Stage",
@@ -53,4 +69,5 @@ __all__ = [
     "Transcripts",
     "TurnRow",
     "Turns",
+    "token",
 ]

@@ -34,6 +34,8 @@ class ModelRequest:
     """Canonical settings (temperature, max_tokens, …), checked when the agent was defined."""
     provider_options: Mapping[str, Any] = field(default_factory=dict)
     """Sent unchanged."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of every file in ``messages`` that is kept as a blob, by the blob's hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,22 @@ class Completed:
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     """As the API names the model that answered."""
+    provider: str = ""
+    """Registered name of the provider that answered, where it is not the one that was asked (a chain of models)."""
 
 
-StreamEvent = TextDelta | ThinkingDelta | ToolCallDelta | Completed
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """What was streamed so far does not count: the model that was asked failed, and the next of a chain is asked."""
+
+    model: str
+    """``"<provider>:<model>"`` of the one that is asked now."""
+    error_type: str
+    """What the one before failed with; ``error`` is the message."""
+    error: str
+
+
+StreamEvent = TextDelta | ThinkingDelta | ToolCallDelta | Restarted | Completed
 
 
 class Provider(Protocol):

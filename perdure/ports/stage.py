@@ -8,7 +8,16 @@ from typing import Any, Protocol
 
 from ..types.messages import Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
+from .model import StreamEvent
 from .store import Commit, MemoryWrite
+
+
+def _unheard(event: StreamEvent) -> None:
+    """Nobody follows."""
+
+
+def _unsaid(message: str, data: Any) -> None:
+    """Nobody follows."""
 
 
 @dataclass(slots=True)
@@ -25,6 +34,10 @@ class ModelCall:
     """The transcript up to the head; set by the transcript stage."""
     fresh: Sequence[Message] = ()
     """What is new since the head; set by the transcript stage."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
+    emit: Callable[[StreamEvent], None] = _unheard
+    """Told of everything that the model streams, as it comes; set by the events stage."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the author's code wrote into memory during the call; committed with its outcome."""
 
@@ -56,6 +69,11 @@ class ToolCall:
     """From the input, or set by the transcript stage where they are too large for history."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the tool wrote into memory; committed with its outcome, unless that is an error."""
+    progress: Callable[[str, Any], None] = _unsaid
+    """Told of what the tool says of itself (``ctx.progress``): a text, and plain data; from any thread. Set by the
+    events stage."""
+    asked_at: str = ""
+    """When the first attempt of its activity was scheduled (``RunRow.asked_at``)."""
 
 
 NextModel = Callable[[ModelCall], Awaitable[ModelReply]]

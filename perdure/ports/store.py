@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..types.messages import BlobRef, Message
+from .events import Batch, Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,9 @@ class Blob:
     body: bytes
 
     @classmethod
-    def of(cls, text: str) -> Blob:
-        """The blob of ``text``: its UTF-8 bytes."""
-        body = text.encode()
+    def of(cls, content: str | bytes) -> Blob:
+        """The blob of ``content``: its bytes, of a text in UTF-8."""
+        body = content.encode() if isinstance(content, str) else content
         return cls(hashlib.sha256(body).hexdigest(), body)
 
     @property
@@ -105,6 +106,8 @@ class Commit:
     turn: TurnRow | None = None
     memory: Sequence[MemoryWrite] = ()
     """In order; the last change of a key is what counts."""
+    events: Batch | None = None
+    """Its token does not count here unless it is later than the feed's: what is recorded has happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,8 @@ class Journal(Protocol):
         """The recorded outcomes among ``keys``."""
         ...
 
-    async def claim(self, key: str, owner: str, *, again: bool = False) -> Claim:
-        """Record the intent of ``owner`` (one attempt) to act.
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
+        """Record the intent of ``owner`` (one attempt) to act, and with it, where it is ``new``, ``events``.
 
         The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or
         takes the claim over and gets ``new`` with ``again`` (an idempotent tool). A recorded outcome wins: ``done``.
@@ -137,7 +140,7 @@ class Journal(Protocol):
         """Write everything in one transaction; nodes and blobs that are there already count as written.
 
         Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key;
-        then nothing of this commit's run row, turn and memory is written. None without an outcome. A run row or turn
+        then nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row or turn
         that was asked for earlier than the recorded one (``asked_at``) is dropped; the rest is written.
         """
         ...
@@ -214,7 +217,7 @@ class Memory(Protocol):
         ...
 
 
-class Store(Journal, Transcripts, Runs, Turns, Memory, Protocol):
+class Store(Journal, Transcripts, Runs, Turns, Memory, Events, Protocol):
     """All of it, in one database. ``store_id`` names the database for good; it is known once the store is open."""
 
     store_id: str

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from .duration import Seconds
-from .messages import BlobRef, Data, FinishReason, Message, Usage
+from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
 WORKFLOW = "AgentWorkflow"
 Mode = Literal["run", "session"]
@@ -43,12 +43,12 @@ class Override(Strict):
 
 
 class UserMessage(Strict):
-    """A message from a user. ``content`` is text, or where it is kept in the store.
+    """A message from a user. ``content`` is text, where it is kept in the store, or parts: texts and files.
 
     None asks for a turn without a message: the model is called on the conversation as it stands.
     """
 
-    content: str | BlobRef | None
+    content: str | BlobRef | tuple[ContentPart, ...] | None
     id: str | None = Field(default=None, max_length=200)
     """The sender's id: the same id counts once."""
     by: str | None = Field(default=None, max_length=200)

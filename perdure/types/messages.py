@@ -37,6 +37,29 @@ class TextPart(Data):
     type: Literal["text"] = "text"
     text: str = ""
     blob: BlobRef | None = None
+    provider: str | None = None
+    opaque: dict[str, Any] | None = None
+    """For the provider alone, for instance a thought signature or citations."""
+
+
+class FilePart(Data):
+    """An image or another file. Exactly one of ``blob``, ``url`` and ``data`` says where its bytes are."""
+
+    type: Literal["file"] = "file"
+    media_type: str
+    """For instance ``image/png`` or ``application/pdf``."""
+    name: str | None = None
+    blob: BlobRef | None = None
+    """The bytes, in the store."""
+    url: str | None = None
+    """Where the provider is to fetch it."""
+    data: str | None = None
+    """The bytes in base64: only on the way in; a transcript has them as a blob."""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is a picture."""
+        return self.media_type.startswith("image/")
 
 
 class ThinkingPart(Data):
@@ -71,9 +94,27 @@ class ToolResultPart(Data):
     content: str = ""
     blob: BlobRef | None = None
     is_error: bool = False
+    files: tuple[FilePart, ...] = ()
+    """Images and files that the tool gave besides its text."""
 
 
-Part = Annotated[TextPart | ThinkingPart | ToolCallPart | ToolResultPart, Field(discriminator="type")]
+class OpaquePart(Data):
+    """A piece of a reply that only its provider understands (redacted thinking, a search that its servers made).
+
+    It goes back to the same provider, unread and unchanged; every other one is not told of it.
+    """
+
+    type: Literal["opaque"] = "opaque"
+    provider: str
+    data: dict[str, Any]
+
+
+Part = Annotated[
+    TextPart | FilePart | ThinkingPart | ToolCallPart | ToolResultPart | OpaquePart, Field(discriminator="type")
+]
+
+ContentPart = Annotated[TextPart | FilePart, Field(discriminator="type")]
+"""What a user's message may consist of, where it is not text alone."""
 
 
 class Usage(Data):
@@ -84,7 +125,11 @@ class Usage(Data):
     output_tokens: int = 0
     """Everything the model wrote, reasoning included."""
     cached_tokens: int = 0
+    """Of the input: read from the provider's cache."""
     reasoning_tokens: int = 0
+    """Of the output."""
+    cache_write_tokens: int = 0
+    """Of the input: written into the provider's cache."""
 
     @property
     def total_tokens(self) -> int:
@@ -97,6 +142,7 @@ class Usage(Data):
             output_tokens=self.output_tokens + other.output_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def __sub__(self, other: Usage) -> Usage:
@@ -105,6 +151,7 @@ class Usage(Data):
             output_tokens=self.output_tokens - other.output_tokens,
             cached_tokens=self.cached_tokens - other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            cache_write_tokens=self.cache_write_tokens - other.cache_write_tokens,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .interface import FinishProtocol, Mode, OnLimit
-from .messages import BlobRef, Data, FinishReason, Usage
+from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 
 MODEL_ACTIVITY = "perdure.model"
 TOOL_ACTIVITY = "tool."
@@ -25,7 +25,7 @@ class NewMessage(Data):
     """A user message that joins the conversation."""
 
     kind: Literal["message"] = "message"
-    content: str | BlobRef
+    content: str | BlobRef | tuple[ContentPart, ...]
     id: str | None = None
     by: str | None = None
     store_id: str | None = None
@@ -203,4 +203,6 @@ class ToolOutput(Data):
     content: str | None = None
     blob: BlobRef | None = None
     is_error: bool = False
+    files: tuple[FilePart, ...] = ()
+    """Images and files, in the store."""
     status: Literal["done", "unknown", "cancelled"] = "done"

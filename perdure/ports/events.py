@@ -1,0 +1,72 @@
+"""What the engine asks of a store of events: an order per conversation, whoever writes, and a way to follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..types.events import Event, Span
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event that is to be recorded; its ``seq`` and its spans are the store's to say."""
+
+    event: Event
+    key: str | None = None
+    """Where the conversation has an event of that key already, this one is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events of one conversation, recorded at once and in this order, or not at all.
+
+    ``token`` says when whoever writes was asked to (``asked_at`` and attempt, see :func:`token`): tokens sort as the
+    times do. The feed of a conversation remembers the latest token of a batch that ``advances`` it, and a batch with an
+    earlier one comes too late, from a worker that was taken for lost: it is dropped whole. A batch that brings a later
+    one, while deltas of the earlier one are neither complete nor retracted, is preceded by a ``model.retracted`` of
+    them (``WorkerLost``) that the store makes.
+
+    A ``model.retracted`` in a batch is given, as its spans, the deltas that neither count nor were retracted before; it
+    is dropped where there are none. A ``model.completed`` is given all deltas of the conversation, and they are
+    deleted with it.
+    """
+
+    context_id: str
+    events: Sequence[NewEvent]
+    token: str = ""
+    advances: bool = False
+
+
+def token(asked_at: str, attempt: int | None = None) -> str:
+    """The token of an attempt of an activity; without ``attempt``, of its outcome, behind all its attempts."""
+    return f"{asked_at}/{'~' if attempt is None else f'{attempt:06d}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """A recorded event: see ``types.events.read_event``."""
+
+    seq: int
+    task_id: str | None
+    type: str
+    body: bytes
+    spans: tuple[Span, ...] = ()
+    """``replaces`` of a ``model.completed``, ``retracts`` of a ``model.retracted``."""
+
+
+class Events(Protocol):
+    """The events of conversations. All methods raise ``StoreError`` when the store fails."""
+
+    async def append(self, batch: Batch) -> bool:
+        """Record ``batch`` in a transaction of its own. False where it came too late."""
+        ...
+
+    async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """Events behind number ``after``, in order."""
+        ...
+
+    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
+        """Wait, ``timeout`` seconds at most, until the conversation has an event behind ``after``; whether it has."""
+        ...

@@ -1,0 +1,271 @@
+"""What happens in a run, as whoever follows it is told: a closed union of events, numbered per conversation.
+
+    run · turn                                       how the conversation, and a turn of it, stand
+    message.injected                                 a user's message has joined the conversation
+    model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
+    tool.started · progress · completed              one tool call
+    limit · error                                    a limit was reached; an attempt failed
+
+Events are kept in the store, beside the transcript, never in Temporal's history. ``seq`` orders those of one
+conversation and is what ``run.events(after=…)`` takes. Numbers are missing only where a ``model.completed`` names them
+in ``replaces``: the deltas of a reply go when the reply is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from .messages import BlobRef, Data, FilePart, FinishReason, Usage
+
+Span = tuple[int, int]
+"""First and last number of a row of events."""
+
+
+class _Event(Data):
+    """What every event has."""
+
+    context_id: str = ""
+    """Id of the conversation."""
+    task_id: str | None = None
+    """Id of the turn."""
+    seq: int = 0
+    """Its number in the conversation, from 1; 0 for one that is not recorded yet."""
+    at: str = ""
+    """When it happened: ISO 8601, UTC."""
+    attempt: int = 1
+    """Of the activity that says so: more than 1 where an earlier attempt failed or its worker was lost."""
+
+
+class RunEvent(_Event):
+    """The conversation was begun, waits, is paused, goes on, or has ended."""
+
+    type: Literal["run"] = "run"
+    state: Literal[
+        "started", "waiting", "paused", "running", "completed", "failed", "cancelled", "terminated", "timed_out"
+    ]
+    """``waiting`` for the next message; ``paused`` until an operator resumes it; ``running`` again after a pause."""
+    agent: str = ""
+    reason: str | None = None
+    """Why it is paused; who or what ended it."""
+    error_type: str | None = None
+    """Class name of what it failed with; ``error`` is its message."""
+    error: str | None = None
+
+
+class TurnEvent(_Event):
+    """A turn was begun or has ended.
+
+    A message that arrives as a turn ends extends it: then more events of the turn follow its end, and another end.
+    """
+
+    type: Literal["turn"] = "turn"
+    state: Literal["started", "completed", "failed", "cancelled"]
+    content: str = ""
+    """The answer; empty where it is in ``blob``."""
+    blob: BlobRef | None = None
+    finish_reason: str | None = None
+    iterations: int = 0
+    usage: Usage = Usage()
+    """Tokens of the turn; ``cost_usd`` is their cost."""
+    cost_usd: float | None = None
+    error_type: str | None = None
+    error: str | None = None
+
+
+class MessageInjected(_Event):
+    """A user's message has joined the conversation: the model call that follows is given it."""
+
+    type: Literal["message.injected"] = "message.injected"
+    id: str | None = None
+    """The sender's id of it."""
+    by: str | None = None
+    content: str = ""
+    """Its text; empty where it is in ``blob``."""
+    blob: BlobRef | None = None
+    files: tuple[FilePart, ...] = ()
+
+
+class ModelStarted(_Event):
+    """A model is asked. Of one model call there may be several: an attempt, or a model of a chain, may fail."""
+
+    type: Literal["model.started"] = "model.started"
+    iteration: int = 0
+    model: str = ""
+    """``"<provider>:<model>"``."""
+
+
+class ModelDelta(_Event):
+    """More of a reply. It counts until ``model.retracted`` or ``model.completed`` says otherwise."""
+
+    type: Literal["model.delta"] = "model.delta"
+    iteration: int = 0
+    kind: Literal["text", "thinking", "tool_call"] = "text"
+    text: str = ""
+    """More text or thinking, or more of a tool call's arguments as raw JSON."""
+    offset: int = 0
+    """Characters of the same text, thinking or arguments before this."""
+    index: int = 0
+    """Of a tool call: its place among the calls of the reply."""
+    call_id: str = ""
+    name: str = ""
+    partial: Any = None
+    """Of a tool call: its arguments as far as they can be read, an object of which fields may be missing. Read from all
+    deltas of the call so far, by whoever follows; not stored."""
+
+
+class CallSaid(Data):
+    """A tool call of a reply."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None = None
+    """None where they are large: they are in the transcript."""
+
+
+class ModelCompleted(_Event):
+    """The reply is whole and recorded. What it says counts in place of every delta that ``replaces`` names."""
+
+    type: Literal["model.completed"] = "model.completed"
+    iteration: int = 0
+    model: str = ""
+    """As the API names the model that answered."""
+    text: str = ""
+    """The reply's text; empty where it is in ``blob``."""
+    blob: BlobRef | None = None
+    calls: tuple[CallSaid, ...] = ()
+    finish_reason: FinishReason = "stop"
+    usage: Usage = Usage()
+    cost_usd: float | None = None
+    head: str | None = None
+    """The transcript's node that ends with the reply."""
+    replaces: tuple[Span, ...] = ()
+    """Numbers of events that are gone: the only ones that a reader may miss."""
+
+
+class ModelRetracted(_Event):
+    """What was streamed of a reply does not count: the attempt failed, or its worker was lost."""
+
+    type: Literal["model.retracted"] = "model.retracted"
+    iteration: int = 0
+    retracts: tuple[Span, ...] = ()
+    """Numbers of the deltas that do not count."""
+    reason: str = ""
+    """Class name of the error, ``WorkerLost``, ``Interrupted`` or ``WorkerStopped``."""
+
+
+class ToolStarted(_Event):
+    """A tool begins."""
+
+    type: Literal["tool.started"] = "tool.started"
+    call_id: str
+    name: str
+    arguments: dict[str, Any] | None = None
+    """None where they are large: they are in the transcript."""
+
+
+class ToolProgress(_Event):
+    """What a tool says of itself while it runs (``ctx.progress``)."""
+
+    type: Literal["tool.progress"] = "tool.progress"
+    call_id: str
+    name: str
+    message: str = ""
+    data: Any = None
+    """Plain JSON of the author's."""
+
+
+class ToolCompleted(_Event):
+    """What a tool call came to."""
+
+    type: Literal["tool.completed"] = "tool.completed"
+    call_id: str
+    name: str
+    content: str = ""
+    """What the model is told; empty where it is in ``blob``."""
+    blob: BlobRef | None = None
+    files: tuple[FilePart, ...] = ()
+    is_error: bool = False
+
+
+class LimitReached(_Event):
+    """A limit was reached: the model is asked for its answer now, or the turn ends."""
+
+    type: Literal["limit"] = "limit"
+    kind: Literal["max_iterations"] = "max_iterations"
+    limit: float = 0
+
+
+class ErrorEvent(_Event):
+    """An attempt failed."""
+
+    type: Literal["error"] = "error"
+    activity: str = ""
+    """``perdure.model``, or ``tool.<name>``."""
+    error_type: str = ""
+    error: str = ""
+    final: bool = False
+    """Whether it is not tried again."""
+    retry_in: float | None = None
+    """Seconds until the next attempt, where the provider said so."""
+    call_id: str | None = None
+
+
+Event = Annotated[
+    RunEvent
+    | TurnEvent
+    | MessageInjected
+    | ModelStarted
+    | ModelDelta
+    | ModelCompleted
+    | ModelRetracted
+    | ToolStarted
+    | ToolProgress
+    | ToolCompleted
+    | LimitReached
+    | ErrorEvent,
+    Field(discriminator="type"),
+]
+
+_events: TypeAdapter[Event] = TypeAdapter(Event)
+_OWN = {"context_id", "task_id", "seq", "type", "replaces", "retracts", "partial"}
+"""What the store keeps apart, or makes."""
+
+
+def event_body(event: Event) -> bytes:
+    """What is stored of ``event`` beside its number, type, conversation and turn: JSON, defaults left out."""
+    return json.dumps(event.model_dump(mode="json", exclude_defaults=True, exclude=_OWN)).encode()
+
+
+def read_event(
+    context_id: str, seq: int, task_id: str | None, type: str, body: bytes, spans: tuple[Span, ...] = ()
+) -> Event | None:
+    """The event again; None for a type that only a newer perdure knows. ``spans``: see ``EventRow``."""
+    if type not in EVENT_TYPES:
+        return None
+    plain = json.loads(body) | {"context_id": context_id, "seq": seq, "task_id": task_id, "type": type}
+    if spans:
+        plain["replaces" if type == "model.completed" else "retracts"] = spans
+    return _events.validate_python(plain)
+
+
+EVENT_TYPES = frozenset(
+    kind.model_fields["type"].default
+    for kind in (
+        RunEvent,
+        TurnEvent,
+        MessageInjected,
+        ModelStarted,
+        ModelDelta,
+        ModelCompleted,
+        ModelRetracted,
+        ToolStarted,
+        ToolProgress,
+        ToolCompleted,
+        LimitReached,
+        ErrorEvent,
+    )
+)
+"""Every ``type`` of the union."""
