@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from temporalio.client import (
 from temporalio.service import RPCError
 
 from .errors import NoWorkerError, PerdureError, StoreMismatchError
+from .following import follow
 from .ports import Store
 from .runs import agent_of, closed_status, has_poller, pending_reason
 from .store import Chain
 from .translate import run_error, translated, unreachable
+from .types.events import Event
 from .types.interface import Response, Status
 from .types.messages import Message
 
@@ -71,6 +74,17 @@ class Reading:
         finally:
             watch.cancel()
         return await self.with_messages(Response.model_validate(raw))
+
+    def events(self, after: int = 0, *, wait: bool = True) -> AsyncIterator[Event]:
+        """What happens in the run, behind number ``after``, until it has ended; without ``wait`` what happened so far.
+
+        ``after`` is the ``seq`` of the last event that was seen: whoever comes back with it misses nothing, and sees
+        nothing twice. Events come from the store; following adds nothing to Temporal's history.
+
+        Raises ``RunNotFoundError``; ``TranscriptUnavailableError`` without a store; ``StoreError`` where the store
+        cannot be read for a minute.
+        """
+        return follow(self, after, wait=wait)
 
     @property
     def has_store(self) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import RunCancelledError, RunNotFoundError, ServerUnreachableError, from_type
+from .following import follow_turn
 from .ports import TurnRow
 from .reading import QUERY
 from .runs import closed_status
 from .translate import run_error
+from .types.events import Event
 from .types.interface import Response, TurnStatus
 
 if TYPE_CHECKING:
@@ -68,6 +71,17 @@ class Turn:
         finally:
             watch.cancel()
 
+    def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """What happens in the turn, behind number ``after``, until it has ended. See :meth:`Run.events`."""
+        return follow_turn(self, after)
+
+    async def over(self) -> bool:
+        """Whether the turn has ended for good. Raises ``RunNotFoundError`` for a turn that nobody knows."""
+        status = await self.status()
+        if status.state == "unknown":
+            raise self._unknown(status)
+        return status.state != "running" and not await self._in_a_task()
+
     async def interrupt(self, message: str | None = None, *, id: str | None = None, by: str | None = None) -> None:
         """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
         await self.run.interrupt(message, id=id, by=by)
@@ -92,7 +106,10 @@ class Turn:
         if status.state == "cancelled":
             why = f"run {self.run.id!r} was cancelled before this turn had its answer"
             raise RunCancelledError(status.error or why)
-        raise RunNotFoundError(
+        raise self._unknown(status)
+
+    def _unknown(self, status: TurnStatus) -> RunNotFoundError:
+        return RunNotFoundError(
             f"run {self.run.id!r} has no turn {status.task_id!r}",
             hint="A turn of long ago is in the store: give this client store_url=….",
         )
