@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from hypothesis import given
@@ -16,7 +17,7 @@ def pieces(text: str, cuts: list[int]) -> list[ModelDelta]:
     places = sorted({0, *(cut % (len(text) + 1) for cut in cuts), len(text)})
     return [
         ModelDelta(kind="tool_call", text=text[a:b], offset=a, name="finish", call_id="c", seq=n + 1)
-        for n, (a, b) in enumerate(zip(places, places[1:], strict=False))
+        for n, (a, b) in enumerate(itertools.pairwise(places))
     ]
 
 
@@ -26,8 +27,8 @@ async def nothing(event: ModelDelta) -> list[ModelDelta]:
 
 async def test_fields_arrive_one_by_one() -> None:
     partials = Partials(nothing)
-    seen = [(await partials.read(d)).partial for d in pieces('{"name": "Ana", "age": 41}', [3, 11, 14, 22, 24])]
-    assert seen == [{}, {"name": "A"}, {"name": "Ana"}, {"name": "Ana"}, {"name": "Ana"}, {"name": "Ana", "age": 41}]
+    seen = [(await partials.read(d)).partial for d in pieces('{"name": "Ana", "age": 41}', [3, 11, 14, 22])]
+    assert seen == [{}, {"name": "A"}, {"name": "Ana"}, {"name": "Ana"}, {"name": "Ana", "age": 41}]
 
 
 async def test_who_comes_in_the_middle_reads_what_stands_before() -> None:
