@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ports import Claim, Commit, Journal
+from ..ports import Batch, Claim, Commit, Journal
 from .lru import ByteLRU
 
 CACHE_BYTES = 64 * 1024 * 1024
@@ -32,12 +32,12 @@ class CachedJournal:
             found |= read
         return found
 
-    async def claim(self, key: str, owner: str, *, again: bool = False) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
         body = self._outcomes.get(key)
         if body is not None:
             return Claim("done", body)
-        claim = await self._journal.claim(key, owner, again=again)
+        claim = await self._journal.claim(key, owner, again=again, events=events)
         if claim.outcome is not None:
             self._keep(key, claim.outcome)
         return claim

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ..errors import StoreError, TranscriptCorruptedError
-from ..ports import Claim, Commit, Node, RunRow, TurnRow
+from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
+from .feed import MemoryFeed
 
 
 @dataclass(slots=True)
@@ -20,11 +22,29 @@ class Entry:
     outcome: bytes | None = None
 
 
+class _Waiter:
+    """Whoever waits for an event of a conversation behind ``after``, on its own event loop."""
+
+    def __init__(self, context_id: str, after: int) -> None:
+        self.context_id = context_id
+        self.after = after
+        self._loop = asyncio.get_running_loop()
+        self.news: asyncio.Future[bool] = self._loop.create_future()
+
+    def wake(self) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        if not self.news.done():
+            self.news.set_result(True)
+
+
 class MemoryStore:
     """A ``Store`` that forgets everything with the object, for tests of what uses one.
 
     Everything is open to a test: change ``all_nodes`` or ``all_blobs`` to alter a transcript, set ``failure`` to let
-    every call raise, read ``commits`` for what was written, in order.
+    every call raise, read ``commits`` for what was written, in order, and ``feeds`` for events.
     """
 
     def __init__(self, *, now: Callable[[], str] | None = None) -> None:
@@ -38,6 +58,8 @@ class MemoryStore:
         self.sent: dict[tuple[str, str], str] = {}
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
+        self.feeds: dict[str, MemoryFeed] = {}
+        self._waiting: set[_Waiter] = set()
         self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
         self._id = uuid.uuid4().hex
 
@@ -55,9 +77,15 @@ class MemoryStore:
         found = {key: self.journal[key].outcome for key in keys if key in self.journal}
         return {key: outcome for key, outcome in found.items() if outcome is not None}
 
-    async def claim(self, key: str, owner: str, *, again: bool = False) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
         self._check()
+        claim = self._claim(key, owner, again)
+        if events is not None and claim.state == "new":
+            self._write_events(events)
+        return claim
+
+    def _claim(self, key: str, owner: str, again: bool) -> Claim:
         entry = self.journal.get(key)
         if entry is None:
             self.journal[key] = Entry(owner, 1)
@@ -95,6 +123,8 @@ class MemoryStore:
                 self.memory.pop((write.namespace, write.key), None)
             else:
                 self.memory[write.namespace, write.key] = write.value
+        if commit.events is not None:
+            self._write_events(commit.events, recorded=True)
         return commit.outcome.body if commit.outcome is not None else None
 
     async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
@@ -147,6 +177,41 @@ class MemoryStore:
         self._check()
         keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
         return {key: self.memory[namespace, key] for key in keys[:limit]}
+
+    async def append(self, batch: Batch) -> bool:
+        """Record ``batch``. False where it came too late."""
+        self._check()
+        return self._write_events(batch)
+
+    async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """Events behind number ``after``, in order."""
+        self._check()
+        feed = self.feeds.get(context_id)
+        return feed.after(after, limit) if feed is not None else []
+
+    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
+        """Wait until the conversation has an event behind ``after``."""
+        self._check()
+        feed = self.feeds.get(context_id)
+        if feed is not None and feed.seq > after:
+            return True
+        waiter = _Waiter(context_id, after)
+        self._waiting.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiter.news
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(waiter)
+
+    def _write_events(self, batch: Batch, *, recorded: bool = False) -> bool:
+        feed = self.feeds.setdefault(batch.context_id, MemoryFeed(batch.context_id))
+        written = feed.write(batch, self._now(), recorded=recorded)
+        for waiter in [waiter for waiter in self._waiting if waiter.context_id == feed.context_id]:
+            if waiter.after < feed.seq:
+                waiter.wake()
+        return written
 
     def _write_turn(self, turn: TurnRow) -> None:
         at = (turn.context_id, turn.task_id)

@@ -251,6 +251,12 @@ def read_event(
     return _events.validate_python(plain)
 
 
+def lost(delta: Event, at: str) -> ModelRetracted:
+    """What a store says of open deltas, ``delta`` one of them, when somebody else takes the call or the run over."""
+    iteration = delta.iteration if isinstance(delta, ModelDelta) else 0
+    return ModelRetracted(task_id=delta.task_id, at=at, attempt=delta.attempt, iteration=iteration, reason="WorkerLost")
+
+
 EVENT_TYPES = frozenset(
     kind.model_fields["type"].default
     for kind in (
