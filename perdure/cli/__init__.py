@@ -12,7 +12,24 @@ import sys
 import typer
 
 from ..errors import PerdureError
-from . import chat, demo, dev, doctor, env, listing, replay, run, schema, send, server, show, steer, wait, worker
+from . import (
+    chat,
+    demo,
+    dev,
+    doctor,
+    env,
+    events,
+    listing,
+    replay,
+    run,
+    schema,
+    send,
+    server,
+    show,
+    steer,
+    wait,
+    worker,
+)
 from .failure import report
 
 app = typer.Typer(
@@ -29,6 +46,7 @@ app.command()(dev.dev)
 app.command()(worker.worker)
 app.command("list")(listing.list_)
 app.command()(show.show)
+app.command()(events.events)
 app.command()(send.send)
 app.command()(wait.wait)
 app.command()(steer.inject)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,11 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..run import Run
+    from ..types.events import Event
     from ..types.interface import Response
+
+Watch = Callable[["Event"], None]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ def run(
     message: Annotated[str, typer.Argument(help="What to say to it; - reads standard input.")],
     file: FileOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the id and leave.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show replies as they are written, and every call.")] = False,
     id: Annotated[str | None, typer.Option(help="Id of the run; made up without.", show_default=False)] = None,
     context: ContextOption = None,
     task_queue: QueueOption = None,
@@ -62,7 +68,13 @@ def run(
     output: OutputOption = Output.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a run and print its answer; what it is at is shown on stderr. Ctrl-C leaves the run running."""
+    """Start a run and print its answer; what it is at is shown on stderr. Ctrl-C leaves the run running.
+
+    With --follow the replies are printed as they are written, and what else happens on stderr; with -o jsonl as well,
+    all that happens is printed, an event a line.
+    """
+    if detach and follow:
+        raise InvalidInputError("-d leaves at once, --follow stays", hint="perdure events ID -f follows a run later.")
     if detach and file:
         raise InvalidInputError(
             "-d leaves at once, and with it the worker that --file brings",
@@ -71,17 +83,19 @@ def run(
     server = Server(address, namespace, profile, store_url)
     order = Order(agent, message_of(message), id, json_object(context), file, task_queue, server)
     output = chosen(output, as_json)
+    watch = _shown(output) if follow else None
     if detach:
         _print_id(asyncio.run(_start(order)), output)
         return
     started: list[str] = []
     try:
-        response = asyncio.run(_follow(order, started))
+        response = asyncio.run(_follow(order, started, watch))
     except KeyboardInterrupt:
         if started:
             sys.stderr.write(_farewell(started[0], order))
         raise typer.Exit(130) from None
-    print_answer(response, output)
+    if not follow or output is Output.JSON:
+        print_answer(response, output)
 
 
 async def _start(order: Order) -> str:
@@ -89,16 +103,36 @@ async def _start(order: Order) -> str:
         return (await client.start(order.agent, order.message, id=order.id, context=order.context)).id
 
 
-async def _follow(order: Order, started: list[str]) -> Response:
-    """Start the run, show how it gets on, return its answer. ``started`` is given its id."""
+async def _follow(order: Order, started: list[str], watch: Watch | None) -> Response:
+    """Start the run, show how it gets on, return its answer. ``started`` is given its id, ``watch`` what happens."""
     from .progress import follow
     from .serving import served
 
     async with served(order.server, order.agent, file=order.file, task_queue=order.task_queue) as (client, agent):
         run = await client.start(agent, order.message, id=order.id, context=order.context)
         started.append(run.id)
-        async with follow(run):
-            return await answer(run, run.result())
+        if watch is None:
+            async with follow(run):
+                return await answer(run, run.result())
+        sys.stderr.write(f"run {run.id}\n")
+        return await answer(run, _watched(run, watch))
+
+
+async def _watched(run: Run, watch: Watch) -> Response:
+    async for event in run.events():
+        watch(event)
+    return await run.result()
+
+
+def _shown(output: Output) -> Watch:
+    """What is done with each event."""
+    from .conversation import colours
+    from .event_lines import EventLines
+
+    if output is Output.JSONL:
+        return lambda event: print(event.model_dump_json(exclude_none=True), flush=True)
+    text = sys.stderr if output is Output.JSON else sys.stdout
+    return EventLines(text, sys.stderr, colour=colours(), brief=True).show
 
 
 def _print_id(id: str, output: Output) -> None:

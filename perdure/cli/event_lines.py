@@ -1,0 +1,117 @@
+"""What happens in a run, as a person reads it: replies as they are written, and a line for everything else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from .conversation import arguments, printable, styled
+
+if TYPE_CHECKING:
+    from ..types.events import Event, RunEvent, ToolCompleted, TurnEvent
+
+_RESULT_LINES = 3
+_RESULT_CHARS = 300
+
+
+class EventLines:
+    """Writes events as they come: text of replies to ``text``, everything else, a line each, to ``beside``.
+
+    ``brief``: a run's and a turn's ordinary course is not told.
+    """
+
+    def __init__(
+        self, text: TextIO = sys.stdout, beside: TextIO = sys.stdout, *, colour: bool = False, brief: bool = False
+    ) -> None:
+        from ..following import LiveText
+
+        self._text = text
+        self._beside = beside
+        self._colour = colour
+        self._brief = brief
+        self._live = LiveText()
+        self._open = False
+        """Whether the last line of text is not ended yet."""
+
+    def show(self, event: Event) -> None:
+        """Write what there is to say of it."""
+        if piece := self._live.feed(event):
+            self._text.write(_safe(piece))
+            self._text.flush()
+            self._open = not piece.endswith("\n")
+        lines = list(self._lines(event))
+        if event.type == "model.completed" or lines:
+            self.end_line()
+        for line in lines:
+            self._beside.write(f"{line}\n")
+        self._beside.flush()
+
+    def end_line(self) -> None:
+        """Begin a new line, if text stands on the last one."""
+        if self._open:
+            self._text.write("\n")
+            self._text.flush()
+            self._open = False
+
+    def _lines(self, event: Event) -> Iterator[str]:
+        match event.type:
+            case "run":
+                yield from self._run(event)
+            case "turn":
+                yield from self._turn(event)
+            case "message.injected":
+                if not self._brief:
+                    yield self._styled(f"user {event.by or ''}".rstrip() + f": {_cut(event.content) or '…'}", "cyan")
+            case "model.completed":
+                for call in event.calls:
+                    said = "…" if call.arguments is None else arguments(call.arguments)
+                    yield self._styled(f"→ {printable(call.name)}({printable(said)})", "blue")
+            case "model.retracted":
+                yield self._styled(f"(the reply is written again: {event.reason})", "yellow")
+            case "tool.progress":
+                yield self._styled(f"… {printable(event.name)}: {printable(event.message)}", "dim")
+            case "tool.completed":
+                yield self._result(event)
+            case "limit":
+                yield self._styled(f"(the limit of {event.limit:g} iterations is reached)", "yellow")
+            case "error":
+                then = "" if event.final else " (it is tried again)"
+                yield self._styled(f"error: {event.error_type}: {_cut(event.error)}{then}", "red")
+
+    def _run(self, event: RunEvent) -> Iterator[str]:
+        ordinary = ("started", "waiting", "running", "completed")
+        if event.state in ordinary and self._brief:
+            return
+        said = ": ".join(part for part in (event.error_type, event.error or event.reason) if part)
+        style = "dim" if event.state in ordinary else "yellow"
+        yield self._styled(f"run {event.state.replace('_', ' ')}{f' ({_cut(said)})' if said else ''}", style)
+
+    def _turn(self, event: TurnEvent) -> Iterator[str]:
+        if self._brief and event.state in ("started", "completed"):
+            return
+        cost = "" if event.cost_usd is None else f", ${event.cost_usd:.4f}"
+        took = f" ({event.usage.total_tokens:,} tokens{cost})" if event.state == "completed" else ""
+        yield self._styled(f"turn {event.state}{took}", "dim")
+
+    def _result(self, event: ToolCompleted) -> str:
+        said = _cut(event.content) if event.blob is None else f"{event.blob.size:,} bytes"
+        files = "".join(f" [{file.name or file.media_type}]" for file in event.files)
+        mark, style = ("✗", "red") if event.is_error else ("←", "dim")
+        return self._styled(f"{mark} {printable(event.name)}: {said}{files}", style)
+
+    def _styled(self, text: str, style: str) -> str:
+        return styled(text, style, on=self._colour)
+
+
+def _cut(text: str) -> str:
+    """The beginning of ``text``, in one line."""
+    lines = text[:_RESULT_CHARS].strip().splitlines()
+    shown = " ⏎ ".join(printable(line) for line in lines[:_RESULT_LINES])
+    more = len(text) > _RESULT_CHARS or len(lines) > _RESULT_LINES
+    return f"{shown} …" if more else shown
+
+
+def _safe(text: str) -> str:
+    """``text`` without what would steer the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)

@@ -1,0 +1,69 @@
+"""``perdure events``: what happened in a run, and with ``-f`` what happens, until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from .connection import Server, connected
+from .options import (
+    AddressOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    chosen,
+    print_json,
+)
+
+
+def events(
+    id: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only those behind this number.")] = 0,
+    turn: Annotated[
+        str | None, typer.Option(metavar="TASK", help="Only those of this turn.", show_default=False)
+    ] = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what happened in a run. A follower that was cut off goes on with --after and the last number it saw."""
+    output = chosen(output, as_json)
+
+    async def go() -> None:
+        from .conversation import colours
+        from .event_lines import EventLines
+        from .find import find_run
+
+        lines = EventLines(colour=colours())
+        listed = []
+        async with connected(Server(address, namespace, profile, store_url)) as client:
+            run = await find_run(client, id)
+            async for event in run.events(after, wait=follow):
+                if turn is not None and event.task_id != turn:
+                    continue
+                if output is Output.TEXT:
+                    lines.show(event)
+                elif output is Output.JSONL:
+                    print_json(event.model_dump(mode="json", exclude_none=True), output=output)
+                    sys.stdout.flush()
+                else:
+                    listed.append(event.model_dump(mode="json", exclude_none=True))
+        lines.end_line()
+        if output is Output.JSON:
+            print_json(listed, output=output)
+
+    try:
+        asyncio.run(go())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
