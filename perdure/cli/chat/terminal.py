@@ -6,6 +6,7 @@ Only this module imports prompt_toolkit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -21,9 +22,10 @@ from prompt_toolkit.styles import Style
 
 from ...embedded.home import current_home
 from ...errors import NoWorkerError, PerdureError
-from ..conversation import colours, styled
+from ..conversation import colours, printable, styled
 from ..progress import LOOK
 from . import view
+from .live import LiveTurn
 
 if TYPE_CHECKING:
     from ...turn import Turn
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _KEYS = "Enter sends · Alt-Enter or Ctrl-J new line · Ctrl-C interrupts · Ctrl-D leaves"
 _PROMPT, _MORE = "> ", "  "
+_LAST_EVENTS = 1.0
+"""Seconds that the last events of a turn may come behind its answer."""
 _STYLE = Style.from_dict({"doing": "ansicyan", "keys": "ansibrightblack"})
 
 
@@ -43,6 +47,7 @@ class Terminal:
         self._past = past
         self._colour = colours()
         self._doing = ""
+        self._live = LiveTurn(colour=self._colour)
         self._tasks: set[asyncio.Task[None]] = set()
         """What is being said and awaited."""
         self._interrupted = False
@@ -115,12 +120,33 @@ class Terminal:
                 await self._await(turn)
 
     async def _await(self, turn: Turn) -> None:
+        self._live = live = LiveTurn(colour=self._colour)
+        watching = asyncio.ensure_future(self._watch(turn, live))
         try:
             response = await self._talk.answer(turn)
+            # It ends with the turn; the answer does not wait for it.
+            await asyncio.wait([watching], timeout=_LAST_EVENTS)
         except PerdureError as error:
+            self._print(list(live.last()))
             self._error(error)
         else:
-            self._print([*view.answer(response, self._talk.news(response), colour=self._colour), ""])
+            self._print(list(live.last()))
+            news = self._talk.news(response)  # they count as shown in any case
+            if live.shown:
+                self._print([*view.end(response, colour=self._colour), ""])
+            else:
+                self._print([*view.answer(response, news, colour=self._colour), ""])
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, turn: Turn, live: LiveTurn) -> None:
+        """Show the turn as it happens, where this client has the store that tells of it."""
+        with contextlib.suppress(PerdureError):
+            async for event in turn.events():
+                if lines := list(live.feed(event)):
+                    self._print(lines)
+                self._session.app.invalidate()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if not self._tasks:
@@ -152,12 +178,15 @@ class Terminal:
             await asyncio.sleep(LOOK)
 
     def _prompt(self) -> FormattedText:
-        """Above it, what the agent is at: a toolbar would be there only where a terminal tells its cursor's place."""
+        """Above it, the line that is being written, and what the agent is at: a toolbar would be there only where a
+        terminal tells its cursor's place.
+        """
         if not self._tasks:
             return FormattedText([("", _PROMPT)])
+        rest = f"{printable(self._live.rest)}\n" if self._live.rest else ""
         keys = "Ctrl-C again leaves" if self._interrupted else "Ctrl-C interrupts"
         doing = [("class:doing", self._doing or "…"), ("class:keys", f"  {keys}\n")]
-        return FormattedText([*doing, ("", _PROMPT)])
+        return FormattedText([("", rest), *doing, ("", _PROMPT)])
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()

@@ -19,6 +19,7 @@ _ENDS = {
     "interrupted": "interrupted",
     "limit": "it has reached its limit of iterations",
     "length": "cut off: the reply has reached its limit of tokens",
+    "refusal": "the model has declined",
     "content_filter": "the provider's filter has stopped the reply",
 }
 
@@ -50,7 +51,13 @@ def answer(response: Response, news: Sequence[Message], *, colour: bool) -> Iter
             yield styled(f"→ {printable(call.name)}({printable(said)})", "blue", on=colour)
     lines = [printable(line).rstrip() for line in text_of(response).strip().splitlines()]
     yield from lines
-    if (end := _ENDS.get(response.finish_reason)) is not None:
-        yield styled(f"({end})", "yellow", on=colour)
+    if response.finish_reason in _ENDS:
+        yield from end(response, colour=colour)
     elif not lines:
         yield styled("(an empty reply)", "dim", on=colour)
+
+
+def end(response: Response, *, colour: bool) -> list[str]:
+    """Why the turn ended, where that is not the ordinary course."""
+    why = _ENDS.get(response.finish_reason)
+    return [] if why is None else [styled(f"({why})", "yellow", on=colour)]
