@@ -88,7 +88,7 @@ class ModelActivity:
             context = await self._author.run(f"context of agent {agent.name}", agent.read_context, context)
         said = _said(call)
         system = await self._system(agent, call, context)
-        completed = await self._stream(agent, self._request(agent, call, said, system))
+        completed = await self._stream(agent, call, self._request(agent, call, said, system))
         return await self._reply(agent, call.input, completed, system)
 
     async def _system(self, agent: Agent, call: ModelCall, context: Any) -> str | None:
@@ -136,13 +136,15 @@ class ModelActivity:
             provider_options=agent.provider_options,
         )
 
-    async def _stream(self, agent: Agent, request: ModelRequest) -> Completed:
+    async def _stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. A stream without ``Completed`` was cut, and nothing of it counts."""
+        call.asking(agent.model)
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
             while (event := await self._next(events)) is not None:
                 last = event
+                call.emit(event)
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:
@@ -161,10 +163,11 @@ class ModelActivity:
             raise ProviderTimeoutError(f"the model sent nothing for {self._idle:g} s") from None
 
     async def _reply(self, agent: Agent, task: ModelInput, completed: Completed, system: str | None) -> ModelReply:
-        cost = self._cost(agent.provider_name, completed.model or agent.model_name, completed.usage)
+        provider = completed.provider or agent.provider_name  # of a chain, the one that answered
+        cost = self._cost(provider, completed.model or agent.model_name, completed.usage)
         message = Message(
             role="assistant",
-            parts=with_ids([_sound(part) for part in completed.parts], task.op),
+            parts=with_ids([_sound(part) for part in completed.parts if not _cut_off(part, completed)], task.op),
             model=completed.model or agent.model_name,
             finish_reason=completed.finish_reason,
             usage=completed.usage,
@@ -207,6 +210,12 @@ def _said(call: ModelCall) -> list[Message]:
             hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
         )
     return said
+
+
+def _cut_off(part: Part, reply: Completed) -> bool:
+    """Whether ``part`` is a call that the model could not write to its end: it is none."""
+    ended = reply.finish_reason in ("length", "content_filter", "refusal")
+    return ended and isinstance(part, ToolCallPart) and part.malformed is not None
 
 
 def _sound(part: Part) -> Part:

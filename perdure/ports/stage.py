@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..types.messages import Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
+from .events import NewEvent
 from .model import StreamEvent
 from .store import Commit, MemoryWrite
 
@@ -17,6 +18,10 @@ def _unheard(event: StreamEvent) -> None:
 
 
 def _unsaid(message: str, data: Any) -> None:
+    """Nobody follows."""
+
+
+def _unasked(model: str) -> None:
     """Nobody follows."""
 
 
@@ -36,10 +41,14 @@ class ModelCall:
     """What is new since the head; set by the transcript stage."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
+    asking: Callable[[str], None] = _unasked
+    """Told which model (``"<provider>:<model>"``) is asked, right before; set by the events stage."""
     emit: Callable[[StreamEvent], None] = _unheard
     """Told of everything that the model streams, as it comes; set by the events stage."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the author's code wrote into memory during the call; committed with its outcome."""
+    pending: list[NewEvent] = field(default_factory=list)
+    """What is to be said of this attempt and is not recorded yet; whoever writes the next events takes them along."""
 
 
 @dataclass(slots=True)
@@ -74,6 +83,8 @@ class ToolCall:
     events stage."""
     asked_at: str = ""
     """When the first attempt of its activity was scheduled (``RunRow.asked_at``)."""
+    pending: list[NewEvent] = field(default_factory=list)
+    """As in :class:`ModelCall`."""
 
 
 NextModel = Callable[[ModelCall], Awaitable[ModelReply]]
