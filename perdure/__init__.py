@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .runtime import local
     from .tools import Memory, RunContext, Tool, ToolContext, tool
     from .turn import Turn
+    from .types.files import File
     from .types.interface import Response, Status
     from .types.messages import Message
     from .worker import PerdurePlugin, Worker
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Agent": "agent",
     "Client": "client",
+    "File": "types.files",
     "Memory": "tools",
     "Message": "types.messages",
     "PerdurePlugin": "worker",
@@ -42,6 +44,7 @@ _HOME = {
 __all__ = [
     "Agent",
     "Client",
+    "File",
     "Memory",
     "Message",
     "PerdurePlugin",

@@ -8,10 +8,13 @@ defaults that are left out of the bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter
+
+if TYPE_CHECKING:
+    from .files import Content
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -180,9 +183,13 @@ class Message(Data):
         return cls(role="system", parts=(TextPart(text=text),))
 
     @classmethod
-    def user(cls, text: str, *, id: str | None = None, by: str | None = None) -> Message:
-        """A user message."""
-        return cls(role="user", parts=(TextPart(text=text),), id=id, by=by)
+    def user(cls, content: Content, *, id: str | None = None, by: str | None = None) -> Message:
+        """A user message: text, or a list of texts and ``File``. Raises ``InvalidInputError``."""
+        if isinstance(content, str):
+            return cls(role="user", parts=(TextPart(text=content),), id=id, by=by)
+        from .files import parts_of
+
+        return cls(role="user", parts=parts_of(content), id=id, by=by)
 
     @classmethod
     def assistant(cls, text: str = "", *calls: ToolCallPart) -> Message:
@@ -235,6 +242,16 @@ def canonical(messages: Sequence[Message]) -> bytes:
             part | {"type": whole.type} for part, whole in zip(dumped.get("parts", ()), message.parts, strict=True)
         ]
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
+    """The files in ``messages``, those of tool results too, in order."""
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, FilePart):
+                yield part
+            elif isinstance(part, ToolResultPart) and part.files:
+                yield from part.files
 
 
 def parse_messages(body: bytes) -> list[Message]:

@@ -5,6 +5,7 @@ Plain JSON, as in :mod:`.interface`, so that anybody can read a history.
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -203,6 +204,6 @@ class ToolOutput(Data):
     content: str | None = None
     blob: BlobRef | None = None
     is_error: bool = False
-    files: tuple[FilePart, ...] = ()
-    """Images and files, in the store."""
+    files: tuple[FilePart, ...] = Field(default=(), exclude_if=operator.not_)
+    """Images and files, in the store. Left out where there are none: the same outcome is the same bytes as before."""
     status: Literal["done", "unknown", "cancelled"] = "done"

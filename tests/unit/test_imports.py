@@ -14,6 +14,7 @@ HEAVY = ("openai", "anthropic", "google.genai", "mcp", "sqlalchemy", "alembic", 
 PUBLIC = [
     "Agent",
     "Client",
+    "File",
     "Memory",
     "Message",
     "PerdurePlugin",
