@@ -134,6 +134,7 @@ class ModelActivity:
             tools=() if forcing else agent.toolbox.specs,
             settings=agent.settings,
             provider_options=agent.provider_options,
+            files=call.files,
         )
 
     async def _stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:

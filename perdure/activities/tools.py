@@ -13,9 +13,11 @@ from temporalio.common import RawValue
 
 from ..agent import Agent
 from ..loop.calls import unknown
-from ..ports import ToolCall
-from ..tools import ArgumentsError, Memory, Tool, ToolContext, error_text, serialise
+from ..ports import Blob, ToolCall
+from ..tools import ArgumentsError, Memory, Result, Tool, ToolContext, error_text, read_result
 from ..tools.memory import Writes
+from ..types.files import File
+from ..types.messages import FilePart
 from ..types.wire import ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
@@ -76,7 +78,9 @@ class ToolActivity:
         name = f"tool {tool.name} of agent {call.input.agent}"
         try:
             async with asyncio.timeout(tool.timeout) as limit:
-                return ToolOutput(key=call.key, content=await self._author.run(name, work))
+                result: Result = await self._author.run(name, work)
+                files = tuple([await _kept(call, file) for file in result.files])
+                return ToolOutput(key=call.key, content=result.text, files=files)
         except TimeoutError as error:
             if not limit.expired():  # the tool's own, not ours
                 return _failed(call, error_text(error))
@@ -115,18 +119,27 @@ def _work(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -
             context.context = agent.read_context(context.context)
         return tool.bind(arguments, context)
 
-    async def asynchronous() -> str:
-        return serialise(await bound()())
+    async def asynchronous() -> Result:
+        return read_result(await bound()())
 
     def plain() -> Any:
         value = bound()()
-        return _awaited(value) if inspect.isawaitable(value) else serialise(value)
+        return _awaited(value) if inspect.isawaitable(value) else read_result(value)
 
     return asynchronous if tool.is_async else plain
 
 
-async def _awaited(value: Awaitable[Any]) -> str:
-    return serialise(await value)
+async def _awaited(value: Awaitable[Any]) -> Result:
+    return read_result(await value)
+
+
+async def _kept(call: ToolCall, file: File) -> FilePart:
+    """A reference to ``file``, which is written with the outcome."""
+    if file.data is None:
+        return file.part
+    blob = await asyncio.to_thread(Blob.of, file.data)  # hashing: 20 ms for 20 MB
+    call.blobs.append(blob)
+    return FilePart(media_type=file.media_type, name=file.name, blob=blob.ref)
 
 
 def _nothing(*details: Any) -> None:

@@ -10,7 +10,7 @@ from ..types.messages import Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
 from .events import NewEvent
 from .model import StreamEvent
-from .store import Commit, MemoryWrite
+from .store import Blob, Commit, MemoryWrite
 
 
 def _unheard(event: StreamEvent) -> None:
@@ -78,6 +78,8 @@ class ToolCall:
     """From the input, or set by the transcript stage where they are too large for history."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the tool wrote into memory; committed with its outcome, unless that is an error."""
+    blobs: list[Blob] = field(default_factory=list)
+    """The files that the tool gave; committed with its outcome."""
     progress: Callable[[str, Any], None] = _unsaid
     """Told of what the tool says of itself (``ctx.progress``): a text, and plain data; from any thread. Set by the
     events stage."""

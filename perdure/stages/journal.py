@@ -65,7 +65,9 @@ class JournalStage:
         body = output.model_dump_json(exclude_none=True).encode()
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
         memory = () if output.is_error else tuple(call.writes)
-        first = await self._record(Commit(blobs=blobs, outcome=Outcome(call.key, "tool", body), memory=memory))
+        first = await self._record(
+            Commit(blobs=[*blobs, *call.blobs], outcome=Outcome(call.key, "tool", body), memory=memory)
+        )
         reached("tool.recorded")
         return output if first == body else read_outcome(ToolOutput, first, call.key)
 

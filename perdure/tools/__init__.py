@@ -3,13 +3,14 @@
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext, ToolContext
 from perdure.tools.memory import Memory
-from perdure.tools.result import ResultError, error_text, serialise
+from perdure.tools.result import Result, ResultError, error_text, read_result, serialise
 from perdure.tools.tool import Tool, as_tool, tool
 from perdure.tools.toolbox import Toolbox
 
 __all__ = [
     "ArgumentsError",
     "Memory",
+    "Result",
     "ResultError",
     "RunContext",
     "Tool",
@@ -17,6 +18,7 @@ __all__ = [
     "Toolbox",
     "as_tool",
     "error_text",
+    "read_result",
     "serialise",
     "tool",
 ]

@@ -4,19 +4,52 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json, to_jsonable_python
 
 from perdure.errors import ToolError
+from perdure.types.files import MAX_BYTES, File
 from perdure.types.messages import clean
 
 MAX_ERROR_BYTES = 8 * 1024
 """An exception's text is cut here: a page of HTML in it would be paid for in every later model call."""
 
 
+MAX_FILES = 100
+"""Of one result: each is a reference in history."""
+
+
 class ResultError(ToolError):
     """The tool ran, but its result cannot be shown to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tool's result is to the model: text, and files beside it."""
+
+    text: str
+    files: tuple[File, ...] = ()
+
+
+def read_result(value: Any) -> Result:
+    """``value`` as text and files: a ``File``, a list or tuple with some in it, or whatever :func:`serialise` takes.
+
+    Of a list, every piece that is no file is text as it would be alone, on lines of its own. Raises ``ResultError``.
+    """
+    pieces = [value] if isinstance(value, File) else value
+    if not isinstance(pieces, list | tuple) or not any(isinstance(piece, File) for piece in pieces):
+        return Result(serialise(value))
+    files = tuple(piece for piece in pieces if isinstance(piece, File))
+    size = sum(len(file.data or b"") for file in files)
+    if len(files) > MAX_FILES or size > MAX_BYTES:
+        raise ResultError(
+            f"the tool ran, but its result has {len(files):,} files of {size:,} bytes; "
+            f"it may have {MAX_FILES} files, and {MAX_BYTES:,} bytes",
+            hint="Return fewer or smaller ones, or a File.at(url).",
+        )
+    return Result("\n".join(serialise(piece) for piece in pieces if not isinstance(piece, File)), files)
 
 
 def serialise(value: Any) -> str:
@@ -41,7 +74,7 @@ def serialise(value: Any) -> str:
     except Exception as error:  # a type's own serialiser may raise anything
         raise ResultError(
             f"the tool ran, but its result ({_type_name(value)}) is not serialisable: {_text(error)}",
-            hint="Return text, plain data, a dataclass or a pydantic model.",
+            hint="Return text, plain data, a dataclass or a pydantic model; a File alone, or in a list or tuple.",
         ) from error
 
 

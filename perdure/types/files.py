@@ -7,7 +7,6 @@ import binascii
 import mimetypes
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -58,7 +57,6 @@ _BY_NAME = {
 """Beside what Python's own table has on every machine."""
 
 
-@dataclass(frozen=True, slots=True, init=False, repr=False)
 class File:
     """An image or another file: in a message (``["What is this?", File.read("cat.png")]``), or returned by a tool.
 
@@ -66,6 +64,8 @@ class File:
     of ``data`` and ``url`` is there. Raises ``InvalidInputError`` for what is no file.
     """
 
+    # No dataclass: inside a tool's JSON it would be written out, bytes and all, where it must be refused.
+    __slots__ = ("data", "media_type", "name", "url")
     data: bytes | None
     url: str | None
     media_type: str
@@ -112,8 +112,13 @@ class File:
         name = clean(name) if name else None
         if why := _wrong(media_type, url, name):
             raise InvalidInputError(f"File: {why}")
-        for field, value in (("data", data), ("url", url), ("media_type", media_type.lower()), ("name", name)):
-            object.__setattr__(self, field, value)
+        self.data, self.url, self.media_type, self.name = data, url, media_type.lower(), name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, File) and all(getattr(self, at) == getattr(other, at) for at in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((self.data, self.url, self.media_type, self.name))
 
     def __repr__(self) -> str:
         where = self.url if self.data is None else f"{len(self.data):,} bytes"
