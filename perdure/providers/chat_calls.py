@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from ..types.messages import ToolCallPart, clean
+from .encoding import parse_arguments
 
 
 @dataclass(slots=True)
@@ -89,24 +90,6 @@ def _arguments(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The JSON object of ``text``; {} for blank text; None for anything else, NaN and infinities included."""
-    if not text.strip():
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-        if "\\ud" in text.lower():
-            # An escape may hide a lone surrogate, which no store can keep.
-            value = json.loads(clean(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _part(slot: Slot) -> ToolCallPart:

@@ -5,7 +5,6 @@ Tolerant of what servers that call themselves compatible send; strict where a gu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,8 @@ from ..errors import MalformedReplyError, TruncatedStreamError
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, Usage, clean
 from .chat_calls import CallSlots
-from .openai_errors import in_stream
+from .classify import in_stream
+from .encoding import Text
 
 _REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -24,28 +24,6 @@ _REASONS: dict[str, FinishReason] = {
     "content_filter": "content_filter",
     "refusal": "refusal",
 }
-
-
-class Text:
-    """Text that arrives in pieces, a piece perhaps ending between the halves of a surrogate pair."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._half = ""
-
-    def add(self, piece: str) -> str:
-        """What can be shown of ``piece``, with the half that was kept back before."""
-        piece = self._half + piece
-        self._half = ""
-        if piece and "\ud800" <= piece[-1] <= "\udbff":
-            piece, self._half = piece[:-1], piece[-1]
-        piece = clean(piece)
-        self._pieces.append(piece)
-        return piece
-
-    def whole(self) -> str:
-        """All of it."""
-        return "".join(self._pieces) + clean(self._half)
 
 
 class ChatReply:
@@ -133,11 +111,6 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
         cached_tokens=_count(read, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens"),
         reasoning_tokens=_count(written, "reasoning_tokens"),
     )
-
-
-def whole_reply(body: bytes) -> object:
-    """The JSON of an answer that is no stream, as one chunk. Raises ``ValueError`` where it is none."""
-    return json.loads(body)
 
 
 def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -10,24 +10,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, assert_never
 
-from ..errors import BadRequestError
 from ..ports import ModelRequest, ToolSpec
-from ..types.messages import Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
+from ..types.messages import FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from .encoding import encode_json
+from .foreign import loaded
 
 FORMAT = "openai_chat"
 """Under this name a message remembers its fragment."""
 
 RESERVED = ("model", "messages", "stream", "stream_options", "tools", "tool_choice", "n")
 """Parameters that the adapter sets itself (``n``: it reads one choice, more would be paid for nothing)."""
-
-
-def encode_json(value: object) -> bytes:
-    """Compact JSON in UTF-8; lone surrogates, which UTF-8 cannot carry, are replaced."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return clean(text).encode()
 
 
 def encode_request(request: ModelRequest, *, max_tokens_name: str) -> bytes:
@@ -100,8 +92,8 @@ def _text(message: Message) -> str:
     for part in message.parts:
         match part:
             case TextPart():
-                texts.append(_loaded(part.text, part))
-            case ThinkingPart() | ToolCallPart() | ToolResultPart():
+                texts.append(loaded(part.text, part))
+            case ThinkingPart() | ToolCallPart() | ToolResultPart() | FilePart() | OpaquePart():
                 pass  # thinking is the writer's own; calls and results have their place
             case never:
                 assert_never(never)
@@ -109,11 +101,4 @@ def _text(message: Message) -> str:
 
 
 def _result(part: ToolResultPart) -> str:
-    return _loaded(part.content, part)
-
-
-def _loaded(text: str, part: TextPart | ToolResultPart) -> str:
-    if part.blob is not None and not text:
-        # Sending an empty text in its place would silently change the conversation.
-        raise BadRequestError(f"Content {part.blob.hash[:12]}… of a message was not loaded from the store.")
-    return text
+    return loaded(part.content, part)

@@ -7,28 +7,50 @@ import difflib
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..errors import DefinitionError
 from ..ports import Provider
+from .endpoint import missing_sdk
 
 ProviderFactory = Callable[[], Provider]
 
 _ALIASES = {"openai-chat": "openai"}
-_LATER = ("anthropic", "google", "openai-responses")
 
 
-def _openai() -> Provider:
-    from .openai_chat import OpenAIChat, missing_sdk
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A provider that comes with perdure: its module is loaded when it is first used, or its settings are checked."""
 
-    if find_spec("openai") is None:
-        raise missing_sdk()
-    return OpenAIChat()
+    module: str
+    """In this package. It has ``check_settings``, and loads no SDK."""
+    cls: str
+    sdk: str
+    extra: str
+
+    def __call__(self) -> Provider:
+        """The provider. Raises ``RuntimeSetupError`` where the SDK is not installed."""
+        if not _installed(self.sdk):
+            raise missing_sdk(self.extra, self.sdk)
+        made: Provider = getattr(self.load(), self.cls)()
+        return made
+
+    def load(self) -> ModuleType:
+        """The adapter's module."""
+        return import_module(f".{self.module}", __package__)
 
 
-_factories: dict[str, ProviderFactory] = {"openai": _openai}
+_factories: dict[str, ProviderFactory] = {
+    "openai": BuiltIn("openai_chat", "OpenAIChat", "openai", "openai"),
+    "openai-responses": BuiltIn("openai_responses", "OpenAIResponses", "openai", "openai"),
+    "anthropic": BuiltIn("anthropic", "Anthropic", "anthropic", "anthropic"),
+    "google": BuiltIn("google", "Google", "google.genai", "google"),
+}
 _providers: dict[str, Provider] = {}
 _users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """How many workers of an event loop use the providers."""
@@ -91,12 +113,8 @@ def check_settings(name: str, settings: Mapping[str, Any], provider_options: Map
     """
     name = _canonical(name)
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None
-    if _factories.get(name) is _openai:
-        from . import openai_chat
-
-        check = openai_chat.check_settings
-    else:
-        check = getattr(get_provider(name), "check_settings", None)
+    made = _factories.get(name)
+    check = getattr(made.load() if isinstance(made, BuiltIn) else get_provider(name), "check_settings", None)
     if check is not None:
         check(settings, provider_options)
 
@@ -134,13 +152,15 @@ def _canonical(name: str) -> str:
         return name
     if name in _ALIASES:
         return _ALIASES[name]
-    if name in _LATER:
-        raise DefinitionError(
-            f"The provider {name!r} comes in a later release. For now: {', '.join(known_providers())}.",
-            hint="Many APIs also speak OpenAI's format: register_provider(name, OpenAIChat(base_url=…)).",
-        )
     close = difflib.get_close_matches(name, known_providers(), 1)
     raise DefinitionError(
         f"Unknown provider {name!r}. Known providers: {', '.join(known_providers())}.",
         hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
     )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False  # not even the package around it

@@ -14,9 +14,9 @@ SUPPORT: dict[str, tuple[str, ...]] = {
     "max_tokens": ("openai", "openai-responses", "anthropic", "google"),
     "top_k": ("anthropic", "google"),
     "stop": ("openai", "anthropic", "google"),
-    "seed": ("openai",),
-    "metadata": ("anthropic",),
-    "reasoning_effort": ("openai", "openai-responses"),
+    "seed": ("openai", "google"),
+    "metadata": ("openai", "openai-responses", "anthropic"),
+    "reasoning_effort": ("openai", "openai-responses", "anthropic", "google"),
 }
 """Every canonical setting, and the providers that have it."""
 

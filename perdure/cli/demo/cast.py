@@ -37,9 +37,9 @@ class Cast:
 
     async def __aenter__(self) -> Cast:
         if find_spec("openai") is None and self.model.startswith("openai:"):
-            from ...providers.openai_chat import missing_sdk
+            from ...providers.endpoint import missing_sdk
 
-            raise missing_sdk()
+            raise missing_sdk("openai")
         return self
 
     async def __aexit__(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.providers.chat_calls import CallSlots, parse_arguments
+from perdure.providers.chat_calls import CallSlots
+from perdure.providers.encoding import parse_arguments
 from perdure.types.messages import ToolCallPart
 
 

@@ -59,15 +59,12 @@ def test_no_model(model: str) -> None:
 
 
 def test_an_unknown_provider_names_the_known() -> None:
-    with pytest.raises(DefinitionError, match=r"(?s)'opnai'.*openai, openai-chat.*Did you mean 'openai'"):
+    with pytest.raises(DefinitionError, match=r"(?s)'opnai'.*openai, openai-chat, openai-responses.*Did you mean 'openai'"):
         parse_model("opnai:gpt-5")
 
 
 @pytest.mark.parametrize("name", ["anthropic", "google", "openai-responses"])
-def test_a_later_provider_says_so(name: str) -> None:
-    with pytest.raises(DefinitionError, match="later release"):
-        parse_model(f"{name}:x")
-    register_provider(name, Silent())
+def test_a_built_in_provider_can_be_named(name: str) -> None:
     assert parse_model(f"{name}:x") == (name, "x")
 
 
@@ -84,7 +81,7 @@ def test_instance_class_and_factory() -> None:
     assert get_provider("a") is get_provider("c") is instance
     assert isinstance(get_provider("b"), Silent)
     assert get_provider("b") is get_provider("b")
-    assert known_providers() == ("a", "b", "c", "openai", "openai-chat")
+    assert set(known_providers()) >= {"a", "b", "c", "openai", "openai-chat"}
 
 
 def test_a_built_in_provider_can_be_replaced() -> None:

@@ -1,0 +1,67 @@
+"""JSON and text as they go over the wire, in every format: UTF-8 without lone surrogates, which no store can keep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from ..types.messages import clean
+
+
+def encode_json(value: object) -> bytes:
+    """Compact JSON in UTF-8; lone surrogates, which UTF-8 cannot carry, are replaced."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return clean(text).encode()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """The JSON object of ``text``; {} for blank text; None for anything else, NaN and infinities included."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        if "\\ud" in text.lower():
+            # An escape may hide a lone surrogate, which no store can keep.
+            value = json.loads(clean(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def clean_json(value: Any) -> Any:
+    """``value`` (plain JSON) without lone surrogates in its texts: for opaque data that is kept."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.loads(clean(text))
+    return value
+
+
+class Text:
+    """Text that arrives in pieces, a piece perhaps ending between the halves of a surrogate pair."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._half = ""
+
+    def add(self, piece: str) -> str:
+        """What can be shown of ``piece``, with the half that was kept back before."""
+        piece = self._half + piece
+        self._half = ""
+        if piece and "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        piece = clean(piece)
+        self._pieces.append(piece)
+        return piece
+
+    def whole(self) -> str:
+        """All of it."""
+        return "".join(self._pieces) + clean(self._half)

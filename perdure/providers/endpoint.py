@@ -1,0 +1,170 @@
+"""Where an adapter's requests go: address, key, and an SDK client for each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from ..errors import AuthenticationError, RuntimeSetupError
+
+C = TypeVar("C")
+"""The SDK's client."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that a connection may take to open, whatever ``timeout`` allows the model."""
+
+
+def is_host_of(host: str, domains: Iterable[str]) -> bool:
+    """Whether ``host`` is one of ``domains`` or lies under one."""
+    return any(host == domain or host.endswith(f".{domain}") for domain in domains)
+
+
+def origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
+    """What a part's ``provider`` says of where its opaque data came from, and may go back to.
+
+    ``"anthropic"`` for the vendor's own API, else ``"anthropic@<host>"`` (without the port): a signature that one
+    server gave is noise to another, even where both speak the same format.
+    """
+    return format if is_host_of(host, official_hosts) else f"{format}@{host}"
+
+
+def missing_sdk(extra: str, name: str | None = None) -> RuntimeSetupError:
+    """The error for an SDK that is not installed: ``extra`` is ours, ``name`` the package that was not found."""
+    return RuntimeSetupError(
+        f"Models of {extra!r} need the package {name or extra!r}, which is not installed.",
+        hint=f"pip install 'perdure[{extra}]'",
+    )
+
+
+class Endpoint(ABC, Generic[C]):
+    """Base of the adapters. An adapter sets the class variables, and has ``_new_client`` and ``stream``::
+
+        class Anthropic(Endpoint["AsyncAnthropic"]):
+            format, extra = "anthropic", "anthropic"
+            key_envs, base_url_env = ("ANTHROPIC_API_KEY",), "ANTHROPIC_BASE_URL"
+            official_url, official_hosts = "https://api.anthropic.com", ("anthropic.com",)
+
+            def _new_client(self, key):            # in a thread: the place to import the SDK
+                from anthropic import AsyncAnthropic
+                return AsyncAnthropic(api_key=key, base_url=self.base_url, max_retries=0, …)
+
+            async def stream(self, request):
+                key, host, begun = self._key(), self.host, False
+                try:
+                    client = await self._client(key)
+                    body = encode_request(request, origin=self.origin)
+                    …
+                except Exception as error:
+                    raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
+
+    ``base_url`` is where a server speaks the format; without one the variable ``base_url_env``, or the vendor
+    itself. The key is ``api_key``, or read with each call from the variable ``api_key_env``. ``timeout`` is how many
+    seconds the API may be silent. ``headers`` are sent with every request.
+
+    An instance may be used from several event loops; each gets an SDK client of its own with its first call.
+    """
+
+    format: ClassVar[str]
+    """Name of the wire format, which is the built-in provider's name too."""
+    extra: ClassVar[str]
+    """Of ``pip install 'perdure[extra]'``."""
+    key_envs: ClassVar[tuple[str, ...]]
+    """Variables that may have the key; the first one is named to people."""
+    base_url_env: ClassVar[str]
+    official_url: ClassVar[str]
+    official_hosts: ClassVar[tuple[str, ...]]
+    """Domains of the vendor's own API."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        *,
+        timeout: float = 600.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._base_url = base_url
+        self._api_key = api_key
+        self._api_key_envs = (api_key_env,) if api_key_env else self.key_envs
+        self._timeout = timeout
+        self._headers = dict(headers or {})
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, C] = WeakKeyDictionary()
+
+    @property
+    def base_url(self) -> str:
+        """Where requests go."""
+        return self._base_url or os.environ.get(self.base_url_env, "").strip() or self.official_url
+
+    @property
+    def host(self) -> str:
+        """Names the API in errors, and in the origin of what it gave."""
+        try:
+            return urlsplit(self.base_url).hostname or self.base_url
+        except ValueError:
+            return self.base_url  # no address: the SDK refuses it with the first request
+
+    @property
+    def origin(self) -> str:
+        """See :func:`origin`."""
+        return origin(self.format, self.host, self.official_hosts)
+
+    @property
+    def key_name(self) -> str:
+        """What people look at when the key is refused: a variable's name, or the argument's."""
+        if self._api_key:
+            return "api_key"
+        return next((name for name in self._api_key_envs if os.environ.get(name)), self._api_key_envs[0])
+
+    async def aclose(self) -> None:
+        """Give the connections back: those of this event loop; those of other loops end with their loop."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await self._close(client)
+
+    @abstractmethod
+    def _new_client(self, key: str) -> C:
+        """An SDK client. Called in a thread, because the first import of an SDK takes a second."""
+
+    async def _close(self, client: Any) -> None:
+        await client.close()
+
+    def _use_key(self, client: Any, key: str) -> None:
+        """Give a client of earlier calls the key of this one."""
+        client.api_key = key
+
+    def _key(self) -> str:
+        """The key. Raises ``AuthenticationError`` where there is none, or what is there cannot be one."""
+        key = (self._api_key or next(filter(None, map(os.environ.get, self._api_key_envs)), "")).strip()
+        if not key:
+            raise AuthenticationError(
+                f"No API key: {self._api_key_envs[0]} is not set.",
+                hint=f"Set it, or pass {type(self).__name__}(api_key=…); a server that needs no key takes any text.",
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise AuthenticationError(
+                f"The API key ({self.key_name}) has characters that no key has.",
+                hint="Look for line breaks, blanks or typographic quotes that came along when it was copied.",
+            )
+        return key
+
+    async def _client(self, key: str) -> C:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            # The import takes about a second the first time: not on an event loop that has runs to serve.
+            client = await asyncio.to_thread(self._make, key)
+            client = self._clients.setdefault(loop, client)
+        self._use_key(client, key)
+        return client
+
+    def _make(self, key: str) -> C:
+        try:
+            return self._new_client(key)
+        except ModuleNotFoundError as error:
+            raise missing_sdk(self.extra, error.name) from None

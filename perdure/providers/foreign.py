@@ -1,0 +1,117 @@
+"""What an encoder does with parts that its format, or this API, cannot take as they are: leave out, render or move."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import BadRequestError
+from ..types.messages import (
+    BlobRef,
+    ContentPart,
+    FilePart,
+    OpaquePart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+
+_TEXTUAL = re.compile(
+    r"text/.*|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|x-sh|sql|.*\+(json|xml))\Z"
+)
+
+
+def own(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
+    """The part's opaque data where it may be sent to ``origin``, which is where it came from; else None."""
+    if part.provider != origin:
+        return None
+    return part.data if isinstance(part, OpaquePart) else part.opaque
+
+
+def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> str:
+    """``id`` of a call, as a format takes it: at most ``longest`` characters (20 or more), all matched by ``allowed``.
+
+    What does not fit becomes a digest that is the same for the call and its result, in every process.
+    """
+    if id and len(id) <= longest and (allowed is None or allowed.fullmatch(id)):
+        return id
+    return f"call_{hashlib.sha256(id.encode()).hexdigest()}"[: min(longest, 37)]
+
+
+def loaded(text: str, part: TextPart | ToolResultPart) -> str:
+    """``text`` of the part. Raises ``BadRequestError`` where it was kept apart and not loaded."""
+    if part.blob is not None and not text:
+        # Sending an empty text in its place would silently change the conversation.
+        raise _not_loaded(part.blob)
+    return text
+
+
+def file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
+    """The bytes of ``file``; None where only a URL says where they are.
+
+    ``files`` is the request's. Raises ``BadRequestError`` for a blob that is not there, or data that is not base64.
+    """
+    if file.blob is not None:
+        if file.blob.hash not in files:
+            raise _not_loaded(file.blob)
+        return files[file.blob.hash]
+    if file.data is None:
+        return None
+    try:
+        return base64.b64decode(file.data, validate=True)
+    except binascii.Error:
+        raise BadRequestError(f"The data of file {file.name or file.media_type!r} is not base64.") from None
+
+
+def file_base64(file: FilePart, files: Mapping[str, bytes]) -> str | None:
+    """The bytes of ``file`` in base64; else as :func:`file_bytes`."""
+    content = file_bytes(file, files)
+    return None if content is None else base64.b64encode(content).decode()
+
+
+def data_url(file: FilePart, files: Mapping[str, bytes]) -> str | None:
+    """The bytes of ``file`` as a ``data:`` URL; else as :func:`file_bytes`."""
+    content = file_base64(file, files)
+    return None if content is None else f"data:{file.media_type};base64,{content}"
+
+
+def rendered(file: FilePart, files: Mapping[str, bytes]) -> str:
+    """``file`` as text, for a model that cannot take it as a file.
+
+    A file of text is given whole under a line with its name. Of any other the line says that it cannot be read.
+    """
+    content = file_bytes(file, files)
+    facts = [file.media_type]
+    if content is not None:
+        facts.append(f"{len(content):,} bytes")
+    title = f"file {file.name} ({', '.join(facts)})" if file.name else f"file ({', '.join(facts)})"
+    if content is not None and _TEXTUAL.match(file.media_type.partition(";")[0].strip().lower()):
+        try:
+            return f"[{title}]\n{content.decode()}"
+        except UnicodeDecodeError:
+            pass
+    where = f" at {file.url}" if file.url else ""
+    return f"[{title}{where}: this model cannot read it]"
+
+
+def moved_files(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
+    """The files of ``results`` as content of a user message that follows, each tool's under a line that names it.
+
+    For formats whose tool results hold text alone. Empty where there are no files.
+    """
+    parts: list[ContentPart] = []
+    for result in results:
+        if result.files:
+            noun = "file" if len(result.files) == 1 else "files"
+            parts.append(TextPart(text=f"[{noun} from the result of {result.name}, call {result.call_id}]"))
+            parts.extend(result.files)
+    return tuple(parts)
+
+
+def _not_loaded(blob: BlobRef) -> BadRequestError:
+    return BadRequestError(f"Content {blob.hash[:12]}… of a message was not loaded from the store.")

@@ -1,0 +1,68 @@
+"""The official openai SDK, as both of its formats use it: we build the body, the SDK does the rest.
+
+Authentication, connections, the event stream and errors are the SDK's. Its typed ``create()`` walks the whole
+transcript with every call, and makes a pydantic model of each chunk; ``post(content=…, cast_to=object)`` does neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast
+
+from ..errors import MalformedReplyError
+from .endpoint import CONNECT_TIMEOUT
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
+
+
+def new_client(key: str, base_url: str, timeout: float, headers: Mapping[str, str]) -> AsyncOpenAI:
+    """A client that does not retry. Imports the SDK: call it in a thread."""
+    from openai import AsyncOpenAI, Timeout
+
+    return AsyncOpenAI(
+        api_key=key,
+        base_url=base_url,
+        max_retries=0,
+        timeout=Timeout(timeout, connect=min(CONNECT_TIMEOUT, timeout)),
+        default_headers=headers,
+        http_client=_http_client(),
+    )
+
+
+def _http_client() -> DefaultAsyncHttpxClient | None:
+    """The SDK's aiohttp client, whose parser is not Python; its default where aiohttp is not installed."""
+    from openai import DefaultAioHttpClient
+
+    return DefaultAioHttpClient() if find_spec("aiohttp") is not None else None
+
+
+async def post(client: AsyncOpenAI, path: str, body: bytes) -> AsyncStream[object]:
+    """The stream of the answer, its items plain JSON values. Raises what the SDK raises."""
+    from openai import AsyncStream
+
+    return await client.post(
+        path,
+        cast_to=object,
+        content=body,
+        options={"security": {"bearer_auth": True}},
+        stream=True,
+        stream_cls=AsyncStream[object],
+    )
+
+
+async def items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[object]:
+    """The stream's items; the one whole reply where the server ignored that a stream was asked for.
+
+    Raises ``MalformedReplyError`` for a web page, ``ValueError`` for JSON that is none.
+    """
+    kind = cast("str", stream.response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+    if kind == "application/json":
+        yield json.loads(await stream.response.aread())
+    elif kind == "text/html":
+        raise MalformedReplyError(f"{endpoint} answered with a web page", hint="Check base_url: it often ends in /v1.")
+    else:
+        async for item in stream:
+            yield item
