@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -140,8 +140,8 @@ class Journal(Protocol):
         """Write everything in one transaction; nodes and blobs that are there already count as written.
 
         Returns the recorded outcome: the given one, or the one that an earlier writer recorded under the same key;
-        then nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row or turn
-        that was asked for earlier than the recorded one (``asked_at``) is dropped; the rest is written.
+        then nothing of this commit's run row, turn, memory and events is written. None without an outcome. A run row
+        or turn that was asked for earlier than the recorded one (``asked_at``) is dropped; the rest is written.
         """
         ...
 
@@ -178,6 +178,13 @@ class Chain(Protocol):
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """The text of a blob. Raises ``TranscriptCorruptedError``."""
+        ...
+
+    async def files(self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+        """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
+
+        Raises ``TranscriptCorruptedError`` for one that is missing or altered.
+        """
         ...
 
 

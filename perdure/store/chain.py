@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Blob, Node, Transcripts
-from ..types.messages import BlobRef, Message, Part, TextPart, ToolResultPart, canonical, parse_messages
+from ..types.files import decoded
+from ..types.messages import (
+    BlobRef,
+    FilePart,
+    Message,
+    Part,
+    TextPart,
+    ToolResultPart,
+    canonical,
+    file_parts,
+    parse_messages,
+)
 from ..types.wire import INLINE_BYTES
 from .lru import ByteLRU
 
 CACHE_BYTES = 256 * 1024 * 1024
 """Default budget of the decoded nodes that one worker keeps."""
+FILE_BYTES = 128 * 1024 * 1024
+"""Default budget of the files that it keeps beside them."""
 
 _MESSAGE_BYTES = 1500  # what a decoded message takes besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
@@ -56,8 +69,11 @@ class _Link:
 class Chain:
     """Transcripts by their heads. One per worker and store, used from one event loop."""
 
-    def __init__(self, transcripts: Transcripts, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, transcripts: Transcripts, *, cache_bytes: int = CACHE_BYTES, file_bytes: int = FILE_BYTES
+    ) -> None:
         self._transcripts = transcripts
+        self._files: ByteLRU[bytes] = ByteLRU(file_bytes)
         self._links: ByteLRU[_Link] = ByteLRU(cache_bytes, self._evicted)
         self._ends: dict[str, None] = {}
         """Cached nodes without a cached child, the latest last: where a load may stop."""
@@ -83,7 +99,7 @@ class Chain:
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """The node that puts ``messages`` after ``head``, and the blobs that it refers to. Writes nothing.
 
-        Text of more than ``INLINE_BYTES`` (UTF-8) is stored as a blob.
+        Text of more than ``INLINE_BYTES`` (UTF-8) is stored as a blob, and so is every file that is given as bytes.
         """
         blobs: list[Blob] = []
         body = canonical([_outline(message, blobs) for message in messages])
@@ -92,16 +108,33 @@ class Chain:
     def remember(self, node: Node, messages: Sequence[Message]) -> None:
         """Keep what was just written, so that loading it is free and gives these very objects.
 
-        ``messages`` are those that ``extend`` was given. A message that itself refers to a blob is not kept:
-        the next load resolves it.
+        ``messages`` are those that ``extend`` was given. What it stored in another form is not kept: the next load
+        resolves texts that are blobs, and finds files as references.
         """
-        if not any(_refs(messages)):
+        if not any(_refs(messages)) and all(part.data is None for part in file_parts(messages)):
             self._keep(node.hash, _Link(node.parent, tuple(messages)), _size(node, messages))
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """The text of ``ref``. Raises ``TranscriptCorruptedError`` where it is missing or altered."""
         found = await self._transcripts.blobs([ref.hash])
         return _text(ref, found)
+
+    async def files(self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+        """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
+
+        Raises ``StoreError``, and ``TranscriptCorruptedError`` for one that is missing or altered.
+        """
+        known = known or {}
+        for name, body in known.items():
+            self._files.put(name, body, len(body))
+        refs = {part.blob.hash: part.blob for part in file_parts(messages) if part.blob is not None}
+        found = {name: known.get(name, self._files.get(name)) for name in refs}
+        missing = [name for name, body in found.items() if body is None]
+        read = await self._transcripts.blobs(missing) if missing else {}
+        for name in missing:
+            found[name] = body = await asyncio.to_thread(_bytes, refs[name], read)
+            self._files.put(name, body, len(body))
+        return {name: body for name, body in found.items() if body is not None}
 
     def _walk(self, head: str | None, fresh: dict[str, _Link]) -> tuple[list[str], list[_Link], str | None]:
         """From the head towards the root as far as it is known; third, the first node that is not."""
@@ -189,14 +222,26 @@ def _outline(message: Message, blobs: list[Blob]) -> Message:
 
 
 def _outline_part(part: Part, blobs: list[Blob]) -> Part:
+    if isinstance(part, FilePart):
+        return _outline_file(part, blobs)
     if not isinstance(part, TextPart | ToolResultPart):
         return part
+    if isinstance(part, ToolResultPart) and any(file.data is not None for file in part.files):
+        part = part.model_copy(update={"files": tuple(_outline_file(file, blobs) for file in part.files)})
     text = part.text if isinstance(part, TextPart) else part.content
     if 4 * len(text) <= INLINE_BYTES or len(text.encode()) <= INLINE_BYTES:
         return part
     blob = Blob.of(text)
     blobs.append(blob)
     return part.model_copy(update={"text" if isinstance(part, TextPart) else "content": "", "blob": blob.ref})
+
+
+def _outline_file(part: FilePart, blobs: list[Blob]) -> FilePart:
+    if part.data is None:
+        return part
+    blob = Blob.of(decoded(part))
+    blobs.append(blob)
+    return part.model_copy(update={"data": None, "blob": blob.ref})
 
 
 def _inline(message: Message, found: dict[str, bytes]) -> Message:
@@ -214,6 +259,13 @@ def _inline_part(part: Part, found: dict[str, bytes]) -> Part:
 
 
 def _text(ref: BlobRef, found: dict[str, bytes]) -> str:
+    try:
+        return _bytes(ref, found).decode()
+    except UnicodeDecodeError as error:
+        raise TranscriptCorruptedError(f"blob {ref.hash} is not UTF-8 text", hint=_RESTORE) from error
+
+
+def _bytes(ref: BlobRef, found: dict[str, bytes]) -> bytes:
     body = found.get(ref.hash)
     if body is None:
         raise TranscriptCorruptedError(f"blob {ref.hash} ({ref.size} bytes) is missing from the store", hint=_RESTORE)
@@ -221,18 +273,19 @@ def _text(ref: BlobRef, found: dict[str, bytes]) -> str:
         raise TranscriptCorruptedError(
             f"blob {ref.hash} was altered: its bytes no longer have that hash", hint=_RESTORE
         )
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise TranscriptCorruptedError(f"blob {ref.hash} is not UTF-8 text", hint=_RESTORE) from error
+    return body
 
 
 def _size(node: Node, messages: Sequence[Message]) -> int:
-    """Bytes that a link takes: its texts, again for the wire encoding that a provider keeps, and objects."""
+    """Bytes that a link takes: its texts, again for the wire encoding that a provider keeps, and objects.
+
+    Of a file the link has a reference, and the wire encoding all of it, in base64.
+    """
+    encoded = sum(part.blob.size * 4 // 3 for part in file_parts(messages) if part.blob is not None)
     texts = sum(
         len(part.text if isinstance(part, TextPart) else part.content)
         for message in messages
         for part in message.parts
         if isinstance(part, TextPart | ToolResultPart)
     )
-    return 2 * max(texts, len(node.body)) + _MESSAGE_BYTES * (1 + len(messages))
+    return encoded + 2 * max(texts, len(node.body)) + _MESSAGE_BYTES * (1 + len(messages))
