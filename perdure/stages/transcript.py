@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.calls import closed_calls
 from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Runs, ToolCall
-from ..types.messages import BlobRef, Message, ToolResultPart
+from ..types.messages import Message, ToolResultPart
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
@@ -17,14 +17,12 @@ from ..types.wire import (
     CallFacts,
     ModelInput,
     ModelOutput,
-    NewMessage,
     NewResult,
     ToolOutput,
 )
 from .outcome import read_outcome
 from .rows import run_row, turn_row
-
-logger = logging.getLogger("perdure.worker")
+from .sent import Sent
 
 
 class TranscriptStage:
@@ -40,19 +38,24 @@ class TranscriptStage:
         """Give the call its conversation, and the reply its head and what is to be written."""
         task = call.input
         check_store(task, self._store_id)
-        call.fresh = await self._fresh(task)
+        sent = Sent(self._chain, self._store_id)
+        call.fresh = await self._fresh(task, sent)
         head = await self._last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
         behind = call.prefix or await self._behind(head, call.fresh)
         fresh = _unheard(behind, call.fresh) if task.resume else call.fresh
         call.fresh = [*closed_calls(behind, fresh), *fresh]
+        if task.purpose != "close":
+            known = {blob.hash: blob.body for blob in sent.blobs}
+            call.files = await self._chain.files([*call.prefix, *call.fresh], known)
         reply = await next(call)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
-        blobs: list[Blob] = []
+        blobs = list(sent.blobs)
         nodes = []
         if said:
-            node, blobs = self._chain.extend(head, said)
+            node, more = self._chain.extend(head, said)
+            blobs += more
             self._chain.remember(node, said)
             head, nodes = node.hash, [node]
         reply.output = _fit(reply.output, blobs).model_copy(update={"head": head, "store_id": self._store_id})
@@ -76,7 +79,7 @@ class TranscriptStage:
         """Nothing to do: the next model call is given the result by its key."""
         return await next(call)
 
-    async def _fresh(self, task: ModelInput) -> list[Message]:
+    async def _fresh(self, task: ModelInput, sent: Sent) -> list[Message]:
         """The new items as messages: neighbouring results are one message, in the order of their calls."""
         ending = task.purpose == "close"
         keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
@@ -90,48 +93,25 @@ class TranscriptStage:
             if results:
                 messages.append(Message(role="tool", parts=tuple(results)))
                 results = []
-            messages.append(await self._message(item))
+            messages.append(await sent.message(item))
         if results:
             messages.append(Message(role="tool", parts=tuple(results)))
         return messages
 
-    async def _message(self, item: NewMessage) -> Message:
-        """A text that is not there is said to be missing, to the model and to whoever reads the transcript.
-
-        It never was part of the transcript, and waiting for it would keep every other message out for ever.
-        """
-        content = item.content
-        if isinstance(content, str):
-            return Message.user(content, id=item.id, by=item.by)
-        try:
-            text = await self._sent(content, item.store_id)
-        except TranscriptCorruptedError as error:
-            name = f"message {item.id}" if item.id else "a message"
-            text = f"[{name} could not be read: {error.message}. Its sender has to send it again, under another id.]"
-            logger.warning("a run goes on without a message: %s", text)
-        return Message.user(text, id=item.id, by=item.by)
-
-    async def _sent(self, blob: BlobRef, store_id: str | None) -> str:
-        if store_id not in (None, self._store_id):
-            raise TranscriptCorruptedError(
-                f"its text ({blob.size:,} bytes, blob {blob.hash}) is in store {store_id}, "
-                f"and the run is kept in store {self._store_id}"
-            )
-        return await self._chain.resolve_blob(blob)
-
     async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Without a result that should be there no model is called; but a run ends without it."""
-        text, is_error = item.text or "", item.is_error
-        if item.key is not None:
-            try:
-                text, is_error = await self._outcome(item, item.key, recorded)
-            except TranscriptCorruptedError as error:
-                if not ending:
-                    raise
-                text, is_error = f"[the result could not be read: {error.message}]", True
-        return ToolResultPart(call_id=item.call_id, name=item.name, content=text, is_error=is_error)
+        said = ToolResultPart(call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error)
+        if item.key is None:
+            return said
+        try:
+            return said.model_copy(update=await self._outcome(item, item.key, recorded))
+        except TranscriptCorruptedError as error:
+            if not ending:
+                raise
+            text = f"[the result could not be read: {error.message}]"
+            return said.model_copy(update={"content": text, "is_error": True})
 
-    async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> tuple[str, bool]:
+    async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
         if key not in recorded:
             raise TranscriptCorruptedError(
                 f"the result of tool call {item.call_id} ({item.name}) is not in the journal (key {key})",
@@ -139,7 +119,7 @@ class TranscriptStage:
             )
         output = read_outcome(ToolOutput, recorded[key], key)
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
-        return text, output.is_error
+        return {"content": text, "is_error": output.is_error, "files": output.files}
 
     def _system(self, call: ModelCall, reply: ModelReply) -> list[Message]:
         """The system prompt is recorded when it is not the one that the model saw last."""
