@@ -107,6 +107,7 @@ class ToolActivity:
             idempotency_key=call.key,
             heartbeat=self._heartbeat(),
             cancelled=cancelled,
+            progress=call.progress,
         )
 
 

@@ -12,6 +12,8 @@ from .receive import open_turn, receive
 OPS_OF_A_REPLY = 1000
 """Operation numbers that a model call which was stopped may have used: a worker that was taken for lost may still be
 running inline tools of its reply, each under a number behind the call's own."""
+PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
+"""Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
 
 
 def fail(state: RunState, type: str, message: str) -> None:

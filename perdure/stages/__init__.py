@@ -1,12 +1,14 @@
 """What stands around the bare call of a model or a tool, from the outside in:
 
-tracing → inline tools → prepare → journal → transcript → hooks → the call.
+tracing → inline tools → failures → prepare → journal → events → transcript → hooks → the call.
 
 Each stage is plain middleware (``ports.Stage``). :mod:`.interceptor` attaches them to Temporal; :func:`compose`
 makes the same chain for a call inside the process, as inline tools need it.
 """
 
 from .compose import compose_model, compose_tool
+from .events import EventsStage
+from .failures import FailuresStage
 from .hooks import HookStage
 from .inline import InlineStage
 from .interceptor import StageInterceptor
@@ -16,6 +18,8 @@ from .tracing import TracingStage
 from .transcript import TranscriptStage
 
 __all__ = [
+    "EventsStage",
+    "FailuresStage",
     "HookStage",
     "InlineStage",
     "JournalStage",

@@ -71,7 +71,12 @@ class InlineStage:
             retries=how.retries,
         )
         inner = ToolCall(
-            task, tool_key(task), f"{call.owner}/{asked.id}", call.attempt, arguments=asked.arguments or {}
+            task,
+            tool_key(task),
+            f"{call.owner}/{asked.id}",
+            call.attempt,
+            arguments=asked.arguments or {},
+            asked_at=call.asked_at,
         )
         result = await self._run(inner)
         done = Inline(key=result.key, content=result.content, blob=result.blob, is_error=result.is_error)

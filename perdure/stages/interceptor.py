@@ -92,14 +92,14 @@ class _Border(ActivityInboundInterceptor):
 def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     info = activity.info()
     owner = f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
+    asked_at = info.scheduled_time.isoformat(timespec="microseconds")
     raw = input.args[0]
     if info.activity_type == MODEL_ACTIVITY:
-        asked_at = info.scheduled_time.isoformat(timespec="microseconds")
         return ModelCall(ModelInput.model_validate(raw), owner, info.attempt, asked_at)
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
     task = ToolInput.model_validate(plain)
-    return ToolCall(task, tool_key(task), owner, info.attempt, task.arguments or {})
+    return ToolCall(task, tool_key(task), owner, info.attempt, task.arguments or {}, asked_at=asked_at)
 
 
 def _as_temporal(verdict: Verdict) -> ApplicationError:

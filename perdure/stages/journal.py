@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..errors import StoreError
-from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
+from ..ports import Batch, Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
 from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
+from .happened import tool_completed, tool_started
 from .keys import model_key
 from .outcome import read_outcome
 
@@ -57,7 +58,8 @@ class JournalStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The recorded outcome, or that of ``next`` if it may act, recorded."""
-        claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent)
+        begins = Batch(call.input.context_id, [tool_started(call)])
+        claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent, events=begins)
         if claim.outcome is not None:
             return read_outcome(ToolOutput, claim.outcome, call.key)
         output = _given_up(call, claim) or await _act(call, next)
@@ -65,9 +67,9 @@ class JournalStage:
         body = output.model_dump_json(exclude_none=True).encode()
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
         memory = () if output.is_error else tuple(call.writes)
-        first = await self._record(
-            Commit(blobs=[*blobs, *call.blobs], outcome=Outcome(call.key, "tool", body), memory=memory)
-        )
+        outcome = Outcome(call.key, "tool", body)
+        events = Batch(call.input.context_id, [*call.pending, tool_completed(call, output)])
+        first = await self._record(Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events))
         reached("tool.recorded")
         return output if first == body else read_outcome(ToolOutput, first, call.key)
 

@@ -53,4 +53,5 @@ class Calls:
             call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at)
             return (await self._engine.call_model(call)).output
         task = ToolInput.model_validate(argument)
-        return await self._engine.call_tool(ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}))
+        asked = ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
+        return await self._engine.call_tool(asked)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, cast
 
+from pydantic_core import to_jsonable_python
 from typing_extensions import TypeVar
 
 from perdure.tools.memory import Memory
+from perdure.types.messages import clean
 
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
 ContextT = TypeVar("ContextT", default=Any)
@@ -54,6 +56,10 @@ def _no_heartbeat(*details: Any) -> None:
     """Outside an activity (an inline tool, a unit test) nobody waits for a heartbeat."""
 
 
+def _no_progress(message: str, data: Any) -> None:
+    """Nobody follows."""
+
+
 def _not_cancelled() -> bool:
     return False
 
@@ -76,8 +82,10 @@ class ToolContext(RunContext[ContextT]):
         memory: Memory | None = None,
         heartbeat: Callable[..., None] = _no_heartbeat,
         cancelled: Callable[[], bool] = _not_cancelled,
+        progress: Callable[[str, Any], None] = _no_progress,
     ) -> None:
-        """``heartbeat`` and ``cancelled`` are called on the tool's thread: both must be thread-safe."""
+        """``heartbeat``, ``cancelled`` and ``progress`` (given a text and plain JSON) are called on the tool's thread:
+        all must be thread-safe."""
         super().__init__(
             run_id=run_id,
             task_id=task_id,
@@ -95,10 +103,19 @@ class ToolContext(RunContext[ContextT]):
         """The same for every attempt of this call, and of no other call: hand it to the API that acts."""
         self._heartbeat = heartbeat
         self._cancelled = cancelled
+        self._progress = progress
 
     def heartbeat(self, *details: Any) -> None:
-        """Report progress. ``details`` are plain data, shown by Temporal while the call is under way."""
+        """Say that the call is alive. ``details`` are plain data, shown by Temporal while the call is under way."""
         self._heartbeat(*details)
+
+    def progress(self, message: str, data: Any = None) -> None:
+        """Tell whoever follows the run how far this is, as an event ``tool.progress``: also an inline tool may.
+
+        As often as you like: the latest is written a few times a second, and nothing waits for it. ``data`` is
+        anything that is JSON, a dataclass or a pydantic model. Raises ``PydanticSerializationError`` for what is not.
+        """
+        self._progress(clean(str(message)), to_jsonable_python(data, inf_nan_mode="strings"))
 
     @property
     def cancelled(self) -> bool:

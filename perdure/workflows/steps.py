@@ -9,6 +9,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from .. import loop
+from ..loop.ending import PAUSING
 from ..types.state import PendingCall, RunState
 from ..types.wire import (
     MODEL_ACTIVITY,
@@ -23,9 +24,6 @@ from ..types.wire import (
 )
 from . import host
 from .options import close_options, model_options, tool_options
-
-PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
-"""Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
 
 Stopping = Callable[[], bool]
 """Whether an activity that comes back cancelled was cancelled by the run itself."""

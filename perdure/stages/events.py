@@ -1,0 +1,73 @@
+"""The events stage: whoever follows the run is told what a call is at, as it happens.
+
+It stands inside the journal, so an outcome that is found there is not said again; what the call comes to is recorded in
+one transaction with its outcome. Events never make a call fail, or wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..ports import Batch, Events, ModelCall, ModelReply, NewEvent, NextModel, NextTool, ToolCall, token
+from ..types.wire import ToolOutput
+from .feed import Feed
+from .happened import answered, began, closed, retracted
+from .progress import Progress
+from .writer import say
+
+
+class EventsStage:
+    """Writes what happens in a call, and puts the rest beside its outcome.
+
+    Without ``stream`` a model call writes nothing before its outcome: no deltas, and no transaction of its own.
+    ``stopped_by_run`` says of a cancelled call whether the run stopped it; else it is the worker that stops.
+    """
+
+    def __init__(self, store: Events, stopped_by_run: Callable[[], bool], *, stream: bool = True) -> None:
+        self._store = store
+        self._stopped_by_run = stopped_by_run
+        self._stream = stream
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Around a model call, or the recording of an ending."""
+        call.pending += began(call)
+        if call.input.purpose == "close":
+            reply = await next(call)
+            return self._with_events(call, reply, closed(call))
+        feed = Feed(self._store, call, stream=self._stream)
+        call.asking, call.emit = feed.asking, feed.emit
+        try:
+            reply = await next(call)
+        except asyncio.CancelledError:
+            call.pending += feed.stop()
+            if feed.streamed:
+                await feed.settled()
+                await say(self._store, self._undone(call))
+            raise
+        except Exception:
+            call.pending += feed.stop()
+            await feed.settled()
+            raise
+        call.pending += feed.stop()
+        return self._with_events(call, reply, answered(call, reply))
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call that may act. The journal stage says that it begins, and what it comes to."""
+        progress = Progress(self._store, call)
+        call.progress = progress.say
+        try:
+            return await next(call)
+        finally:
+            call.pending += progress.stop()
+
+    def _undone(self, call: ModelCall) -> Batch:
+        reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
+        events = [*call.pending, retracted(call, reason)]
+        return Batch(call.input.context_id, events, token(call.asked_at, call.attempt), advances=True)
+
+    def _with_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
+        batch = Batch(call.input.context_id, [*call.pending, *events], token(call.asked_at), advances=True)
+        reply.commit = replace(reply.commit, events=batch)
+        return reply
