@@ -54,9 +54,8 @@ async def record_end(run: Reading, store: Store, event: RunEvent) -> bool:
     if seen.close_time is None:
         return False
     closed = seen.close_time.astimezone(UTC).isoformat(timespec="microseconds")
-    first = seen.raw_description.workflow_execution_info.first_run_id or seen.run_id
     event = event.model_copy(update={"at": closed})
-    batch = Batch(run.id, [NewEvent(event, key=f"ended/{first}")], token(closed), advances=True)
+    batch = Batch(run.id, [NewEvent(event, key=f"ended/{seen.run_id}/{event.state}")], token(closed), advances=True)
     if await store.append(batch):
         return True
     return (await latest.describe()).run_id == seen.run_id  # else something was recorded after it all the same
