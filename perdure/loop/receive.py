@@ -11,6 +11,7 @@ from ..types.interface import Override, UserMessage
 from ..types.messages import BlobRef, clean
 from ..types.state import SEEN_IDS, RunState, Turn
 from ..types.wire import NewMessage
+from .content import cleaned, kept_apart, nearest, place, unfit_content
 from .past import remember
 from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 
@@ -61,9 +62,8 @@ def read_message(raw: Any) -> UserMessage:
     try:
         message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
     except ValidationError as error:
-        nearest = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
-        where = ".".join(str(place) for place in nearest["loc"])
-        raise InvalidInputError(f"{where[:80] or 'message'}: {nearest['msg']}: {str(raw)[:80]}") from None
+        problem = nearest(error.errors(include_url=False))[0]
+        raise InvalidInputError(f"{place(problem) or 'message'}: {problem['msg']}: {str(raw)[:80]}") from None
     if why := unfit(message):
         raise InvalidInputError(f"{why}: {str(raw)[:80]}")
     return message
@@ -74,7 +74,7 @@ def unfit(message: UserMessage) -> str | None:
     for name in ("id", "task_id", "by"):
         if (found := size(getattr(message, name))) > ID_BYTES:
             return f"{name}: it has {found:,} bytes as JSON and may have {ID_BYTES:,}"
-    if why := unfit_override(message.override):
+    if why := unfit_override(message.override) or unfit_content(message.content):
         return why
     found = size(message.model_dump(mode="json", exclude_none=True))
     if found <= MESSAGE_BYTES:
@@ -95,11 +95,12 @@ def unfit_override(override: Override | None) -> str | None:
 
 def _check_store(state: RunState, message: UserMessage) -> None:
     """Refuse a message whose text is in a store that is not the run's."""
-    if not isinstance(message.content, BlobRef) or None in (message.store_id, state.store_id):
+    if not kept_apart(message.content) or None in (message.store_id, state.store_id):
         return
     if message.store_id != state.store_id:
+        what = "its text is" if isinstance(message.content, BlobRef) else "what is in it is"
         raise InvalidInputError(
-            f"message: its text is in store {message.store_id}, and the run is kept in store {state.store_id}"
+            f"message: {what} in store {message.store_id}, and the run is kept in store {state.store_id}"
         )
 
 
@@ -122,9 +123,8 @@ def _take(state: RunState, message: UserMessage) -> str:
         if len(state.seen) > SEEN_IDS:
             del state.seen[next(iter(state.seen))]
     if message.content is not None:
-        content = clean(message.content) if isinstance(message.content, str) else message.content
         by = clean(message.by) if message.by else None
-        state.inbox.append(NewMessage(content=content, id=sent, by=by, store_id=message.store_id))
+        state.inbox.append(NewMessage(content=cleaned(message.content), id=sent, by=by, store_id=message.store_id))
         if state.interrupt == "stop":  # whoever interrupted has something to say after all
             state.interrupt = "go on"
     return turn.task_id

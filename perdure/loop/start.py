@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.interface import Start, UserMessage
 from ..types.state import RunState, read_state
+from .content import nearest, place
 from .receive import send, unfit, unfit_override
 from .sizes import CONTEXT_BYTES, size
 
@@ -55,10 +56,11 @@ def parse_start(raw: Any) -> Start:
     try:
         start = Start.model_validate(raw)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(place) for place in problem['loc']) or 'input'}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
+        found = error.errors(include_url=False)
+        of_message = [problem for problem in found if problem["loc"][:1] == ("message",)]
+        found = [problem for problem in found if problem not in of_message]
+        found += nearest(of_message) if of_message else []
+        problems = "; ".join(f"{place(problem) or 'input'}: {problem['msg']}" for problem in found)
         raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
     _check_sizes(start)
     return start
