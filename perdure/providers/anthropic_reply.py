@@ -1,0 +1,285 @@
+"""A streamed message, put together: events of the API in, events of ours out, ``Completed`` at the end.
+
+Blocks stay in the order in which they came, and what is not for us to read stays as it is: the API wants both back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import MalformedReplyError, TruncatedStreamError
+from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
+from .classify import in_stream
+from .encoding import Text, clean_json, parse_arguments
+
+_REASONS: dict[str, FinishReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refusal",
+}
+"""``pause_turn`` is no end: the adapter has the model go on. Where it gives that up, the reply ends with "other"."""
+
+_CUT: tuple[FinishReason, ...] = ("length", "refusal", "other")
+"""Endings after which the last block may be a piece of one."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """A content block under assembly: as it began, and what was added to it."""
+
+    kind: str
+    start: dict[str, Any]
+    text: Text = field(default_factory=Text)
+    json: str = ""
+    citations: list[Any] = field(default_factory=list)
+    signature: str = ""
+    call: int = -1
+    """Which of the reply's calls it is."""
+
+    def arguments(self) -> str:
+        return clean(self.json)
+
+    def called(self) -> dict[str, str]:
+        return {key: clean(_string(self.start.get(key))) for key in ("id", "name")}
+
+    def extras(self, *known: str) -> dict[str, Any]:
+        """What the block has besides ``known``: for the API alone."""
+        rest = {key: value for key, value in self.start.items() if key not in ("type", *known) and value is not None}
+        extra: dict[str, Any] = clean_json(rest)
+        return extra
+
+
+class AnthropicReply:
+    """One reply under assembly. ``endpoint`` names the API in errors; ``origin`` is kept with opaque data."""
+
+    def __init__(self, endpoint: str, origin: str) -> None:
+        self._endpoint = endpoint
+        self._origin = origin
+        self._blocks: list[_Block] = []
+        self._open: dict[int, _Block] = {}
+        self._calls = 0
+        self._reason: str | None = None
+        self._ended = False
+        self._before = Usage()
+        self._usage: dict[str, Any] = {}
+        self._model = ""
+
+    @property
+    def paused(self) -> bool:
+        """The API broke a long turn of its own tools off, for the client to ask again with what there is."""
+        return self._ended and self._reason == "pause_turn"
+
+    def feed(self, event: object) -> Iterator[StreamEvent]:
+        """Take one event. Raises ``MalformedReplyError``, or the error that the event carries."""
+        if not isinstance(event, Mapping):
+            raise self._malformed("an event that is no JSON object", event)
+        match event.get("type"):
+            case "message_start":
+                self._start(_mapping(event.get("message")))
+            case "content_block_start":
+                yield from self._block(event.get("index"), event.get("content_block"))
+            case "content_block_delta":
+                yield from self._delta(event.get("index"), event.get("delta"))
+            case "message_delta":
+                self._reason = _string(_mapping(event.get("delta")).get("stop_reason")) or self._reason
+                self._count(event.get("usage"))
+            case "message_stop":
+                self._ended = True
+            case "message":
+                yield from self._whole(event)
+            case "error":
+                raise in_stream(event, "", self._endpoint)
+            case _:
+                pass  # ping, content_block_stop, and what later versions add
+
+    def _start(self, message: Mapping[str, Any]) -> None:
+        """A message begins: the reply, or the next piece of one that was paused."""
+        self._before = self._before + read_usage(self._usage)
+        self._usage = {}
+        self._open = {}
+        self._reason, self._ended = None, False
+        self._model = _string(message.get("model")) or self._model
+        self._count(message.get("usage"))
+
+    def _whole(self, message: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        """A message that was not streamed: some servers ignore that a stream was asked for."""
+        self._start(message)
+        content = message.get("content")
+        for index, block in enumerate(content if isinstance(content, list) else []):
+            yield from self._block(index, block)
+        self._reason = _string(message.get("stop_reason")) or "end_turn"
+        self._ended = True
+
+    def _count(self, usage: object) -> None:
+        # Counts are totals of the message so far; one that is left out keeps the value it had.
+        self._usage |= {key: value for key, value in _mapping(usage).items() if value is not None}
+
+    def _block(self, index: object, start: object) -> Iterator[StreamEvent]:
+        if not isinstance(start, Mapping) or not isinstance(kind := start.get("type"), str):
+            raise self._malformed("a content block that is none", start)
+        block = _Block(kind, dict(start))
+        self._blocks.append(block)
+        if isinstance(index, int):
+            self._open[index] = block
+        if kind == "text":
+            yield from self._text(block, _string(start.get("text")))
+            block.citations.extend(_list(start.get("citations")))
+        elif kind == "thinking":
+            yield from self._thought(block, _string(start.get("thinking")))
+            block.signature = _string(start.get("signature"))
+        elif kind == "tool_use":
+            block.call = self._calls
+            self._calls += 1
+            yield self._called(block, "")
+
+    def _delta(self, index: object, delta: object) -> Iterator[StreamEvent]:
+        block = self._open.get(index) if isinstance(index, int) else None
+        if block is None or not isinstance(delta, Mapping):
+            raise self._malformed("a piece of a block that never began", delta)
+        match delta.get("type"):
+            case "text_delta":
+                yield from self._text(block, _string(delta.get("text")))
+            case "thinking_delta":
+                yield from self._thought(block, _string(delta.get("thinking")))
+            case "signature_delta":
+                # One piece, and the whole of it each time.
+                block.signature = _string(delta.get("signature")) or block.signature
+            case "input_json_delta":
+                piece = _string(delta.get("partial_json"))
+                block.json += piece
+                if block.call >= 0 and piece:
+                    yield self._called(block, piece)
+            case "citations_delta":
+                block.citations.append(delta.get("citation"))
+            case _:
+                pass
+
+    def _text(self, block: _Block, piece: str) -> Iterator[StreamEvent]:
+        if piece and (shown := block.text.add(piece)):
+            yield TextDelta(shown)
+
+    def _thought(self, block: _Block, piece: str) -> Iterator[StreamEvent]:
+        if piece and (shown := block.text.add(piece)):
+            yield ThinkingDelta(shown)
+
+    def _called(self, block: _Block, arguments: str) -> ToolCallDelta:
+        called = block.called()
+        return ToolCallDelta(index=block.call, id=called["id"], name=called["name"], arguments=clean(arguments))
+
+    def parts(self) -> tuple[Part, ...]:
+        """What there is, for a paused reply to go on from."""
+        return tuple(part for block in self._blocks if (part := self._part(block)) is not None)
+
+    def complete(self) -> Completed:
+        """The whole reply. Raises ``TruncatedStreamError`` when the stream never said that it ended."""
+        if not self._ended or self._reason is None:
+            raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
+        reason = _REASONS.get(self._reason, "other")
+        if reason in _CUT:
+            self._drop_pieces()
+        parts = self.parts()
+        if reason in ("stop", "other") and any(isinstance(part, ToolCallPart) for part in parts):
+            reason = "tool_calls"
+        return Completed(parts, reason, self._before + read_usage(self._usage), self._model)
+
+    def _drop_pieces(self) -> None:
+        """Drop calls that were cut short, and calls of the API's own tools that never came to a result."""
+        last = self._blocks[-1] if self._blocks else None
+        answered = {block.start.get("tool_use_id") for block in self._blocks}
+        self._blocks = [
+            block
+            for block in self._blocks
+            # A call without arguments has no JSON at all, and so has one that was cut before its first.
+            if not (block.kind == "tool_use" and (_arguments(block) is None or (block is last and _bare(block))))
+            and not (block.kind == "server_tool_use" and block.start.get("id") not in answered)
+        ]
+
+    def _part(self, block: _Block) -> Part | None:
+        match block.kind:
+            case "text":
+                return self._text_part(block)
+            case "thinking":
+                return self._thinking_part(block)
+            case "tool_use":
+                return self._call_part(block)
+            case _:
+                data = clean_json(block.start)
+                if (arguments := parse_arguments(block.arguments())) and "input" in data:
+                    data["input"] = arguments
+                return OpaquePart(provider=self._origin, data=data)
+
+    def _text_part(self, block: _Block) -> TextPart | None:
+        text = block.text.whole()
+        if not text:
+            return None
+        if block.citations:
+            cited = clean_json({"citations": block.citations})
+            return TextPart(text=text, provider=self._origin, opaque=cited)
+        return TextPart(text=text)
+
+    def _thinking_part(self, block: _Block) -> ThinkingPart | None:
+        text, signature = block.text.whole(), block.signature
+        if not text and not signature:
+            return None
+        # Thinking without a signature is shown, but the API would not take it back.
+        opaque = {"signature": signature} | block.extras("thinking", "signature") if signature else None
+        return ThinkingPart(text=text, provider=self._origin, opaque=opaque)
+
+    def _call_part(self, block: _Block) -> ToolCallPart:
+        called: dict[str, Any] = block.called()
+        if opaque := block.extras("id", "name", "input"):
+            called |= {"provider": self._origin, "opaque": opaque}
+        arguments = _arguments(block)
+        return ToolCallPart(
+            **called, arguments=arguments or {}, malformed=None if arguments is not None else block.arguments()
+        )
+
+    def _malformed(self, what: str, seen: object) -> MalformedReplyError:
+        return MalformedReplyError(f"{self._endpoint} sent {what}: {str(seen)[:200]!r}")
+
+
+def read_usage(usage: Mapping[str, Any]) -> Usage:
+    """Usage as the API counts it: its ``input_tokens`` are those that no cache had to do with."""
+    cached, written = _number(usage, "cache_read_input_tokens"), _number(usage, "cache_creation_input_tokens")
+    return Usage(
+        input_tokens=_number(usage, "input_tokens") + cached + written,
+        output_tokens=_number(usage, "output_tokens"),
+        cached_tokens=cached,
+        reasoning_tokens=_number(_mapping(usage.get("output_tokens_details")), "thinking_tokens"),
+        cache_write_tokens=written,
+    )
+
+
+def _arguments(block: _Block) -> dict[str, Any] | None:
+    """The call's arguments; None for what is no JSON object. Some servers send them whole with the block's start."""
+    if not block.json and isinstance(given := block.start.get("input"), Mapping):
+        whole: dict[str, Any] = clean_json(dict(given))
+        return whole
+    return parse_arguments(block.arguments())
+
+
+def _bare(block: _Block) -> bool:
+    return not block.json and not block.start.get("input")
+
+
+def _number(usage: Mapping[str, Any], key: str) -> int:
+    value = usage.get(key)
+    return max(0, int(value)) if isinstance(value, int | float) else 0
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
