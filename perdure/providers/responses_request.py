@@ -1,0 +1,287 @@
+"""A request in the Responses wire format, as bytes. The input comes last, and only grows: a prefix that stays cached.
+
+Each message is encoded once in its life for an origin and a model: its fragment stays on it.
+
+The API keeps nothing for us (``store: false``): what it gave is sent back, in its order. It has rules for that. A
+reasoning item stands directly before the item that came after it; an item that came after reasoning may keep its id
+only behind that reasoning; a reasoning item without its encrypted content is unknown. So an assistant message goes back
+*whole* (reasoning, ids, items of built-in tools) or *bare* (texts and calls, like anybody's). What another origin gave
+is bare, and so is what another model of the same origin gave: reasoning that they cannot decrypt some models refuse and
+others leave out, and we cannot know which.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, assert_never
+
+from ..ports import ModelRequest, ToolSpec
+from ..types.messages import (
+    FilePart,
+    Message,
+    OpaquePart,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from .encoding import encode_json, parse_arguments
+from .foreign import data_url, loaded, own, rendered, wire_id
+from .responses_items import CALL_KEYS, CONTENT_KEYS, MESSAGE_KEYS, write_arguments
+
+FORMAT = "openai-responses"
+"""Under this name, for assistant messages with origin and model behind it, a message remembers its fragment."""
+
+RESERVED: Mapping[str, str] = {
+    **dict.fromkeys(("model", "input", "instructions", "stream", "store", "tool_choice"), "perdure"),
+    "background": "perdure, which streams,",
+    "previous_response_id": "the transcript",
+    "conversation": "the transcript",
+}
+"""Parameters that the adapter sets itself or cannot serve, and what is in their place."""
+
+ENCRYPTED = "reasoning.encrypted_content"
+
+LONGEST_CALL_ID = 64
+
+_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_IMAGES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_FILES = re.compile(
+    r"text/.*|application/(pdf|json|xml|yaml|x-yaml|toml|javascript|typescript|sql|rtf|csv|msword|vnd\.ms-(excel|powerpoint)"
+    r"|vnd\.openxmlformats-officedocument\..*|vnd\.oasis\.opendocument\.(text|spreadsheet|presentation))\Z"
+)
+"""Types that ``input_file`` takes: PDF, text and code, documents, presentations, spreadsheets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a message goes."""
+
+    origin: str
+    model: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def own(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any] | None:
+        """The opaque data that this model gave; {} where another model of the origin did; None from elsewhere."""
+        data = own(part, self.origin)
+        if data is None:
+            return None
+        return data if data.get("model") in (None, self.model) else {}
+
+
+def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True) -> bytes:
+    """The body of ``POST /responses``: ``request`` in order, streamed.
+
+    ``encrypted``: ask for the reasoning, which then can be sent back.
+    """
+    target = Target(origin, request.model, request.files)
+    fragments = [fragment for message in request.messages if (fragment := encode_message(message, target))]
+    head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
+    if encrypted:
+        head["include"] = [ENCRYPTED]
+    if request.tools:
+        head["tools"] = [encode_tool(spec) for spec in request.tools]
+    if request.tool_choice:
+        head["tool_choice"] = {"type": "function", "name": request.tool_choice}
+    head |= encode_settings(request.settings)
+    _add_options(head, request.provider_options)
+    if request.system:
+        head["instructions"] = request.system
+    return b"".join((encode_json(head)[:-1], b',"input":[', b",".join(fragments), b"]}"))
+
+
+def encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Canonical settings under their wire names."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    if "max_tokens" in given:
+        given["max_output_tokens"] = given.pop("max_tokens")
+    if "reasoning_effort" in given:
+        given["reasoning"] = {"effort": given.pop("reasoning_effort")}
+    return given
+
+
+def _add_options(head: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Options go in unchanged; three of them are lists and objects that we fill too, and add to ours."""
+    for key, value in options.items():
+        if key == "include":
+            value = list(dict.fromkeys([*head.get(key, ()), *value]))
+        elif key == "tools":
+            value = [*head.get(key, ()), *value]
+        elif key == "reasoning":
+            value = head.get(key, {}) | value
+        head[key] = value
+
+
+def encode_tool(spec: ToolSpec) -> dict[str, Any]:
+    """A tool's definition.
+
+    Not strict, and that has to be said: left out, ``strict`` is true here, and the API refuses, or silently rewrites, a
+    schema with an optional field.
+    """
+    about = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    return {"type": "function", **about, "strict": False}
+
+
+def encode_message(message: Message, target: Target) -> bytes:
+    """The message's fragment: its items as JSON objects, joined by commas. Empty where nothing of it can be sent."""
+    name = f"{FORMAT} {target.origin} {target.model}" if message.role == "assistant" else FORMAT
+    fragment = message.wire(name)
+    if fragment is None:
+        fragment = b",".join(map(encode_json, encode_items(message, target)))
+        message.remember_wire(name, fragment)
+    return fragment
+
+
+def encode_items(message: Message, target: Target) -> list[dict[str, Any]]:
+    """The message's items."""
+    match message.role:
+        case "system" | "user":
+            return [{"type": "message", "role": message.role, "content": _content(message.parts, target)}]
+        case "assistant":
+            return _assistant(message, target)
+        case "tool":
+            return [_output(result, target) for result in message.tool_results]
+        case never:
+            assert_never(never)
+
+
+def _content(parts: tuple[Part, ...], target: Target) -> str | list[dict[str, Any]]:
+    content: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            content.append({"type": "input_text", "text": loaded(part.text, part)})
+        elif isinstance(part, FilePart):
+            content.append(_file(part, target))
+    if all(entry["type"] == "input_text" for entry in content) and len(content) <= 1:
+        return str(content[0]["text"]) if content else ""
+    return content
+
+
+def _file(file: FilePart, target: Target) -> dict[str, Any]:
+    kind = file.media_type.partition(";")[0].strip().lower()
+    if kind in _IMAGES:
+        return {"type": "input_image", "detail": "auto", "image_url": data_url(file, target.files) or file.url}
+    if _FILES.match(kind):
+        if (data := data_url(file, target.files)) is not None:
+            return {"type": "input_file", "filename": _file_name(file, kind), "file_data": data}
+        return {"type": "input_file", "file_url": file.url}
+    return {"type": "input_text", "text": rendered(file, target.files)}
+
+
+def _file_name(file: FilePart, kind: str) -> str:
+    """The API goes by the name's ending."""
+    name = file.name or "file"
+    return name if "." in name else name + (mimetypes.guess_extension(kind) or ".txt")
+
+
+def _output(result: ToolResultPart, target: Target) -> dict[str, Any]:
+    output: str | list[dict[str, Any]] = loaded(result.content, result)
+    if result.files:
+        text = [{"type": "input_text", "text": output}] if output else []
+        output = text + [_file(file, target) for file in result.files]
+    return {"type": "function_call_output", "call_id": _call_id(result.call_id), "output": output}
+
+
+def _call_id(id: str) -> str:
+    return wire_id(id, LONGEST_CALL_ID)
+
+
+def _assistant(message: Message, target: Target) -> list[dict[str, Any]]:
+    whole = _goes_back_whole(message, target)
+    items: list[dict[str, Any]] = []
+    for key, group in groupby(message.parts, lambda part: _item_of(part, target, whole)):
+        parts = list(group)
+        match parts[0]:
+            case TextPart() | FilePart():
+                items.extend(_message(parts, target, whole))
+            case ToolCallPart():
+                items.extend(_call(part, target, whole) for part in parts if isinstance(part, ToolCallPart))
+            case ThinkingPart() | OpaquePart():
+                items.extend(_kept(part, target) for part in parts if key == "kept")
+            case ToolResultPart():
+                pass  # has no place here
+            case never:
+                assert_never(never)
+    while items and items[-1]["type"] == "reasoning":
+        items.pop()  # a reply that ended in its reasoning: the API refuses reasoning that nothing follows
+    return items
+
+
+def _goes_back_whole(message: Message, target: Target) -> bool:
+    for part in message.parts:
+        if isinstance(part, FilePart | ToolResultPart) or (data := target.own(part)) is None:
+            continue
+        if not data:
+            return False
+        item = data.get("item", {})
+        if isinstance(part, ThinkingPart) and not (item.get("encrypted_content") or item.get("content")):
+            return False
+    return True
+
+
+def _item_of(part: Part, target: Target, whole: bool) -> str:
+    """What neighbouring parts have in common that become one item, or are left out together."""
+    match part:
+        case TextPart():
+            return f"message {(target.own(part) or {}).get('id', '') if whole else ''}"
+        case FilePart():
+            return "message "
+        case ToolCallPart():
+            return "call"
+        case ThinkingPart() | OpaquePart():
+            return "kept" if whole and (target.own(part) or {}).get("item") else "left out"
+        case ToolResultPart():
+            return "left out"
+        case never:
+            assert_never(never)
+
+
+def _message(parts: list[Part], target: Target, whole: bool) -> Iterator[dict[str, Any]]:
+    first = parts[0]
+    data = (target.own(first) if whole and isinstance(first, TextPart) else None) or {}
+    if "id" in data:
+        content = [_said(part, target) for part in parts if isinstance(part, TextPart)]
+        kept = {key: data[key] for key in MESSAGE_KEYS if key in data}
+        yield {"type": "message", "role": "assistant", "status": "completed", **kept, "content": content}
+        return
+    # Without an id the API takes an assistant's message as plain text alone.
+    text = "".join(
+        loaded(part.text, part) if isinstance(part, TextPart) else rendered(part, target.files)
+        for part in parts
+        if isinstance(part, TextPart | FilePart)
+    )
+    if text:
+        yield {"type": "message", "role": "assistant", "content": text}
+
+
+def _said(part: TextPart, target: Target) -> dict[str, Any]:
+    data = target.own(part) or {}
+    text = loaded(part.text, part)
+    if data.get("refusal"):
+        return {"type": "refusal", "refusal": text}
+    return {"type": "output_text", "text": text, "annotations": []} | {k: data[k] for k in CONTENT_KEYS if k in data}
+
+
+def _call(part: ToolCallPart, target: Target, whole: bool) -> dict[str, Any]:
+    data = (target.own(part) if whole else None) or {}
+    # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
+    arguments = write_arguments(part.arguments)
+    if "arguments" in data and parse_arguments(data["arguments"]) == part.arguments:
+        arguments = data["arguments"]
+    kept = {key: data[key] for key in CALL_KEYS if key in data}
+    name = _NAME.sub("_", part.name)[:64] or "_"
+    return {"type": "function_call", **kept, "call_id": _call_id(part.id), "name": name, "arguments": arguments}
+
+
+def _kept(part: Part, target: Target) -> dict[str, Any]:
+    assert isinstance(part, ThinkingPart | OpaquePart)
+    item = (target.own(part) or {})["item"]
+    if isinstance(part, ThinkingPart):
+        # The API refuses keys of a reasoning item that are null, and its status, although it gives both.
+        return {key: value for key, value in item.items() if value is not None and key != "status"}
+    return dict(item)
