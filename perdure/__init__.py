@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .turn import Turn
     from .types.files import File
     from .types.interface import Response, Status
+    from .types.limits import Limits, RateLimit
     from .types.messages import Message
     from .worker import PerdurePlugin, Worker
 
@@ -25,9 +26,11 @@ _HOME = {
     "Agent": "agent",
     "Client": "client",
     "File": "types.files",
+    "Limits": "types.limits",
     "Memory": "tools",
     "Message": "types.messages",
     "PerdurePlugin": "worker",
+    "RateLimit": "types.limits",
     "Response": "types.interface",
     "Run": "run",
     "RunContext": "tools",
@@ -45,9 +48,11 @@ __all__ = [
     "Agent",
     "Client",
     "File",
+    "Limits",
     "Memory",
     "Message",
     "PerdurePlugin",
+    "RateLimit",
     "Response",
     "Run",
     "RunContext",

@@ -5,23 +5,33 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from .definition import checked_instructions, checked_name, iterations, listed, mapping, one_of
+from .definition import (
+    checked_instructions,
+    checked_limits,
+    checked_models,
+    checked_name,
+    iterations,
+    listed,
+    mapping,
+    one_of,
+)
 from .errors import DefinitionError
 from .ports import Provider
-from .providers.registry import check_settings, parse_model
+from .providers.registry import check_settings
 from .tools import RunContext, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
 from .types.interface import FinishProtocol, OnLimit, Override
+from .types.limits import Limits
 
 if TYPE_CHECKING:
     from .client import Client
     from .run import Run
     from .types.interface import Response
-    from .types.messages import Message
 
 Instructions = str | Callable[[RunContext[Any]], Any] | None
 
@@ -32,9 +42,10 @@ _OVERRIDES = 64
 class Agent:
     """What runs: a model with instructions and tools, under a name that workers and clients know it by.
 
-    ``model`` is ``"<provider>:<model>"``, or a ``Provider`` object (for tests). ``instructions`` is the system
-    prompt, or a sync or async function of a ``RunContext`` that gives it. ``context`` is the type of the run's own
-    data (a pydantic model, a dataclass, a TypedDict): it is checked when a run starts, and ``ctx.context`` is of it.
+    ``model`` is ``"<provider>:<model>"``, or a ``Provider`` object; or a list of them, a chain: where one fails, the
+    next is asked at once. ``instructions`` is the system prompt, or a sync or async function of a ``RunContext`` that
+    gives it. ``context`` is the type of the run's own data (a pydantic model, a dataclass, a TypedDict): it is checked
+    when a run starts, and ``ctx.context`` is of it. ``limits`` is what one model call may take before the run fails.
     ``finish="text"``: a reply with text and no tool calls is the answer; ``finish="tag"``: the answer stands in
     ``<finish>…</finish>``. At ``max_iterations`` model calls in a turn, ``on_limit`` says whether the model is asked
     for its answer (``"finish"``), the last text is returned (``"return"``) or ``MaxIterationsError`` is raised
@@ -46,7 +57,7 @@ class Agent:
     def __init__(
         self,
         name: str,
-        model: str | Provider,
+        model: str | Provider | Sequence[str | Provider],
         *,
         description: str = "",
         instructions: Instructions = None,
@@ -59,8 +70,10 @@ class Agent:
         max_iterations: int = 50,
         on_limit: OnLimit = "finish",
     ) -> None:
+        limits: Limits | None = None,
         self.name = checked_name(name)
-        self.provider_name, self.model_name, self.provider = _checked_model(name, model)
+        self.chain = checked_models(name, model)
+        """Its models, in the order in which they are asked."""
         self.description = description
         self.instructions: Instructions = checked_instructions(name, instructions)
         self.context = context
@@ -76,6 +89,7 @@ class Agent:
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.max_iterations = iterations(name, max_iterations)
         self._overridden: dict[str, Agent] = {}
+        self.limits = checked_limits(name, limits)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A changed agent makes its overridden copies anew."""
@@ -84,11 +98,36 @@ class Agent:
 
     @property
     def model(self) -> str:
-        """``"<provider>:<model>"``."""
-        return f"{self.provider_name}:{self.model_name}"
+        """``"<provider>:<model>"``; of a chain, the first."""
+        return str(self.chain[0])
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """``"<provider>:<model>"`` of each model, in the order in which they are asked."""
+        return tuple(map(str, self.chain))
+
+    @property
+    def provider_name(self) -> str:
+        """Of the first model: the registered name of its provider, or the class of its object."""
+        return self.chain[0].provider
+
+    @property
+    def model_name(self) -> str:
+        """Of the first model: its name at the provider."""
+        return self.chain[0].name
+
+    @property
+    def provider(self) -> Provider | None:
+        """The object that is the first model, where the agent was given one."""
+        return self.chain[0].own
+
+    @provider.setter
+    def provider(self, provider: Provider | None) -> None:
+        """Put another in its place; the names stay."""
+        self.chain = (replace(self.chain[0], own=provider), *self.chain[1:])
 
     def __repr__(self) -> str:
-        return f"<Agent {self.name} on {self.model}>"
+        return f"<Agent {self.name} on {', then '.join(self.models)}>"
 
     def check_context(self, context: Any) -> dict[str, Any]:
         """``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run is given.
@@ -140,8 +179,8 @@ class Agent:
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
     ) -> Response:
-        """Run and wait for the answer: on this machine (an embedded server, and a worker in this process), or by the
-        workers of ``client``.
+        """Run and wait for the answer to ``message``, text or a list of texts and ``File``: on this machine (an embedded
+        server, and a worker in this process), or by the workers of ``client``.
 
         With ``id``, a run of that id that is there already is attached to, also one that has ended. ``context`` is the
         run's own data, a mapping or an instance of the agent's context type; ``history`` the conversation to go on
@@ -198,7 +237,7 @@ def _changed(agent: Agent, changes: dict[str, Any]) -> Agent:
     changed = copy.copy(agent)
     vars(changed)["_overridden"] = {}
     if (model := changes.pop("model", None)) is not None:
-        changed.provider_name, changed.model_name, changed.provider = _checked_model(agent.name, model)
+        changed.chain = checked_models(agent.name, list(model) if isinstance(model, tuple) else model)
     if (tools := changes.pop("tools", None)) is not None:
         changed.toolbox = _offered(agent, tools)
     if "settings" in changes:
@@ -225,25 +264,18 @@ def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
     return Toolbox([tool for tool in agent.toolbox if tool.name in names])
 
 
-def _checked_model(name: str, model: str | Provider) -> tuple[str, str, Provider | None]:
-    if isinstance(model, str):
-        provider, model_name = parse_model(model)
-        return provider, model_name, None
-    if isinstance(model, type) or not callable(getattr(model, "stream", None)):
-        raise DefinitionError(
-            f"agent {name!r}: the model must be '<provider>:<model>' or a Provider with a stream method, not {model!r}",
-            hint=f"Pass an instance: {model.__name__}(…)."
-            if isinstance(model, type)
-            else "For instance 'openai:gpt-5'.",
-        )
-    return type(model).__name__, "custom", model
-
-
 def _check_settings(agent: Agent) -> None:
-    if agent.provider is None:
-        check_settings(agent.provider_name, agent.settings, agent.provider_options)
-    elif (check := getattr(agent.provider, "check_settings", None)) is not None:
-        check(agent.settings, agent.provider_options)
+    """Against every model of the chain: which of them is asked is not known before."""
+    for model in agent.chain:
+        try:
+            if model.own is None:
+                check_settings(model.provider, agent.settings, agent.provider_options)
+            elif (check := getattr(model.own, "check_settings", None)) is not None:
+                check(agent.settings, agent.provider_options)
+        except DefinitionError as error:
+            if len(agent.chain) == 1:
+                raise
+            raise type(error)(f"model {str(model)!r}: {error.message}", hint=error.hint) from None
 
 
 def _checked_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .errors import DefinitionError
+from .ports import ModelRef
+from .providers.registry import parse_model
+from .types.limits import Limits
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -19,6 +22,48 @@ def checked_name(name: Any) -> str:
             hint="Give it a short name; the description may say the rest.",
         )
     return name
+
+
+def checked_models(name: str, model: Any) -> tuple[ModelRef, ...]:
+    """A model, or a chain of them: each ``"<provider>:<model>"`` or a ``Provider`` object."""
+    if not isinstance(model, list | tuple):
+        return (_checked_model(name, model),)
+    if not model:
+        raise DefinitionError(
+            f"agent {name!r}: the list of models is empty",
+            hint="Name one at least: model=['anthropic:claude-sonnet-4-5', 'openai:gpt-5'].",
+        )
+    chain = tuple(_checked_model(name, one) for one in model)
+    for number, one in enumerate(chain):
+        if one in chain[:number]:
+            raise DefinitionError(
+                f"agent {name!r}: the chain of models has {one} twice",
+                hint="A model that failed is asked again by itself, with the next attempt.",
+            )
+    return chain
+
+
+def _checked_model(name: str, model: Any) -> ModelRef:
+    if isinstance(model, str):
+        return ModelRef(*parse_model(model))
+    if isinstance(model, type) or not callable(getattr(model, "stream", None)):
+        raise DefinitionError(
+            f"agent {name!r}: the model must be '<provider>:<model>' or a Provider with a stream method, not {model!r}",
+            hint=f"Pass an instance: {model.__name__}(…)."
+            if isinstance(model, type)
+            else "For instance 'openai:gpt-5'.",
+        )
+    return ModelRef(type(model).__name__, "custom", model)
+
+
+def checked_limits(name: str, limits: Any) -> Limits:
+    """``Limits``; None is no limit."""
+    if limits is not None and not isinstance(limits, Limits):
+        raise DefinitionError(
+            f"agent {name!r}: limits must be Limits, not {limits!r:.100}",
+            hint='For instance limits=Limits(attempts=3, call_timeout="10m").',
+        )
+    return limits or Limits()
 
 
 def checked_instructions(name: str, instructions: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from temporalio import activity
@@ -13,7 +13,6 @@ from ..errors import (
     DefinitionError,
     InvalidInputError,
     MalformedReplyError,
-    ProviderTimeoutError,
     ToolError,
     TruncatedStreamError,
 )
@@ -37,9 +36,6 @@ from ..types.wire import (
 from .agents import Agents
 from .author_loop import AuthorLoop
 
-IDLE = 600.0
-"""Seconds without anything from the model after which the attempt is given up: heartbeats hide a model that hangs.
-Reasoning models are silent for minutes; this is also what the SDKs wait for a byte."""
 INSTRUCTIONS = 60.0
 """Seconds that an agent's function of instructions may take."""
 
@@ -55,7 +51,6 @@ class ModelActivity:
         provider: Callable[[Agent], Provider],
         author: AuthorLoop,
         cost: Cost,
-        idle: float = IDLE,
         *,
         resources: Callable[[], Any] = lambda: None,
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
@@ -65,7 +60,6 @@ class ModelActivity:
         self._provider = provider
         self._author = author
         self._cost = cost
-        self._idle = idle
         self._resources = resources
         self._memory = memory
 
@@ -143,7 +137,7 @@ class ModelActivity:
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
-            while (event := await self._next(events)) is not None:
+            async for event in events:
                 last = event
                 call.emit(event)
         finally:
@@ -153,15 +147,6 @@ class ModelActivity:
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {agent.model} ended before its reply was complete")
         return last
-
-    async def _next(self, events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
-        try:
-            async with asyncio.timeout(self._idle):
-                return await anext(events)
-        except StopAsyncIteration:
-            return None
-        except TimeoutError:
-            raise ProviderTimeoutError(f"the model sent nothing for {self._idle:g} s") from None
 
     async def _reply(self, agent: Agent, task: ModelInput, completed: Completed, system: str | None) -> ModelReply:
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered

@@ -109,9 +109,9 @@ def _loaded(file: str, name: str | None) -> Agent:
 
 
 def of_agent(agent: Agent) -> dict[str, Any]:
-    """Schemas of the agent's tools, by name, and of its context; None where it takes any object."""
+    """Its models, and schemas of its tools, by name, and of its context; None where it takes any object."""
     from pydantic import TypeAdapter
 
     tools = {tool.name: {"description": tool.description, "parameters": tool.parameters} for tool in agent.toolbox}
     context = None if agent.context is None else TypeAdapter(agent.context).json_schema()
-    return {"agent": agent.name, "context": context, "tools": tools}
+    return {"agent": agent.name, "models": list(agent.models), "context": context, "tools": tools}

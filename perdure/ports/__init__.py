@@ -6,6 +6,7 @@ Each protocol is small, names no SDK, and ships a public fake in ``perdure.testi
 from .events import Batch, EventRow, Events, NewEvent, token
 from .model import (
     Completed,
+    ModelRef,
     ModelRequest,
     Provider,
     Restarted,
@@ -47,6 +48,7 @@ __all__ = [
     "Memory",
     "MemoryWrite",
     "ModelCall",
+    "ModelRef",
     "ModelReply",
     "ModelRequest",
     "NewEvent",

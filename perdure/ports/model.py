@@ -101,3 +101,17 @@ class Provider(Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model and yield what arrives, ``Completed`` last."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """One model of an agent: ``str()`` of it is ``"<provider>:<model>"``."""
+
+    provider: str
+    """Registered name, or the class of ``own``."""
+    name: str
+    own: Provider | None = None
+    """The object that is the model, where the agent was given one."""
+
+    def __str__(self) -> str:
+        return f"{self.provider}:{self.name}"

@@ -20,7 +20,8 @@ from .endpoint import missing_sdk
 
 ProviderFactory = Callable[[], Provider]
 
-_ALIASES = {"openai-chat": "openai"}
+ALIASES = {"openai-chat": "openai"}
+"""Other names of providers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def register_provider(name: str, provider: Provider | ProviderFactory) -> None:
 
 def known_providers() -> tuple[str, ...]:
     """Names that a model may begin with, in order."""
-    return tuple(sorted({*_factories, *_providers, *_ALIASES}))
+    return tuple(sorted({*_factories, *_providers, *ALIASES}))
 
 
 def get_provider(name: str) -> Provider:
@@ -150,8 +151,8 @@ async def close_providers() -> None:
 def _canonical(name: str) -> str:
     if name in _factories or name in _providers:
         return name
-    if name in _ALIASES:
-        return _ALIASES[name]
+    if name in ALIASES:
+        return ALIASES[name]
     close = difflib.get_close_matches(name, known_providers(), 1)
     raise DefinitionError(
         f"Unknown provider {name!r}. Known providers: {', '.join(known_providers())}.",

@@ -22,11 +22,15 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._details: tuple[object, ...] = ()
+        self._kept: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Heartbeat:
         self._token = _current.set(self)
         self._beat = activity.heartbeat
+        for details in activity.info().heartbeat_details:  # of the attempt before, or what that one kept of its own
+            if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
+                self._kept = {name: value for name, value in kept.items() if isinstance(value, int)}
         self._context = copy_context()  # the activity's: heartbeat() finds its activity there
         self._later()
         return self
@@ -42,6 +46,16 @@ class Heartbeat:
         """What the next heartbeats say; shown as the reason of a stuck run."""
         self._details = details
 
+    def kept(self, name: str) -> int:
+        """What :meth:`keep` kept in an earlier attempt or in this one; 0 for nothing."""
+        return self._kept.get(name, 0)
+
+    def keep(self, name: str, value: int) -> None:
+        """Have the next attempt know ``value``."""
+        if self._kept.get(name, 0) != value:
+            self._kept[name] = value
+            self._context.run(self._send)
+
     def reporter(self) -> Callable[..., None]:
         """A function that heartbeats at once with details of the author's, and again with them; from any thread."""
         loop = asyncio.get_running_loop()
@@ -55,20 +69,36 @@ class Heartbeat:
 
     def _report(self, details: tuple[object, ...]) -> None:
         self._details = details
-        self._beat(*details)
+        self._send()
 
     def _later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick, context=self._context)
 
     def _tick(self) -> None:
-        self._beat(*self._details)
+        self._send()
         self._later()
+
+    def _send(self) -> None:
+        self._beat(*self._details, *([{"kept": self._kept}] if self._kept else []))
 
 
 def note(reason: str) -> None:
     """Say in the heartbeats of the current activity, if there is one, why it waits; "" when it no longer does."""
     if (current := _current.get()) is not None:
         current.note(*([{"waiting": reason}] if reason else []))
+
+
+def remembered(name: str) -> int | None:
+    """What the attempts of the current activity have remembered under ``name``; None where there is no activity."""
+    current = _current.get()
+    return None if current is None else current.kept(name)
+
+
+def remember(name: str, value: int) -> bool:
+    """Have the activity's next attempt know ``value``. Whether there is an activity."""
+    if (current := _current.get()) is not None:
+        current.keep(name, value)
+    return current is not None
 
 
 def reporter() -> Callable[..., None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from .duration import Seconds
 from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
@@ -28,8 +28,8 @@ class Strict(Data):
 class Override(Strict):
     """What one call, or one turn, changes of its agent. What is left out stays as the agent has it."""
 
-    model: str | None = None
-    """``"<provider>:<model>"``."""
+    model: str | tuple[str, ...] | None = None
+    """``"<provider>:<model>"``, or a chain of them."""
     instructions: str | None = None
     tools: tuple[str, ...] | None = None
     """Names of the agent's tools that are offered; the others are not."""
@@ -40,6 +40,14 @@ class Override(Strict):
     finish: FinishProtocol | None = None
     max_iterations: int | None = Field(default=None, ge=1)
     on_limit: OnLimit | None = None
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _is_model(cls, model: Any) -> Any:
+        listed = model if isinstance(model, list | tuple) else (model or "",)
+        if not all(isinstance(one, str) for one in listed):
+            raise ValueError("it is the name of a model, or a list of names")
+        return model
 
 
 class UserMessage(Strict):

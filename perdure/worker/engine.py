@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from .. import config
 from ..activities import Agents, AuthorLoop, ModelActivity, StoredMemory, ToolActivity
+from ..activities.cancellation import cancellation
 from ..agent import Agent
-from ..ports import ModelCall, ModelReply, Provider, Stage, Store, ToolCall
+from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
 from ..ports.seams import model_in_place
+from ..providers.chain import ModelChain
 from ..providers.cost import cost_usd
 from ..providers.registry import get_provider, using_providers
+from ..providers.throttle import Throttle
 from ..stages import (
+    EventsStage,
+    FailuresStage,
     HookStage,
     InlineStage,
     JournalStage,
@@ -25,10 +30,13 @@ from ..stages import (
     compose_model,
     compose_tool,
 )
+from ..stages.budget import BudgetStage
 from ..stages.heartbeat import note, reporter
 from ..store import Chain, open_store
 from ..store.journal import CachedJournal
+from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
+from .rates import checked_limits, throttles
 from .resources import Lifespan, Resources
 
 
@@ -45,8 +53,13 @@ class Engine:
         store_url: str | None = None,
         store: Store | None = None,
         lifespan: Lifespan | None = None,
+        stream: bool = True,
+        provider_limits: Mapping[str, RateLimit] | None = None,
     ) -> None:
+        self._stream = stream
         self.agents = Agents(agents)
+        self._provider_limits = checked_limits(provider_limits, self.agents)
+        self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(config.store_url(store_url) or config.home_store_url())
         self.author = AuthorLoop()
         self._resources = Resources(lifespan, self.author)
@@ -87,6 +100,7 @@ class Engine:
             self.author.start()
             stack.callback(self.author.stop)
             await stack.enter_async_context(self._resources)
+            self._throttles = throttles(self._provider_limits)
             self._stages = self._make_stages()
             self._stack = stack.pop_all()
 
@@ -106,7 +120,9 @@ class Engine:
         journal = JournalStage(outcomes, waiting=note)
         transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id)
         prepare = PrepareStage(chain, self.store.store_id, self.agents.get)
-        behind_inline: list[Stage] = [prepare, journal, transcript, hooks]
+        failures = FailuresStage(self.store)
+        events = EventsStage(self.store, lambda: cancellation().by_run(), stream=self._stream)
+        behind_inline: list[Stage] = [failures, prepare, journal, events, transcript, hooks, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
 
@@ -114,8 +130,14 @@ class Engine:
         return self._resources.value
 
     def _provider(self, agent: Agent) -> Provider:
-        in_place = model_in_place(agent.name, agent.model, agent.provider)
-        return in_place or agent.provider or get_provider(agent.provider_name)
+        def find(model: ModelRef) -> Provider:
+            in_place = model_in_place(agent.name, str(model), model.own)
+            return in_place or model.own or get_provider(model.provider)
+
+        return ModelChain(agent.chain, find, throttles=self._throttles, waiting=note)
+
+    def _limits(self, agent: str) -> Limits:
+        return self.agents.get(agent).limits
 
     def _is_ours(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

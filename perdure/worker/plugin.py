@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ from temporalio.worker import WorkerConfig
 from ..agent import Agent
 from ..errors import DefinitionError
 from ..ports import Store
+from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine
 from .resources import Lifespan
@@ -28,7 +29,8 @@ class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
-    the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``: see ``Worker``.
+    the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``, ``stream`` and
+    ``provider_limits``: see ``Worker``. Its ``calls_per_second`` is ``max_task_queue_activities_per_second`` here.
     """
 
     def __init__(
@@ -38,8 +40,17 @@ class PerdurePlugin(SimplePlugin):
         store_url: str | None = None,
         store: Store | None = None,
         lifespan: Lifespan | None = None,
+        stream: bool = True,
+        provider_limits: Mapping[str, RateLimit] | None = None,
     ) -> None:
-        self.engine = Engine(agents, store_url=store_url, store=store, lifespan=lifespan)
+        self.engine = Engine(
+            agents,
+            store_url=store_url,
+            store=store,
+            lifespan=lifespan,
+            stream=stream,
+            provider_limits=provider_limits,
+        )
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import TracebackType
@@ -15,7 +15,9 @@ from .. import config
 from ..agent import Agent
 from ..client import Client
 from ..errors import RuntimeSetupError
+from ..types.limits import RateLimit
 from .plugin import PerdurePlugin
+from .rates import checked_rate
 from .resources import Lifespan
 
 
@@ -34,6 +36,16 @@ class Worker:
         async def resources():
             async with httpx.AsyncClient() as http:
                 yield http
+
+    ``stream=False``: replies are not written to the store while they come, only when they are whole. Whoever follows a
+    run gets every other event, each with the step that it belongs to, and the store has a few writes less a second for
+    each model call that takes longer than a moment.
+
+    ``provider_limits`` are of this worker: ``{"anthropic": RateLimit(concurrent=8, per_minute=50)}``, by the names of
+    providers. A call that has to wait waits in its activity, first come, first served, and the run's status says so.
+    ``calls_per_second`` is of all workers of the task queue together, kept by the Temporal server: it counts every
+    activity of that queue, so tool calls and retries too, and holds them back before they start. Workers of one queue
+    should all give the same.
     """
 
     def __init__(
@@ -46,8 +58,18 @@ class Worker:
         drain: float | None = None,
         max_concurrent_activities: int = 100,
         lifespan: Lifespan | None = None,
+        stream: bool = True,
+        provider_limits: Mapping[str, RateLimit] | None = None,
+        calls_per_second: float | None = None,
     ) -> None:
-        plugin = PerdurePlugin(agents, store_url=store_url or client.store_url, lifespan=lifespan)
+        rate = checked_rate(calls_per_second)
+        plugin = PerdurePlugin(
+            agents,
+            store_url=store_url or client.store_url,
+            lifespan=lifespan,
+            stream=stream,
+            provider_limits=provider_limits,
+        )
         self.task_queue = config.task_queue(task_queue or client.task_queue)
         self.agents = tuple(plugin.engine.agents)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
@@ -58,6 +80,7 @@ class Worker:
             task_queue=self.task_queue,
             plugins=[plugin],
             max_concurrent_activities=max_concurrent_activities,
+            max_task_queue_activities_per_second=rate,
             # Zero is the SDK's default and would be taken for no choice.
             graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
         )

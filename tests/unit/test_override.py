@@ -141,3 +141,18 @@ class Strict(ScriptedProvider):
     def check_settings(self, settings: Any, options: Any) -> None:
         if settings:
             raise SettingsError(f"Provider 'strict' has no setting {min(settings)!r}.")
+
+
+def test_an_override_may_be_a_chain() -> None:
+    one = Agent("a", ["openai:gpt-5", "anthropic:claude"])
+    assert (one.model, one.models) == ("openai:gpt-5", ("openai:gpt-5", "anthropic:claude"))
+    assert repr(one) == "<Agent a on openai:gpt-5, then anthropic:claude>"
+    assert one.overridden({"max_iterations": 3}).models == one.models
+    assert one.overridden({"model": "openai:gpt-5-mini"}).models == ("openai:gpt-5-mini",)
+    override = Override(model=("openai:gpt-5-mini", "google:gemini"))
+    assert one.overridden(override).models == ("openai:gpt-5-mini", "google:gemini")
+    assert one.overridden(override.model_dump(mode="json")).models == ("openai:gpt-5-mini", "google:gemini")
+    with pytest.raises(DefinitionError, match="the override of agent 'a': the list of models is empty"):
+        one.overridden({"model": []})
+    with pytest.raises(SettingsError, match="the override of agent 'a': model 'google:gemini': "):
+        one.overridden({"model": ["openai:gpt-5", "google:gemini"], "settings": {"metadata": {"a": "b"}}})

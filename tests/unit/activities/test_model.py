@@ -14,6 +14,7 @@ from perdure import Agent, RunContext, tool
 from perdure.activities import Agents, AuthorLoop, ModelActivity, model
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, StreamEvent, TextDelta
+from perdure.providers.chain import ModelChain
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart
 from perdure.types.wire import AsActivity, ModelInput, Refused
@@ -30,7 +31,10 @@ def author() -> Any:
 
 
 async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelReply:
-    activity = ModelActivity(Agents([agent]), lambda agent: agent.provider, author, lambda *_: None, idle)  # type: ignore[arg-type,return-value]
+    def chain(agent: Agent) -> ModelChain:
+        return ModelChain(agent.chain, lambda model: model.own, idle=idle)  # type: ignore[arg-type,return-value]
+
+    activity = ModelActivity(Agents([agent]), chain, author, lambda *_: None)
     return await activity.call(ModelCall(INPUT, fresh=[Message.user("Go.")]))
 
 

@@ -53,7 +53,9 @@ def test_an_agent_has_those_of_its_tools_and_its_context() -> None:
     assert schema["context"]["required"] == ["name"]
     assert schema["tools"]["search"]["description"] == "Look something up."
     assert schema["tools"]["search"]["parameters"]["required"] == ["query"]
-    assert of_agent(Agent("two", "openai:gpt-5-mini")) == {"agent": "two", "context": None, "tools": {}}
+    two = Agent("two", ["openai:gpt-5-mini", "openai:gpt-5"])
+    models = ["openai:gpt-5-mini", "openai:gpt-5"]
+    assert of_agent(two) == {"agent": "two", "models": models, "context": None, "tools": {}}
 
 
 def test_which_agent_of_a_file(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""How fast a provider is called: order, places, the minute, and waiters that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+
+from perdure.providers.throttle import Throttle
+from perdure.types.limits import RateLimit
+
+
+def unheard(reason: str) -> None:
+    pass
+
+
+async def settle() -> None:
+    """Until everything that can go on has gone on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_so_many_at_once_and_first_come_first_served() -> None:
+    throttle, order, release = Throttle("p", RateLimit(concurrent=2)), list[int](), asyncio.Event()
+
+    async def call(number: int) -> None:
+        async with throttle.turn(unheard):
+            order.append(number)
+            await release.wait()
+
+    calls = [asyncio.create_task(call(number)) for number in range(6)]
+    await settle()
+    assert order == [0, 1]
+    release.set()
+    await asyncio.gather(*calls)
+    assert order == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_waiter_that_is_cancelled_takes_no_place() -> None:
+    throttle, order = Throttle("p", RateLimit(concurrent=1)), list[str]()
+
+    async def call(name: str) -> None:
+        async with throttle.turn(unheard):
+            order.append(name)
+
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(throttle.turn(unheard))
+        first, queued, last = (asyncio.create_task(call(name)) for name in ("first", "queued", "last"))
+        await settle()
+        first.cancel()  # has the door, and waits for a place
+        queued.cancel()  # waits for the door
+        await settle()
+        assert order == []
+    await last
+    assert order == ["last"]
+    await call("again")
+
+
+async def test_no_more_calls_begin_in_a_minute_than_may() -> None:
+    throttle, begun, said = Throttle("p", RateLimit(per_minute=3), minute=0.2), list[float](), list[str]()
+
+    async def call() -> None:
+        async with throttle.turn(said.append):
+            begun.append(time.monotonic())
+
+    await asyncio.gather(*(call() for _ in range(7)))
+    assert all(begun[number + 3] - begun[number] >= 0.199 for number in range(4))
+    assert said.count("") == 6  # all but the first had to wait
+    assert "calls of 'p' by this worker (provider_limits): other calls come first" in said
+    assert "calls of 'p' by this worker (provider_limits): 3 a minute" in said
+
+
+@pytest.mark.parametrize("minute", [60.0])
+async def test_a_cancelled_wait_for_the_minute_begins_nothing(minute: float) -> None:
+    throttle = Throttle("p", RateLimit(per_minute=1, concurrent=1), minute=minute)
+    async with throttle.turn(unheard):
+        pass
+
+    async def call() -> None:
+        async with throttle.turn(unheard):
+            raise AssertionError("its minute has not passed")
+
+    waiting = asyncio.create_task(call())
+    await settle()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert throttle._why().endswith("1 a minute")
