@@ -21,22 +21,21 @@ from .embedded.address import connect, resolve
 from .errors import InvalidInputError, RunExistsError, TranscriptUnavailableError
 from .kept import KeptMemory
 from .options import MEMO_AGENT, TASK_TIMEOUT
-from .ports import Blob, Commit, Store
+from .ports import Store
 from .run import Run
 from .runs import RunSummary, list_runs
 from .sending import deliver
 from .starting import History, checked_id, name_of, plain_override, start_input
-from .store import open_store
+from .store import Chain, open_store
 from .translate import translated
 from .turn import Turn
+from .types.files import Content, decoded
 from .types.interface import WORKFLOW, Mode, Override, UserMessage
-from .types.messages import clean
+from .types.messages import FilePart, Message
+from .uploading import uploaded
 
 if TYPE_CHECKING:
     from .agent import Agent
-
-SENT_BYTES = 128 * 1024
-"""A longer message goes by way of the store: Temporal refuses what is larger than 2 MB, and history would keep it."""
 
 
 class Client:
@@ -96,7 +95,7 @@ class Client:
     async def start(
         self,
         agent: str | Agent,
-        message: str | None = None,
+        message: Content | None = None,
         *,
         id: str | None = None,
         mode: Mode = "run",
@@ -108,12 +107,14 @@ class Client:
         max_history_events: int | None = None,
         by: str | None = None,
     ) -> Run:
-        """Start a run. ``id`` is its ``context_id``; without one it gets one.
+        """Start a run. ``id`` is its ``context_id``; without one it gets one. ``message`` is text, or a list of texts
+        and ``File``.
 
         ``mode="run"`` ends with the answer; ``"session"`` waits for more messages, until it is closed or none came for
         ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
-        instance of the agent's context type; ``history`` the conversation to go on from (messages, or a run, a
-        response, a head); ``override`` what the run changes of the agent.
+        instance of the agent's context type; ``history`` the conversation to go on from (messages, a session in the
+        flat form of ``types.session_form``, or a run, a response, a head); ``override`` what the run changes of the
+        agent.
 
         Raises ``RunExistsError`` for a known id, unless ``if_exists="attach"`` returns that run;
         ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent.
@@ -155,7 +156,7 @@ class Client:
     async def send(
         self,
         agent: str | Agent,
-        message: str | None,
+        message: Content | None,
         *,
         id: str,
         message_id: str | None = None,
@@ -222,39 +223,39 @@ class Client:
                 self._store = store
             return self._store
 
+    async def file(self, part: FilePart) -> bytes:
+        """The bytes of a file of a transcript.
+
+        Raises ``TranscriptUnavailableError`` without a store, ``TranscriptCorruptedError`` where they are not in it,
+        ``InvalidInputError`` for a file that is at a URL.
+        """
+        if part.data is not None:
+            return decoded(part)
+        if part.blob is None:
+            raise InvalidInputError(f"the file is not kept: it is at {part.url}", hint="Fetch it from there.")
+        found = await Chain(await self.store()).files([Message(role="user", parts=(part,))])
+        return found[part.blob.hash]
+
     async def as_message(
         self,
-        text: str | None,
+        content: Content | None,
         id: str | None = None,
         *,
         by: str | None = None,
         task_id: str | None = None,
         override: Override | Mapping[str, Any] | None = None,
     ) -> UserMessage:
-        """``text`` as it is sent: a long one is put into the store first.
+        """``content`` as it is sent: long texts and files are put into the store first.
 
-        Raises ``InvalidInputError`` for what is no message, and for a long text when there is no store.
+        Raises ``InvalidInputError`` for what is no message, and for a long text or a file when there is no store.
         """
-        if not isinstance(text, str | None):
-            raise InvalidInputError(f"a message must be text, not {type(text).__name__}")
-        message = _message({"content": text and clean(text), "id": id, "by": by or self.actor, "task_id": task_id})
+        message = _message({"content": None, "id": id, "by": by or self.actor, "task_id": task_id})
         if override is not None:
             message = message.model_copy(update={"override": _override(override)})
-        if text is None:
+        if content is None:
             return message
-        blob = Blob.of(clean(text))
-        size = len(blob.body)
-        if size <= SENT_BYTES:
-            return message
-        if self.store_url is None:
-            raise InvalidInputError(
-                f"the message has {size:,} bytes; more than {SENT_BYTES:,} go by way of the store, "
-                "and this client has none",
-                hint="Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers.",
-            )
-        store = await self.store()
-        await store.commit(Commit(blobs=[blob]))
-        return message.model_copy(update={"content": blob.ref, "store_id": store.store_id})
+        said, store_id = await uploaded(self, content)
+        return message.model_copy(update={"content": said, "store_id": store_id})
 
     @property
     def memory(self) -> KeptMemory:

@@ -24,7 +24,7 @@ from .store import Chain
 from .translate import run_error, translated, unreachable
 from .types.events import Event
 from .types.interface import Response, Status
-from .types.messages import Message
+from .types.messages import FilePart, Message
 
 if TYPE_CHECKING:
     from .client import Client
@@ -120,6 +120,10 @@ class Reading:
         status = await self.status()
         self.check_store(status.store_id, store.store_id)
         return await Chain(store).load(status.head)
+
+    async def file(self, part: FilePart) -> bytes:
+        """The bytes of a file of the transcript; see :meth:`Client.file`."""
+        return await self.client.file(part)
 
     def check_store(self, kept: str | None, ours: str) -> None:
         """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``."""

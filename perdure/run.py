@@ -13,6 +13,7 @@ from .runs import closed_status
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
+from .types.files import Content
 from .types.interface import Override
 
 __all__ = ["NO_WORKER", "Run"]
@@ -26,14 +27,15 @@ class Run(Reading):
 
     async def send(
         self,
-        message: str | None,
+        message: Content | None,
         *,
         message_id: str | None = None,
         task_id: str | None = None,
         override: Override | Mapping[str, Any] | None = None,
         by: str | None = None,
     ) -> Turn:
-        """Send a message and get the turn that it joins or opens; the same ``message_id`` twice counts once.
+        """Send a message (text, or a list of texts and ``File``) and get the turn that it joins or opens; the same
+        ``message_id`` twice counts once.
 
         A conversation that has ended goes on from its end, in a new execution with what the last one was started with.
         None asks for a turn without a message. Raises ``RunNotFoundError``, ``InvalidInputError``.
@@ -44,7 +46,7 @@ class Run(Reading):
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""
         return Turn(self, task_id)
 
-    async def inject(self, message: str, *, id: str | None = None, by: str | None = None) -> None:
+    async def inject(self, message: Content, *, id: str | None = None, by: str | None = None) -> None:
         """Send a message that joins the conversation at the next iteration; the same ``id`` twice counts once.
 
         Raises ``RunClosedError``, ``RunNotFoundError``; for a long message ``StoreMismatchError`` where this client
@@ -52,7 +54,7 @@ class Run(Reading):
         """
         await self._signal_message("inject_user_message", message, id, by)
 
-    async def interrupt(self, message: str | None = None, *, id: str | None = None, by: str | None = None) -> None:
+    async def interrupt(self, message: Content | None = None, *, id: str | None = None, by: str | None = None) -> None:
         """Stop the model call and the tools that are in flight. What was finished is kept; every open call gets a
         result that says so. With a message the turn goes on with it; without one it ends (``finish_reason`` is
         ``"interrupted"``), and a session waits for the next message. Between two turns there is nothing to stop.
@@ -95,7 +97,7 @@ class Run(Reading):
         except RPCError as error:
             raise self.translated(error) from error
 
-    async def _signal_message(self, name: str, message: str, id: str | None, by: str | None) -> None:
+    async def _signal_message(self, name: str, message: Content, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)
         if sent.store_id is not None:  # the run would refuse it, and nobody would hear of that
             self.check_store((await self.status()).store_id, sent.store_id)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +18,9 @@ from .client import Client
 from .errors import NoWorkerError, PerdureError
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
+from .starting import History
+from .types.files import Content
 from .types.interface import Override, Response
-from .types.messages import Message
 from .worker import Lifespan, Worker
 
 T = TypeVar("T")
@@ -58,11 +59,11 @@ async def local(
 
 async def call(
     agent: Agent,
-    message: str,
+    message: Content,
     *,
     id: str | None,
     context: Mapping[str, Any] | None,
-    history: str | Response | Run | Sequence[Message] | None,
+    history: History | None,
     override: Override | Mapping[str, Any] | None,
     client: Client | None,
 ) -> Response:

@@ -24,6 +24,7 @@ from .options import MEMO_AGENT, TASK_TIMEOUT
 from .runs import closed_status
 from .translate import unreachable
 from .turn import Turn
+from .types.files import Content
 from .types.interface import WORKFLOW, Override, Start, UserMessage
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _GONE = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_E
 
 async def deliver(
     run: Run,
-    message: str | None,
+    message: Content | None,
     *,
     message_id: str | None = None,
     task_id: str | None = None,

@@ -7,21 +7,24 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from .errors import InvalidInputError, RunNotFoundError
+from .errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
 from .loop import parse_start
 from .loop.calls import open_calls
 from .ports import Commit
 from .run import Run
 from .store import Chain
+from .types.files import unfit_file
 from .types.interface import Mode, Override, Response, UserMessage
-from .types.messages import Message, clean
+from .types.messages import Message, clean, file_parts
+from .types.session_form import from_session
 
 if TYPE_CHECKING:
     from .agent import Agent
     from .client import Client
 
-History = str | Run | Response | Sequence[Message]
-"""What a conversation may go on from: a head, another run, its response, or messages."""
+History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
+"""What a conversation may go on from: a head, another run, its response, messages, or a session in the flat form of
+:mod:`perdure.types.session_form`."""
 
 ID_BYTES = 1000
 """What Temporal takes for a workflow id."""
@@ -129,14 +132,10 @@ async def _head(client: Client, history: History | None) -> tuple[str | None, st
     return await _written(client, history)
 
 
-async def _written(client: Client, history: Sequence[Message]) -> tuple[str | None, str | None]:
-    messages = list(history)
-    for message in messages:
-        if not isinstance(message, Message):
-            raise InvalidInputError(
-                f"history: a list of Message is expected, not of {type(message).__name__}",
-                hint='For instance [Message.user("hi"), Message.assistant("Hello.")].',
-            )
+async def _written(
+    client: Client, history: Sequence[Message] | Sequence[Mapping[str, Any]]
+) -> tuple[str | None, str | None]:
+    messages = _messages(history)
     if missing := open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {missing[0].id!r} of {missing[0].name} has no result, and no provider takes that",
@@ -144,7 +143,31 @@ async def _written(client: Client, history: Sequence[Message]) -> tuple[str | No
         )
     if not messages:
         return None, None
+    for part in file_parts(messages):
+        if why := unfit_file(part):
+            raise InvalidInputError(f"history: {why}")
     store = await client.store()
-    node, blobs = Chain(store).extend(None, messages)
+    chain = Chain(store)
+    try:
+        await chain.files(messages)
+    except TranscriptCorruptedError as error:
+        raise InvalidInputError(f"history: a file of it: {error.message}", hint="Give its bytes: File(data).") from None
+    node, blobs = chain.extend(None, messages)
     await store.commit(Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
+
+
+def _messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:
+    given = list(history)
+    messages = [one for one in given if isinstance(one, Message)]
+    if len(messages) == len(given):
+        return messages
+    entries = [one for one in given if isinstance(one, Mapping)]
+    if len(entries) == len(given):
+        return from_session(entries)
+    stranger = next((one for one in given if not isinstance(one, Message | Mapping)), given[0])
+    raise InvalidInputError(
+        "history: a list of Message, or of the dictionaries of a session, is expected, "
+        + (f"not of {type(stranger).__name__}" if not isinstance(stranger, Message | Mapping) else "not of both"),
+        hint='For instance [Message.user("hi"), Message.assistant("Hello.")].',
+    )

@@ -59,13 +59,18 @@ def nearest(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return [problem for problem in problems if len(problem["loc"]) == depth]
 
 
+def in_part(problem: ErrorDetails) -> bool:
+    """Whether a part of a message is wrong."""
+    return "content" in problem["loc"] and any(isinstance(at, int) for at in problem["loc"])
+
+
 def place(problem: ErrorDetails) -> str:
-    """Where something is wrong, by the names of fields alone: ``content.0.media_type``."""
+    """Where something is wrong; in a part by the names of fields alone: ``content.0.media_type``."""
     said: list[str] = []
     before: int | str = ""
     for at in problem["loc"]:
         tag = isinstance(before, int) and at in ("text", "file")
-        if isinstance(at, int) or (at.isidentifier() and at.islower() and at != "str" and not tag):
+        if not in_part(problem) or isinstance(at, int) or (at.isidentifier() and at.islower() and not tag):
             said.append(str(at))
         before = at
-    return ".".join(said)[:80]
+    return ".".join(said)

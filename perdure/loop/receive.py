@@ -63,7 +63,7 @@ def read_message(raw: Any) -> UserMessage:
         message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
     except ValidationError as error:
         problem = nearest(error.errors(include_url=False))[0]
-        raise InvalidInputError(f"{place(problem) or 'message'}: {problem['msg']}: {str(raw)[:80]}") from None
+        raise InvalidInputError(f"{place(problem)[:80] or 'message'}: {problem['msg']}: {str(raw)[:80]}") from None
     if why := unfit(message):
         raise InvalidInputError(f"{why}: {str(raw)[:80]}")
     return message

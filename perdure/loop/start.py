@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.interface import Start, UserMessage
 from ..types.state import RunState, read_state
-from .content import nearest, place
+from .content import in_part, nearest, place
 from .receive import send, unfit, unfit_override
 from .sizes import CONTEXT_BYTES, size
 
@@ -57,9 +57,8 @@ def parse_start(raw: Any) -> Start:
         start = Start.model_validate(raw)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        of_message = [problem for problem in found if problem["loc"][:1] == ("message",)]
-        found = [problem for problem in found if problem not in of_message]
-        found += nearest(of_message) if of_message else []
+        if any(in_part(problem) for problem in found):
+            found = nearest(found)
         problems = "; ".join(f"{place(problem) or 'input'}: {problem['msg']}" for problem in found)
         raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
     _check_sizes(start)

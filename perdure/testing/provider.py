@@ -141,7 +141,11 @@ def _json(value: object) -> str:
 def _weight(part: Part) -> int:
     if isinstance(part, ToolCallPart):
         return 1 + len(_json(part.arguments).split())
-    return len((part.content if isinstance(part, ToolResultPart) else part.text).split())
+    if isinstance(part, ToolResultPart):
+        return len(part.content.split()) + len(part.files)
+    if isinstance(part, TextPart | ThinkingPart):
+        return len(part.text.split())
+    return 1
 
 
 def _words(request: ModelRequest) -> int:

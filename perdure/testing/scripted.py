@@ -19,6 +19,7 @@ from ..ports import ModelRequest, Provider, Store
 from ..ports.seams import models, servers
 from ..runtime import local
 from ..turn import Turn
+from ..types.files import Content
 from ..types.interface import Response
 from ..worker import Engine, Lifespan
 from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
@@ -50,11 +51,11 @@ class Script:
         assert self._client is not None, "the block is entered"
         return self._client
 
-    async def send(self, message: str | None, *, id: str, **options: Any) -> Turn:
+    async def send(self, message: Content | None, *, id: str, **options: Any) -> Turn:
         """Send to the session of that id, which opens if need be: ``Client.send`` for this agent."""
         return await self._home.run(lambda: self.client.send(self._agent, message, id=id, **options))
 
-    def send_sync(self, message: str | None, *, id: str, **options: Any) -> Response:
+    def send_sync(self, message: Content | None, *, id: str, **options: Any) -> Response:
         """The same for code without an event loop; waits for the answer."""
 
         async def answer() -> Response:

@@ -1,0 +1,80 @@
+"""What is said, as it is sent: long texts and the bytes of files go into the store, and a message refers to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from .errors import InvalidInputError
+from .ports import Blob, Commit
+from .types.files import Content, File, pieces
+from .types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
+
+if TYPE_CHECKING:
+    from .client import Client
+
+SENT_BYTES = 128 * 1024
+"""Of texts in one message; more go by way of the store: Temporal refuses what is larger than 2 MB, and history would
+keep it."""
+
+_WAY_OUT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
+
+Uploaded = str | BlobRef | tuple[ContentPart, ...]
+
+
+async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | None]:
+    """``content`` as a message has it, and the id of the store that holds some of it, if any does.
+
+    Raises ``InvalidInputError`` for what is no message, and where a store is needed and the client has none.
+    """
+    blobs: list[Blob] = []
+    said: Uploaded
+    if isinstance(content, str):
+        text = _text(clean(content), SENT_BYTES, blobs)
+        said = text.blob or text.text
+    else:
+        said = await _parts(pieces(content), blobs)
+    if not blobs:
+        return said, None
+    if client.store_url is None:
+        _refuse(said, blobs)
+    store = await client.store()
+    await store.commit(Commit(blobs=blobs))
+    return said, store.store_id
+
+
+async def _parts(content: list[str | File], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+    parts: list[ContentPart] = []
+    left = SENT_BYTES
+    for piece in content:
+        if isinstance(piece, str):
+            part = _text(clean(piece), left, blobs)
+            left -= len(part.text.encode())
+            parts.append(part)
+        elif piece.data is None:
+            parts.append(piece.part)
+        else:
+            blob = await asyncio.to_thread(Blob.of, piece.data)
+            blobs.append(blob)
+            parts.append(FilePart(media_type=piece.media_type, name=piece.name, blob=blob.ref))
+    return tuple(parts)
+
+
+def _text(text: str, room: int, blobs: list[Blob]) -> TextPart:
+    if len(text) * 4 <= room or len(text.encode()) <= room:
+        return TextPart(text=text)
+    blob = Blob.of(text)
+    blobs.append(blob)
+    return TextPart(blob=blob.ref)
+
+
+def _refuse(said: Uploaded, blobs: list[Blob]) -> None:
+    if not isinstance(said, str | BlobRef) and any(isinstance(part, FilePart) and part.blob for part in said):
+        raise InvalidInputError(
+            "files go by way of the store, and this client has none", hint=f"{_WAY_OUT} Or send File.at(url)."
+        )
+    size = sum(len(blob.body) for blob in blobs)
+    raise InvalidInputError(
+        f"the message has {size:,} bytes; more than {SENT_BYTES:,} go by way of the store, and this client has none",
+        hint=_WAY_OUT,
+    )
