@@ -69,8 +69,8 @@ class Agent:
         finish: FinishProtocol = "text",
         max_iterations: int = 50,
         on_limit: OnLimit = "finish",
-    ) -> None:
         limits: Limits | None = None,
+    ) -> None:
         self.name = checked_name(name)
         self.chain = checked_models(name, model)
         """Its models, in the order in which they are asked."""
@@ -88,8 +88,8 @@ class Agent:
         self.finish: FinishProtocol = one_of(name, "finish", finish, get_args(FinishProtocol))
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.max_iterations = iterations(name, max_iterations)
-        self._overridden: dict[str, Agent] = {}
         self.limits = checked_limits(name, limits)
+        self._overridden: dict[str, Agent] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A changed agent makes its overridden copies anew."""
@@ -179,8 +179,8 @@ class Agent:
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
     ) -> Response:
-        """Run and wait for the answer to ``message``, text or a list of texts and ``File``: on this machine (an embedded
-        server, and a worker in this process), or by the workers of ``client``.
+        """Run and wait for the answer to ``message`` (text, or a list of texts and ``File``): on this machine (an
+        embedded server, and a worker in this process), or by the workers of ``client``.
 
         With ``id``, a run of that id that is there already is attached to, also one that has ended. ``context`` is the
         run's own data, a mapping or an instance of the agent's context type; ``history`` the conversation to go on
