@@ -63,15 +63,11 @@ class Feed:
         self._offsets: dict[tuple[Kind, int], int] = {}
         self._calls: dict[int, tuple[str, str]] = {}
         self._models = 0
-        self._deltas = 0
+        self.streamed = False
+        """Whether deltas may have been written."""
         self._writer = Writer(store, self._take, INTERVAL)
         if stream:
             self._writer.within(SILENCE)
-
-    @property
-    def streamed(self) -> bool:
-        """Whether deltas may have been written."""
-        return self._deltas > 0
 
     def asking(self, model: str) -> None:
         """``model`` is asked now."""
@@ -150,6 +146,7 @@ class Feed:
         return Batch(task.context_id, events, token(self._call.asked_at, self._call.attempt), advances=True)
 
     def _delta(self, piece: _Piece) -> NewEvent:
+        self.streamed = True
         text = clean("".join(piece.texts))
         at = piece.kind, piece.index
         offset = self._offsets.get(at, 0)
@@ -165,5 +162,4 @@ class Feed:
             call_id=call_id,
             name=name,
         )
-        self._deltas += 1
-        return NewEvent(event, key=f"delta/{self._call.owner}/{self._deltas}")  # of a write that was made after all
+        return NewEvent(event)

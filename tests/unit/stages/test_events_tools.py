@@ -1,4 +1,4 @@
-"""The events of tool calls: with the claim that they begin, with the outcome what they came to, between them progress."""
+"""The events of tool calls: the claim says that one begins, its outcome what it came to; between them is progress."""
 
 from __future__ import annotations
 
