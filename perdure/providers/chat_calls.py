@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types.messages import ToolCallPart, clean
-from .encoding import parse_arguments
+from .encoding import clean_json, parse_arguments
 
 
 @dataclass(slots=True)
@@ -26,6 +26,8 @@ class Slot:
     id: str = ""
     name: str = ""
     arguments: str = ""
+    extra: Any = None
+    """What the server keeps with the call, and wants back."""
 
     @property
     def complete(self) -> bool:
@@ -55,6 +57,8 @@ class CallSlots:
         if name != slot.name and not slot.arguments:
             slot.name += name  # the first piece, or a name that itself comes in pieces
         slot.arguments += arguments
+        if entry.get("extra_content") is not None:
+            slot.extra = entry["extra_content"]
         return slot, arguments
 
     def _find(self, index: int | None, id: str, name: str) -> Slot:
@@ -69,9 +73,18 @@ class CallSlots:
         self._slots.append(slot)
         return slot
 
-    def parts(self) -> list[ToolCallPart]:
-        """The calls, whole, in order."""
-        return [_part(slot) for slot in self._slots]
+    def parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
+        """The calls, whole, in order.
+
+        ``cut``: the reply was ended before it was complete, and calls that are not are left out: nobody asked for them.
+        """
+        parts = [_part(slot, origin) for slot in self._slots]
+        if not cut:
+            return parts
+        begun = self._slots[-1].index if self._slots and not self._slots[-1].arguments.strip() else -1
+        return [
+            part for slot, part in zip(self._slots, parts, strict=True) if slot.index != begun and not part.malformed
+        ]
 
 
 def _begins(last: Slot, id: str, name: str) -> bool:
@@ -92,9 +105,15 @@ def _arguments(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _part(slot: Slot) -> ToolCallPart:
+def _part(slot: Slot, origin: str) -> ToolCallPart:
     text = clean(slot.arguments)
     arguments = parse_arguments(text)
-    if arguments is None:
-        return ToolCallPart(id=slot.id, name=slot.name, malformed=text)
-    return ToolCallPart(id=slot.id, name=slot.name, arguments=arguments)
+    opaque = None if slot.extra is None else {"extra_content": clean_json(slot.extra)}
+    return ToolCallPart(
+        id=slot.id,
+        name=slot.name,
+        arguments=arguments or {},
+        malformed=text if arguments is None else None,
+        provider=origin if opaque else None,
+        opaque=opaque,
+    )

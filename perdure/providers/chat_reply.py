@@ -10,10 +10,11 @@ from typing import Any
 
 from ..errors import MalformedReplyError, TruncatedStreamError
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, Usage, clean
+from ..types.messages import FinishReason, Part, TextPart, Usage, clean
 from .chat_calls import CallSlots
+from .chat_thinking import Thinking
 from .classify import in_stream
-from .encoding import Text
+from .encoding import Text, clean_json
 
 _REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -25,16 +26,21 @@ _REASONS: dict[str, FinishReason] = {
     "refusal": "refusal",
 }
 
+_CUT = ("length", "content_filter", "refusal")
+"""The reply may have ended in the middle of a call."""
+
 
 class ChatReply:
-    """One reply under assembly. ``endpoint`` names the API in errors."""
+    """One reply under assembly. ``endpoint`` names the API in errors, ``origin`` what only it understands."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, origin: str) -> None:
         self._endpoint = endpoint
+        self._origin = origin
         self._text = Text()
-        self._thinking = Text()
+        self._refusal = Text()
+        self._annotations: list[Any] = []
+        self._thinking = Thinking()
         self._calls = CallSlots()
-        self._refused = False
         self._reason: str | None = None
         self._usage = Usage()
         self._model = ""
@@ -57,12 +63,11 @@ class ChatReply:
         delta = choice.get("delta") or choice.get("message") or {}
         if not isinstance(delta, Mapping):
             raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
-        thinking = _string(delta.get("reasoning_content")) or _string(delta.get("reasoning"))
-        if thinking and (shown := self._thinking.add(thinking)):
-            yield ThinkingDelta(shown)
-        if isinstance(refusal := delta.get("refusal"), str) and refusal:
-            self._refused = True
-            yield from self._content(refusal)
+        if thought := self._thinking.add(delta):
+            yield ThinkingDelta(thought)
+        if (refusal := _string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
+            yield TextDelta(shown)
+        self._annotations.extend(_list(delta.get("annotations")))
         yield from self._content(delta.get("content"))
         for entry in _list(delta.get("tool_calls")):
             if not isinstance(entry, Mapping):
@@ -86,17 +91,23 @@ class ChatReply:
         """The whole reply. Raises ``TruncatedStreamError`` when the stream never said why it ended."""
         if self._reason is None:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
+        reason = self._finish_reason()
         parts: list[Part] = []
-        if thinking := self._thinking.whole():
-            parts.append(ThinkingPart(text=thinking))
+        if thinking := self._thinking.part(self._origin):
+            parts.append(thinking)
         if text := self._text.whole():
-            parts.append(TextPart(text=text))
-        parts.extend(self._calls.parts())
-        return Completed(tuple(parts), self._finish_reason(), self._usage, self._model)
+            parts.append(self._own_text(text, {"annotations": self._annotations} if self._annotations else None))
+        if refusal := self._refusal.whole():
+            parts.append(self._own_text(refusal, {"refusal": True}))
+        parts.extend(self._calls.parts(self._origin, cut=reason in _CUT))
+        return Completed(tuple(parts), reason, self._usage, self._model)
+
+    def _own_text(self, text: str, opaque: dict[str, Any] | None) -> TextPart:
+        return TextPart(text=text, provider=self._origin if opaque else None, opaque=clean_json(opaque))
 
     def _finish_reason(self) -> FinishReason:
         reason = _REASONS.get(self._reason or "", "other")
-        if reason == "stop" and self._refused:
+        if reason == "stop" and self._refusal.whole():
             return "refusal"
         return "tool_calls" if reason in ("stop", "other") and self._calls else reason
 
@@ -110,6 +121,7 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
         output_tokens=_count(usage, "completion_tokens"),
         cached_tokens=_count(read, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens"),
         reasoning_tokens=_count(written, "reasoning_tokens"),
+        cache_write_tokens=_count(read, "cache_write_tokens"),
     )
 
 

@@ -181,6 +181,8 @@ def _classify(status: int, said: str, key_name: str, *, may_wait: bool) -> tuple
         return _BY_STATUS[status], None
     if status >= 500:
         return ProviderServerError, None
+    if "'store' is enabled" in said:
+        return BadRequestError, "OpenAI keeps metadata with stored completions only: provider_options={'store': True}."
     return BadRequestError, ("Check base_url." if status < 400 or status == 405 else None)
 
 

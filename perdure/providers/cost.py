@@ -3,52 +3,127 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..types.messages import Usage
+from .endpoint import Endpoint, is_host_of
+from .registry import get_provider
 
-_PRICED_AS = {"openai-chat": "openai", "openai-responses": "openai"}
+if TYPE_CHECKING:
+    import genai_prices
+    from genai_prices.types import PriceCalculation
+
+_LISTED_AS = {"openai-chat": "openai", "openai-responses": "openai"}
+_BUILT_IN = ("openai", "openai-chat", "openai-responses", "anthropic", "google")
 _UNIT = 1_000_000
 """Tokens that a rate is asked for: prices are per million, so nothing is rounded."""
 
 
+class _Seller(NamedTuple):
+    """Whose prices count: a name in the list, or else the one whose API has the address."""
+
+    id: str
+    url: str | None
+
+
+class _Counts(NamedTuple):
+    """What is paid for; ``cached`` and ``written`` are parts of ``input``."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    written: int = 0
+
+
+class _Rates(NamedTuple):
+    """Dollars per call, and per million tokens of each kind."""
+
+    fee: float
+    fresh: float
+    cached: float
+    written: float
+    output: float
+
+
 def cost_usd(provider: str, model: str, usage: Usage) -> float | None:
-    """US dollars, or None where the price list does not have the model (or is not installed)."""
+    """US dollars, or None where the price list does not have the model (or is not installed).
+
+    ``provider`` is a registered name. One that the list does not know is priced as the API behind it.
+    """
     cached = min(usage.cached_tokens, usage.input_tokens)
+    written = min(usage.cache_write_tokens, usage.input_tokens - cached)
+    counts = _Counts(usage.input_tokens, usage.output_tokens, cached, written)
+    for seller in _sellers(provider):
+        try:
+            rates = _rates(seller, model)
+            if rates is None:
+                return _price(seller, model, counts)
+        except Exception:  # noqa: S112  # a price is a comment on the run: the reply that was paid for counts
+            continue
+        tokens = (
+            (counts.input - cached - written) * rates.fresh
+            + cached * rates.cached
+            + written * rates.written
+            + counts.output * rates.output
+        )
+        return rates.fee + tokens / _UNIT
+    return None
+
+
+def _sellers(provider: str) -> list[_Seller]:
+    """Who may have the price of a provider's models, the likeliest first."""
+    named = [_Seller(_LISTED_AS.get(provider, provider), None)]
+    if provider in _BUILT_IN:
+        return named
     try:
-        rates = _rates(provider, model)
-        if rates is None:
-            return _price(provider, model, usage.input_tokens, usage.output_tokens, cached)
-        fee, fresh_rate, cached_rate, output_rate = rates
-        tokens = (usage.input_tokens - cached) * fresh_rate + cached * cached_rate + usage.output_tokens * output_rate
-        return fee + tokens / _UNIT
+        endpoint = get_provider(provider)
     except Exception:
-        # A price is a comment on the run: whatever is wrong with it, the reply that was paid for counts.
-        return None
+        return named
+    if not isinstance(endpoint, Endpoint):
+        return named
+    if is_host_of(endpoint.host, endpoint.official_hosts):
+        return [_Seller(_LISTED_AS.get(endpoint.format, endpoint.format), None)]
+    return [_Seller("", endpoint.base_url), *named]
 
 
 @lru_cache(maxsize=256)
-def _rates(provider: str, model: str) -> tuple[float, float, float, float] | None:
-    """Dollars per call, and per million tokens of input, cached input and output; None where that is not the price.
+def _rates(seller: _Seller, model: str) -> _Rates | None:
+    """What a million tokens cost; None where the price is not a plain product of them.
 
     Kept, because a look at the list takes 80 µs of CPU, in a worker 0.2 ms and more. Prices with tiers, or of a time of
     day, are looked up each time. An unknown model raises, and is not kept: the list may learn of it.
     """
-    import genai_prices
+    import genai_prices  # takes a while: with the first price, not with perdure
     from genai_prices.types import ModelPrice, TieredPrices
 
-    found = genai_prices.calc_price(genai_prices.Usage(), model, provider_id=_PRICED_AS.get(provider, provider))
-    prices = found.model.prices
+    prices = _calculated(seller, model, genai_prices.Usage()).model.prices
     if not isinstance(prices, ModelPrice) or any(isinstance(value, TieredPrices) for value in vars(prices).values()):
         return None
-    fee = _price(provider, model, 0, 0, 0)
-    counts = ((_UNIT, 0, 0), (_UNIT, 0, _UNIT), (0, _UNIT, 0))
-    fresh, cached, output = (_price(provider, model, *count) - fee for count in counts)
-    return fee, fresh, cached, output
+    fee = _price(seller, model, _Counts())
+    each = (
+        _Counts(input=_UNIT),
+        _Counts(input=_UNIT, cached=_UNIT),
+        _Counts(input=_UNIT, written=_UNIT),
+        _Counts(output=_UNIT),
+    )
+    return _Rates(fee, *(_price(seller, model, counts) - fee for counts in each))
 
 
-def _price(provider: str, model: str, input_tokens: int, output_tokens: int, cached_tokens: int) -> float:
+def _price(seller: _Seller, model: str, counts: _Counts) -> float:
     import genai_prices
 
-    usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens, cache_read_tokens=cached_tokens)
-    priced = genai_prices.calc_price(usage, model, provider_id=_PRICED_AS.get(provider, provider))
-    return float(priced.total_price)
+    usage = genai_prices.Usage(
+        input_tokens=counts.input,
+        output_tokens=counts.output,
+        cache_read_tokens=counts.cached,
+        cache_write_tokens=counts.written,
+    )
+    return float(_calculated(seller, model, usage).total_price)
+
+
+def _calculated(seller: _Seller, model: str, usage: genai_prices.Usage) -> PriceCalculation:
+    import genai_prices
+
+    if seller.url is None:
+        return genai_prices.calc_price(usage, model, provider_id=seller.id)
+    return genai_prices.calc_price(usage, model, provider_api_url=seller.url)

@@ -21,6 +21,9 @@ from ..types.messages import (
     ToolResultPart,
 )
 
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_MOVED = re.compile(r"\[files? from the result of .*, call (?P<call>.*)\]", re.DOTALL)
 _TEXTUAL = re.compile(
     r"text/.*|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|x-sh|sql|.*\+(json|xml))\Z"
 )
@@ -41,6 +44,11 @@ def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> st
     if id and len(id) <= longest and (allowed is None or allowed.fullmatch(id)):
         return id
     return f"call_{hashlib.sha256(id.encode()).hexdigest()}"[: min(longest, 37)]
+
+
+def wire_name(name: str) -> str:
+    """``name`` of a tool that was called, as every format takes it: letters, digits, ``_`` and ``-``, at most 64."""
+    return name if _NAME.fullmatch(name) else (_NOT_IN_NAMES.sub("_", name)[:64] or "_")
 
 
 def loaded(text: str, part: TextPart | ToolResultPart) -> str:
@@ -111,6 +119,28 @@ def moved_files(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
             parts.append(TextPart(text=f"[{noun} from the result of {result.name}, call {result.call_id}]"))
             parts.extend(result.files)
     return tuple(parts)
+
+
+def take_back(
+    results: Iterable[ToolResultPart], content: Iterable[ContentPart]
+) -> tuple[tuple[ToolResultPart, ...], tuple[ContentPart, ...]]:
+    """What :func:`moved_files` did, undone: ``results`` with their files, and what else is in ``content``."""
+    found = {result.call_id: result for result in results}
+    rest: list[ContentPart] = []
+    current: str | None = None
+    for part in content:
+        if isinstance(part, FilePart):
+            if current is None:
+                rest.append(part)
+            else:
+                result = found[current]
+                found[current] = result.model_copy(update={"files": (*result.files, part)})
+            continue
+        marked = _MOVED.fullmatch(part.text)
+        current = marked["call"] if marked and marked["call"] in found else None
+        if current is None:
+            rest.append(part)
+    return tuple(found.values()), tuple(rest)
 
 
 def _not_loaded(blob: BlobRef) -> BadRequestError:

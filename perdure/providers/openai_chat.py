@@ -74,8 +74,8 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
         key, host, begun = self._key(), self.host, False
         try:
             client = await self._client(key)
-            reply = ChatReply(host)
-            body = encode_request(request, max_tokens_name=self._max_tokens_wire(host))
+            reply = ChatReply(host, self.origin)
+            body = encode_request(request, origin=self.origin, max_tokens_name=self._max_tokens_wire(host))
             async with await post(client, "/chat/completions", body) as stream:
                 begun = True
                 async for chunk in items(stream, host):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from collections.abc import Container
 from typing import Any, NoReturn
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
@@ -14,6 +16,7 @@ _KEYS = {
     "assistant": {"role", "content", "name", "tool_calls", "refusal", "audio"},
     "tool": {"role", "content", "tool_call_id"},
 }
+_THINKING = ("reasoning_content", "reasoning")
 _PARTS = {"user": {"text", "image_url", "input_audio", "file"}, "assistant": {"text", "refusal"}}
 
 
@@ -32,13 +35,14 @@ def refuse(message: str, param: str | None = None, code: str | None = "invalid_v
     raise RefusedError(400, message, code=code, param=param)
 
 
-def check(condition: object, message: str, param: str | None = None) -> None:
+def check(condition: object, message: str, param: str | None = None, code: str | None = "invalid_value") -> None:
     """Answer 400 unless ``condition``."""
     if not condition:
-        refuse(message, param)
+        refuse(message, param, code)
 
 
-def check_messages(messages: list[Any]) -> None:
+def check_messages(messages: list[Any], thoughts: Container[object] = ()) -> None:
+    """All of them. ``thoughts``: what the server itself has said of its thinking, and so takes back."""
     open_calls: list[str] = []  # not answered yet
     asked: set[str] = set()  # by the assistant message that is being answered
     for index, message in enumerate(messages):
@@ -46,11 +50,11 @@ def check_messages(messages: list[Any]) -> None:
         check(isinstance(message, dict), f"Invalid type for '{where}': expected an object.", where)
         role = message.get("role")
         check(role in _KEYS, f"Invalid value: '{role}'. Supported values are: {list(_KEYS)}.", f"{where}.role")
-        check(
-            set(message) <= _KEYS[role],
-            f"Unknown parameter in '{where}': {sorted(set(message) - _KEYS[role])}.",
-            where,
-        )
+        extra = set(message) - _KEYS[role]
+        if role == "assistant":
+            extra -= {field for field in _THINKING if message.get(field) in thoughts}
+        check(not extra, f"Unknown parameter in '{where}': {sorted(extra)}.", where)
+        check(NAME.match(message.get("name", "x")), f"Invalid '{where}.name'.", where)
         _content(message, role, where)
         if role == "tool":
             call = message.get("tool_call_id")
@@ -84,10 +88,52 @@ def _content(message: dict[str, Any], role: str, where: str) -> None:
         check(content, f"Invalid '{where}.content': empty array.", where)
         for part in content:
             allowed = _PARTS.get(role, {"text"})
-            fits = isinstance(part, dict) and part.get("type") in allowed and part.get("type") in part
+            fits = isinstance(part, dict) and part.get("type") in allowed and set(part) == {"type", part["type"]}
             check(fits, f"Invalid value in '{where}.content'. Supported types are: {sorted(allowed)}.", where)
+            _part(part, f"{where}.content")
     else:
         check(is_text(content), f"Invalid type for '{where}.content': expected a string or an array.", where)
+
+
+def _part(part: dict[str, Any], where: str) -> None:
+    """One piece of content, as deep as the API looks into it."""
+    value = part[part["type"]]
+    match part["type"]:
+        case "text" | "refusal":
+            check(is_text(value), f"Invalid type for '{where}[].text': expected a string.", where)
+        case "image_url":
+            url = value.get("url") if isinstance(value, dict) else None
+            known = is_text(url) and (url.startswith(("https://", "http://")) or _is_image(url))
+            check(known and set(value) <= {"url", "detail"}, f"Invalid image in '{where}'.", where, "invalid_image_url")
+        case "file":
+            fits = isinstance(value, dict) and set(value) in ({"filename", "file_data"}, {"file_id"})
+            check(fits, f"Missing required parameter: '{where}[].file.filename'.", where)
+            if "file_data" in value:
+                is_pdf = _inline(value["file_data"], "application/pdf").startswith(b"%PDF")
+                check(is_pdf, f"Invalid file data in '{where}': expected a base64-encoded PDF as data URL.", where)
+        case "input_audio":
+            fits = isinstance(value, dict) and set(value) == {"data", "format"} and value["format"] in ("wav", "mp3")
+            check(fits and _bytes(value["data"]), f"Invalid audio in '{where}'.", where)
+
+
+_MAGIC = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8", "image/gif": b"GIF8", "image/webp": b"RIFF"}
+
+
+def _is_image(url: str) -> bool:
+    return any(_inline(url, kind).startswith(magic) for kind, magic in _MAGIC.items())
+
+
+def _inline(url: object, kind: str) -> bytes:
+    """The bytes of a data URL of ``kind``; none for anything else."""
+    start = f"data:{kind};base64,"
+    return _bytes(url[len(start) :]) if isinstance(url, str) and url.startswith(start) else b""
+
+
+def _bytes(text: object) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except ValueError:
+        return b""
 
 
 def _calls(message: dict[str, Any], where: str) -> list[str]:

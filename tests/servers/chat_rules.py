@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from typing import Any, NoReturn
 
 from tests.servers.chat_messages import NAME, RefusedError, check, check_messages, is_text, refuse
@@ -38,11 +39,11 @@ _PARAMETERS = {
     "service_tier",
     "seed",
 }
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """The request's JSON, checked whole. Raises ``RefusedError``."""
+def parse(body: bytes, thoughts: Container[object] = ()) -> dict[str, Any]:
+    """The request's JSON, checked whole. Raises ``RefusedError``. ``thoughts`` as in ``check_messages``."""
     try:
         request = json.loads(body.decode("utf-8", "strict"), parse_constant=_no_constant)
     except ValueError:
@@ -57,6 +58,7 @@ def parse(body: bytes) -> dict[str, Any]:
         "model",
     )
     _numbers(request)
+    _metadata(request)
     names = _tools(request)
     _choice(request, names)
     check(isinstance(request.get("messages"), list), "Missing required parameter: 'messages'.", "messages")
@@ -65,7 +67,7 @@ def parse(body: bytes) -> dict[str, Any]:
         "Invalid 'messages': empty array. Expected an array with minimum length 1.",
         "messages",
     )
-    check_messages(request["messages"])
+    check_messages(request["messages"], thoughts)
     return request
 
 
@@ -97,6 +99,15 @@ def _numbers(request: dict[str, Any]) -> None:
     check(isinstance(request.get("stream", False), bool), "Invalid type for 'stream'.", "stream")
     if "stream_options" in request:
         check(request.get("stream"), "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+
+
+def _metadata(request: dict[str, Any]) -> None:
+    metadata = request.get("metadata")
+    if metadata is None:
+        return
+    fits = isinstance(metadata, dict) and len(metadata) <= 16 and all(map(is_text, metadata.values()))
+    check(fits, "Invalid 'metadata': expected at most 16 strings.", "metadata")
+    check(request.get("store"), "The 'metadata' parameter is only allowed when 'store' is enabled.", "metadata")
 
 
 def _number(value: object) -> bool:

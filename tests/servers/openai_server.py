@@ -69,6 +69,8 @@ class OpenAIServer:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.stats = Stats()
+        self.thoughts: set[object] = set()
+        """What it said of its thinking: it takes that back, as compatible servers do, and nobody else's."""
         self.release = asyncio.Event()
         self.asked = asyncio.Condition()
         self._api_key = api_key
@@ -118,13 +120,14 @@ class OpenAIServer:
                 self.asked.notify_all()
             try:
                 self._authenticate(request)
-                asked = parse(request.body)
+                asked = parse(request.body, self.thoughts)
                 self._know(asked)
             except RefusedError as refused:
                 self.stats.refused += 1
                 await answer.json(refused.status, refused.body)
                 return
             reply = await self._reply(asked, request)
+            self.thoughts.add(reply.thinking)
         try:
             await self._send(reply, asked, len(request.body), answer)
             self.stats.completed += reply.status == 200

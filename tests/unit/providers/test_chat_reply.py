@@ -17,7 +17,9 @@ from perdure.errors import (
 )
 from perdure.ports import Completed, TextDelta, ThinkingDelta
 from perdure.providers.chat_reply import ChatReply
-from perdure.types.messages import TextPart, ThinkingPart, Usage
+from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart, Usage
+
+ORIGIN = "openai@api.test"
 
 
 def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
 
 
 def complete(*chunks: Any) -> Completed:
-    reply = ChatReply("api.test")
+    reply = ChatReply("api.test", ORIGIN)
     for chunk in chunks:
         list(reply.feed(chunk))
     return reply.complete()
@@ -53,16 +55,72 @@ def test_finish_reasons(chunks: list[Any], reason: str) -> None:
     assert complete(*chunks).finish_reason == reason
 
 
-def test_a_refusal_is_text() -> None:
-    assert complete(delta(None, refusal="I can"), delta("stop", refusal="not")).parts == (TextPart(text="I cannot"),)
+def test_a_refusal_is_text_that_says_so() -> None:
+    completed = complete(delta(None, refusal="I can"), delta("stop", refusal="not"))
+    assert completed.parts == (TextPart(text="I cannot", provider=ORIGIN, opaque={"refusal": True}),)
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_thinking(key: str) -> None:
-    reply = ChatReply("api.test")
+def test_thinking_says_where_it_stood(key: str) -> None:
+    reply = ChatReply("api.test", ORIGIN)
     events = [*reply.feed(delta(None, **{key: "hm"})), *reply.feed(delta("stop", content="x"))]
     assert events == [ThinkingDelta("hm"), TextDelta("x")]
-    assert reply.complete().parts == (ThinkingPart(text="hm"), TextPart(text="x"))
+    thinking = ThinkingPart(text="hm", provider=ORIGIN, opaque={"field": key})
+    assert reply.complete().parts == (thinking, TextPart(text="x"))
+
+
+def test_thinking_in_blocks_is_kept_whole() -> None:
+    def block(**fields: Any) -> dict[str, Any]:
+        return {"reasoning_details": [{"type": "reasoning.text", "index": 0, "format": "v1", **fields}]}
+
+    encrypted = {"type": "reasoning.encrypted", "index": 1, "data": "xyz"}
+    completed = complete(
+        delta(None, reasoning="let ", **block(text="let ")),
+        delta(None, reasoning="me", **block(text="me", signature=None)),
+        delta(None, **block(signature="sig")),
+        delta("stop", content="x", reasoning_details=[encrypted]),
+    )
+    whole = {"type": "reasoning.text", "index": 0, "format": "v1", "text": "let me", "signature": "sig"}
+    details = {"reasoning_details": [whole, encrypted]}
+    assert completed.parts[0] == ThinkingPart(text="let me", provider=ORIGIN, opaque=details)
+
+
+def test_thinking_among_the_content() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}, 3]}
+    completed = complete(delta(None, content=[thought]), delta("stop", content=[{"type": "text", "text": "x"}]))
+    assert completed.parts == (ThinkingPart(text="hm"), TextPart(text="x"))
+
+
+def test_citations_are_kept() -> None:
+    cited = {"type": "url_citation", "url_citation": {"url": "https://x", "title": "a\ud800"}}
+    completed = complete(delta(None, content="x", annotations=[cited]), delta("stop"))
+    (part,) = completed.parts
+    assert isinstance(part, TextPart)
+    assert part.provider == ORIGIN
+    assert part.opaque == {
+        "annotations": [{"type": "url_citation", "url_citation": {"url": "https://x", "title": "a�"}}]
+    }
+
+
+def test_a_signature_stays_with_its_call() -> None:
+    extra = {"google": {"thought_signature": "sig"}}
+    completed = complete(delta("tool_calls", tool_calls=[CALL[0] | {"extra_content": extra}]))
+    part = ToolCallPart(id="a", name="f", provider=ORIGIN, opaque={"extra_content": extra})
+    assert completed.parts == (part,)
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+@pytest.mark.parametrize("arguments", ["", '{"a": "b', "  "])
+def test_a_call_that_was_cut_is_left_out(reason: str, arguments: str) -> None:
+    second = {"index": 1, "id": "b", "function": {"name": "g", "arguments": arguments}}
+    completed = complete(delta(None, content="x", tool_calls=CALL), delta(reason, tool_calls=[second]))
+    assert completed.finish_reason == reason
+    assert completed.parts == (TextPart(text="x"), ToolCallPart(id="a", name="f"))
+
+
+def test_a_call_without_arguments_that_was_not_cut_stays() -> None:
+    only = {"index": 0, "id": "b", "function": {"name": "g", "arguments": ""}}
+    assert complete(delta("tool_calls", tool_calls=[only])).parts == (ToolCallPart(id="b", name="g"),)
 
 
 def test_content_as_a_list_of_pieces() -> None:
@@ -80,6 +138,10 @@ def test_content_as_a_list_of_pieces() -> None:
         (
             {"completion_tokens": 7, "completion_tokens_details": {"reasoning_tokens": 6}},
             Usage(output_tokens=7, reasoning_tokens=6),
+        ),
+        (
+            {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}},
+            Usage(input_tokens=9, cached_tokens=4, cache_write_tokens=3),
         ),
     ],
 )
@@ -136,7 +198,7 @@ def test_errors_in_the_stream(chunk: Any, expected: type[PerdureError]) -> None:
 
 @given(st.text(alphabet=st.characters(exclude_categories=[]) | st.sampled_from("\ud83d\ude00")), st.integers(1, 3))
 def test_shown_and_kept_text_agree_and_can_be_encoded(text: str, size: int) -> None:
-    reply = ChatReply("api.test")
+    reply = ChatReply("api.test", ORIGIN)
     shown = ""
     for at in range(0, len(text), size):
         for event in reply.feed(delta(None, content=text[at : at + size])):

@@ -38,7 +38,8 @@ async def test_text_streams_and_completes(ask: Ask) -> None:
     assert [d.text for d in deltas if isinstance(d, TextDelta)] == ["Hello ", "wörld."]
     assert "".join(d.text for d in deltas if isinstance(d, ThinkingDelta)) == "let me see"
     assert isinstance(completed, Completed)
-    assert completed.parts == (ThinkingPart(text="let me see"), TextPart(text="Hello wörld."))
+    thinking = ThinkingPart(text="let me see", provider="openai@127.0.0.1", opaque={"field": "reasoning_content"})
+    assert completed.parts == (thinking, TextPart(text="Hello wörld."))
     assert (completed.finish_reason, completed.model) == ("stop", "gpt-test")
 
 
@@ -115,7 +116,7 @@ async def test_the_whole_conversation_goes_out(ask: Ask, server: OpenAIServer) -
 async def test_a_message_is_encoded_once(ask: Ask, server: OpenAIServer) -> None:
     message = Message.user("hi")
     await ask("one", ModelRequest("m", [message]))
-    message.remember_wire("openai_chat", b'{"role":"user","content":"from memory"}')
+    message.remember_wire("openai@127.0.0.1", b'{"role":"user","content":"from memory"}')
     await ask("two", ModelRequest("m", [message]))
     assert [request["messages"][0]["content"] for request in server.requests] == ["hi", "from memory"]
 

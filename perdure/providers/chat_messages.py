@@ -1,0 +1,167 @@
+"""The messages of a conversation in the chat completions wire format, each encoded once in its life.
+
+A message's fragment stays on it under the origin it was encoded for, and a call joins the fragments: so a call costs
+what copying the transcript costs, not what encoding it does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, assert_never
+
+from ..types.messages import (
+    ContentPart,
+    FilePart,
+    Message,
+    OpaquePart,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from .encoding import encode_json
+from .foreign import data_url, file_base64, loaded, moved_files, own, rendered, wire_id, wire_name
+
+LONGEST_ID = 40
+"""Characters that OpenAI takes of a tool call's id."""
+THINKING_FIELDS = ("reasoning_content", "reasoning")
+"""Where compatible servers put what a model thought."""
+_IMAGES = {"image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp"}
+_AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
+
+Files = Mapping[str, bytes]
+
+
+def encode_messages(messages: Iterable[Message], origin: str, files: Files) -> Iterator[bytes]:
+    """Fragments of ``messages``, for the server that ``origin`` names: one or more JSON objects each.
+
+    Results hold text alone; their files follow in a user message, after the results of all calls, which must not be
+    parted. Raises ``BadRequestError`` for content that was not loaded.
+    """
+    moved_as = f"{origin} files"
+    moved: list[bytes] = []
+    for message in messages:
+        if moved and message.role != "tool":
+            yield from moved
+            moved.clear()
+        fragment = message.wire(origin)
+        if fragment is None:
+            fragment = b",".join(map(encode_json, _plain(message, origin, files)))
+            message.remember_wire(origin, fragment)
+        if fragment:
+            yield fragment
+        if message.role == "tool":
+            following = message.wire(moved_as)
+            if following is None:
+                content = moved_files(message.tool_results)
+                following = encode_json({"role": "user", "content": _content(content, files)}) if content else b""
+                message.remember_wire(moved_as, following)
+            if following:
+                moved.append(following)
+    yield from moved
+
+
+def _plain(message: Message, origin: str, files: Files) -> Iterator[dict[str, Any]]:
+    match message.role:
+        case "system":
+            yield {"role": "system", "content": _text(message.parts, files)}
+        case "user":
+            content = [part for part in message.parts if isinstance(part, TextPart | FilePart)]
+            yield {"role": "user", "content": _content(content, files)}
+        case "assistant":
+            yield _assistant(message, origin, files)
+        case "tool":
+            for part in message.tool_results:
+                # There is no mark for an error: the text says what went wrong.
+                content_text = loaded(part.content, part)
+                yield {"role": "tool", "tool_call_id": wire_id(part.call_id, LONGEST_ID), "content": content_text}
+        case never:
+            assert_never(never)
+
+
+def _assistant(message: Message, origin: str, files: Files) -> dict[str, Any]:
+    refused = [
+        part for part in message.parts if isinstance(part, TextPart) and (own(part, origin) or {}).get("refusal")
+    ]
+    text = _text([part for part in message.parts if part not in refused] if refused else message.parts, files)
+    calls = [_call(call, origin) for call in message.tool_calls]
+    plain: dict[str, Any] = {"role": "assistant", "content": text}
+    if refused:
+        plain["refusal"] = _text(refused, files)
+    if calls:
+        plain["tool_calls"] = calls
+    if not text and (calls or refused):
+        # With none of the three (an empty reply, thinking alone) the API refuses null, not "".
+        plain["content"] = None
+    return plain | _thinking(message.parts, origin)
+
+
+def _thinking(parts: Sequence[Part], origin: str) -> dict[str, Any]:
+    """What the server itself gave as the model's thinking, in the field it came in.
+
+    DeepSeek refuses a conversation with tool calls that lacks it (its first reasoning models refused one that had it:
+    they had no tools), and models that think between tool calls go on from it. OpenAI itself gives none, so it gets
+    none; nor does any other server, because few take it.
+    """
+    fields: dict[str, Any] = {}
+    for part in parts:
+        if isinstance(part, ThinkingPart) and (opaque := own(part, origin)):
+            if isinstance(details := opaque.get("reasoning_details"), list):
+                fields["reasoning_details"] = [*fields.get("reasoning_details", ()), *details]
+            elif (field := opaque.get("field")) in THINKING_FIELDS:
+                fields[field] = fields.get(field, "") + part.text
+    return fields
+
+
+def _call(call: ToolCallPart, origin: str) -> dict[str, Any]:
+    # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
+    arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
+    function = {"name": wire_name(call.name), "arguments": arguments}
+    plain: dict[str, Any] = {"id": wire_id(call.id, LONGEST_ID), "type": "function", "function": function}
+    # Google's compatible endpoint keeps its thought signatures there, and refuses a call without its own.
+    if (extra := (own(call, origin) or {}).get("extra_content")) is not None:
+        plain["extra_content"] = extra
+    return plain
+
+
+def _text(parts: Iterable[Part], files: Files) -> str:
+    """Everything as text, where the format takes no files."""
+    texts: list[str] = []
+    for part in parts:
+        match part:
+            case TextPart():
+                texts.append(loaded(part.text, part))
+            case FilePart():
+                texts.append(rendered(part, files))
+            case ThinkingPart() | OpaquePart() | ToolCallPart() | ToolResultPart():
+                pass  # thinking and opaque parts are the writer's own; calls and results have their place
+            case never:
+                assert_never(never)
+    return "".join(texts)
+
+
+def _content(parts: Sequence[ContentPart], files: Files) -> str | list[dict[str, Any]]:
+    """A user's content: a text, or a list of typed parts where there are files."""
+    if not any(isinstance(part, FilePart) for part in parts):
+        return _text(parts, files)
+    content: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, FilePart):
+            content.append(_file(part, files))
+        elif text := loaded(part.text, part):
+            content.append({"type": "text", "text": text})
+    return content
+
+
+def _file(file: FilePart, files: Files) -> dict[str, Any]:
+    kind = file.media_type.partition(";")[0].strip().lower()
+    if kind in _IMAGES:
+        # A URL goes through: the API fetches it. Files and sound it takes as bytes only.
+        return {"type": "image_url", "image_url": {"url": file.url or data_url(file, files)}}
+    if kind == "application/pdf" and (url := data_url(file, files)):
+        return {"type": "file", "file": {"filename": file.name or "file.pdf", "file_data": url}}
+    if kind in _AUDIO and (data := file_base64(file, files)):
+        return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO[kind]}}
+    return {"type": "text", "text": rendered(file, files)}
