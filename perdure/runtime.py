@@ -8,7 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from . import config
 from .agent import Agent
 from .client import Client
 from .errors import NoWorkerError, PerdureError
+from .following.stream import text_of
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
 from .starting import History
@@ -93,6 +94,37 @@ async def call(
         return await answer(client, _taken)
     async with local(agents=[agent], task_queue=agent_queue(agent.name)) as own:
         return await answer(own, lambda run: run.result())
+
+
+async def stream(
+    agent: Agent,
+    message: Content,
+    *,
+    id: str | None,
+    context: Mapping[str, Any] | None,
+    history: History | None,
+    override: Override | Mapping[str, Any] | None,
+    client: Client | None,
+) -> AsyncIterator[str]:
+    """See ``Agent.stream``."""
+    run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
+    options: dict[str, Any] = {"context": context, "history": history, "override": override}
+    async with AsyncExitStack() as stack:
+        own = local(agents=[agent], task_queue=agent_queue(agent.name))
+        serving = client or await stack.enter_async_context(own)
+        run = await serving.start(agent, message, id=run_id, if_exists="attach", **options)
+        over = False
+        try:
+            if client is not None:
+                await run.begun(NO_WORKER)
+            async for piece in text_of(run):
+                yield piece
+            over = True
+        finally:
+            if id is None and not over:  # as of a call: nobody could come back for the rest
+                with suppress(PerdureError, TimeoutError):
+                    async with asyncio.timeout(CANCEL):
+                        await run.cancel()
 
 
 async def _taken(run: Run) -> Response:
