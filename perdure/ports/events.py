@@ -26,11 +26,20 @@ class Batch:
     times do. The feed of a conversation remembers the latest token of a batch that ``advances`` it, and a batch with an
     earlier one comes too late, from a worker that was taken for lost: it is dropped whole. A batch that brings a later
     one, while deltas of the earlier one are neither complete nor retracted, is preceded by a ``model.retracted`` of
-    them (``WorkerLost``) that the store makes.
+    them (``WorkerLost``) that the store makes. A batch without a token comes from outside: never too late nor later.
 
     A ``model.retracted`` in a batch is given, as its spans, the deltas that neither count nor were retracted before; it
-    is dropped where there are none. A ``model.completed`` is given all deltas of the conversation, and they are
-    deleted with it.
+    is dropped where there are none. A ``model.completed`` is given all deltas of the conversation, retracted ones too,
+    and they are deleted with it.
+
+    What comes with an outcome (``Commit.events``) is written if that outcome is the first, whatever its token, also
+    behind the event that says that the run has ended: a tool that acted while its run was terminated has acted, no
+    retry will say so again, and whoever resumes the conversation is to find it. Only, its token never takes the feed
+    back. If it completes or retracts the open deltas itself, the store retracts none before. What comes with an intent
+    (``claim``) can come too late as an ``append`` does; the claim holds all the same.
+
+    Tools write without advancing: calls that run side by side have tokens of their own, and none is lost. Inline tools
+    belong to an activity whose reply is recorded, so theirs is the token of its outcome.
     """
 
     context_id: str
@@ -60,11 +69,17 @@ class Events(Protocol):
     """The events of conversations. All methods raise ``StoreError`` when the store fails."""
 
     async def append(self, batch: Batch) -> bool:
-        """Record ``batch`` in a transaction of its own. False where it came too late."""
+        """Record ``batch`` in a transaction of its own. False where it came too late.
+
+        If this raises nothing was written, and the batch may be given again.
+        """
         ...
 
     async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
-        """Events behind number ``after``, in order."""
+        """Events behind number ``after``, in order.
+
+        As many as ``limit``, fewer where they are large; none only where there are none.
+        """
         ...
 
     async def changed(self, context_id: str, after: int, timeout: float) -> bool:

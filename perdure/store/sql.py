@@ -15,7 +15,8 @@ from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
+from ..ports import Batch, Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
+from . import feed
 from .statement import ByKeys, Database, Statement, insert, insert_missing
 from .tables import RUN_COLUMNS, blobs_table, journal, memory, meta, nodes_table, runs_table, sent, turns_table
 
@@ -130,8 +131,15 @@ def find(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
     return {key: _bytes(outcome) for key, outcome in FIND.each(database, keys) if outcome is not None}
 
 
-def claim(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
+def claim(database: Database, key: str, owner: str, again: bool, now: str, events: Batch | None = None) -> Claim:
     """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
+    claim = _claim(database, key, owner, again, now)
+    if events is not None and claim.state == "new":
+        feed.append(database, events, now)
+    return claim
+
+
+def _claim(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
     entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None}
     if CLAIM.run(database, **entry, claimed_at=now, done_at=None).rowcount == 1:
         return Claim("new")
@@ -166,6 +174,8 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
         _write_turn(database, commit.turn, now)
     if commit.memory:
         _write_memory(database, commit.memory, now)
+    if commit.events is not None:
+        feed.append(database, commit.events, now, recorded=True)
     return outcome.body if outcome is not None else None
 
 

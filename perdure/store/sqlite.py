@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
-from ..ports import Claim, Commit, Node, RunRow, TurnRow
-from . import migrations, sql
+from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
+from . import feed, migrations, sql
 from .session import Session, SqliteDatabase, Work
 from .thread import StoreThread
+from .watch import Watch
 
 T = TypeVar("T")
 
 _FEW = 8  # keys that are looked up on the event loop: each is a page or two, which are nearly always in memory
+_FEW_EVENTS, _FEW_BYTES = 64, 64 * 1024  # likewise: what a follower finds when it is woken
 
 
 def utc_now() -> str:
@@ -27,7 +29,8 @@ def utc_now() -> str:
 class SqliteStore:
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
-    One thread writes and one reads (a few keys are looked up on the event loop); any number of processes may have
+    One thread writes and one reads (a few keys are looked up on the event loop), and while somebody waits for events
+    one looks for them; any number of processes may have
     the file open. Work that was handed over is done, also when its caller is cancelled. If the file is removed, calls
     raise ``StoreError`` until it is back; if it is replaced by a copy of the same store, work goes on with that;
     another store raises ``StoreMismatchError``. Whoever replaces it must remove its -wal file too: SQLite would apply
@@ -42,6 +45,7 @@ class SqliteStore:
         self._now = now
         self._busy_timeout = busy_timeout
         self._threads: tuple[StoreThread[Work], StoreThread[Work]] | None = None
+        self._watch: Watch | None = None
         self._at_once = Session(self.path, write=False, busy_timeout=0)
 
     async def open(self) -> None:
@@ -61,10 +65,16 @@ class SqliteStore:
         except BaseException:
             await self.close()
             raise
-        writer.store_id = reader.store_id = self._at_once.store_id = self.store_id
+        watcher = Session(self.path, write=False, busy_timeout=self._busy_timeout)
+        for session in (writer, reader, watcher, self._at_once):
+            session.store_id = self.store_id
+        self._watch = Watch(watcher, self._latest)
 
     async def close(self) -> None:
         """Finish what was handed over, close the file and end the threads. ``open`` may follow."""
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            await watch.close()
         if self._threads is not None:
             threads, self._threads = self._threads, None
             self._at_once.close()
@@ -92,23 +102,39 @@ class SqliteStore:
         done: T = await self._threads[thread].run(lambda database: operation(database, *arguments))
         return done
 
+    def _quick(self, operation: Callable[..., T], *arguments: Any) -> T | None:
+        """On the loop itself, without waiting: 30 µs, where the way to a thread and back costs 150 and wakes both.
+
+        None where that fails (locked, gone): the thread waits for it, or says what is wrong.
+        """
+        if self._threads is None:
+            return None
+        try:
+            return self._at_once.run(lambda database: operation(database, *arguments))
+        except StoreError:
+            return None
+
+    def _wrote(self, events: Batch | None) -> None:
+        if events is not None and self._watch is not None:
+            self._watch.written(events.context_id)
+
     async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Journal`."""
-        if self._threads is not None and 0 < len(keys) <= _FEW:
-            # On the loop itself, without waiting: 30 µs, where the way to a thread and back costs 150 and wakes both.
-            try:
-                return self._at_once.run(lambda database: sql.find(database, keys))
-            except StoreError:  # locked, gone: the thread waits for it, or says what is wrong
-                pass
+        if 0 < len(keys) <= _FEW and (found := self._quick(sql.find, keys)) is not None:
+            return found
         return await self._read(sql.find, keys) if keys else {}
 
-    async def claim(self, key: str, owner: str, *, again: bool = False) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
-        return await self._write(sql.claim, key, owner, again, self._now())
+        claim = await self._write(sql.claim, key, owner, again, self._now(), events)
+        self._wrote(events)
+        return claim
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
-        return await self._write(sql.commit, commit, self._now())
+        recorded = await self._write(sql.commit, commit, self._now())
+        self._wrote(commit.events)
+        return recorded
 
     async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """See :class:`perdure.ports.Transcripts`."""
@@ -141,6 +167,32 @@ class SqliteStore:
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.Memory`."""
         return await self._read(sql.recall_all, namespace, prefix, limit)
+
+    async def append(self, batch: Batch) -> bool:
+        """See :class:`perdure.ports.Events`."""
+        written = await self._write(feed.append, batch, self._now())
+        self._wrote(batch)
+        return written
+
+    async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """See :class:`perdure.ports.Events`."""
+        few = min(limit, _FEW_EVENTS)
+        found = self._quick(feed.events, context_id, after, few, _FEW_BYTES)
+        if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _FEW_BYTES:
+            return found
+        return await self._read(feed.events, context_id, after, limit)
+
+    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
+        """See :class:`perdure.ports.Events`."""
+        if self._watch is None:
+            raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
+        return await self._watch.changed(context_id, after, timeout)
+
+    async def _latest(self, context_id: str) -> int:
+        found = self._quick(feed.latest, [context_id])
+        if found is None:
+            found = await self._read(feed.latest, [context_id])
+        return found.get(context_id, 0)
 
 
 def _ready(database: SqliteDatabase) -> str:

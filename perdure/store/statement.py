@@ -89,11 +89,11 @@ class ByKeys:
             self._by_count[count] = Statement(lambda _: self._build(names))
         return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
 
-    def each(self, database: Database, keys: Iterable[str]) -> Iterator[Any]:
+    def each(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
         """All rows for any number of keys."""
         wanted = list(dict.fromkeys(keys))
         for start in range(0, len(wanted), self.MOST):
-            yield from self.run(database, wanted[start : start + self.MOST])
+            yield from self.run(database, wanted[start : start + self.MOST], **values)
 
 
 def insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:

@@ -87,5 +87,36 @@ memory = sa.Table(
     sa.Column("value", sa.LargeBinary, nullable=False),
     sa.Column("updated_at", sa.Text, nullable=False),
 )
+events_table = sa.Table(
+    "events",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("task_id", sa.Text),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("key", sa.Text),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("spans", sa.Text),
+)
+_keyed = events_table.c.key.is_not(None)
+sa.Index(
+    "events_key",
+    events_table.c.context_id,
+    events_table.c.key,
+    unique=True,
+    sqlite_where=_keyed,
+    postgresql_where=_keyed,
+)
+feeds = sa.Table(
+    "feeds",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    # The number of the last event. Whoever writes updates it first: the row's lock makes one order of all writers.
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("token", sa.Text, nullable=False),
+    # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
+    sa.Column("open", sa.Integer, nullable=False),
+    sa.Column("first_delta", sa.Integer, nullable=False),
+)
 RUN_COLUMNS = tuple(runs_table.columns.keys())
 assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

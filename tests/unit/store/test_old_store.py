@@ -15,15 +15,16 @@ import pytest
 import sqlalchemy as sa
 
 from perdure.errors import StoreVersionError
-from perdure.ports import Claim, Commit, MemoryWrite, Node, Outcome, RunRow, TurnRow
+from perdure.ports import Batch, Claim, Commit, MemoryWrite, NewEvent, Node, Outcome, RunRow, TurnRow, token
 from perdure.store import migrations
 from perdure.store.session import Session, SqliteDatabase
 from perdure.store.sqlite import SqliteStore
+from perdure.types.events import RunEvent
 
 THEN = "2025-12-24T10:00:00.000000+00:00"
 RUN = RunRow("c", "support", "s", "n2", "running", 3, b"{}", THEN, THEN, THEN)
 
-# As version 0001 wrote it. Not by today's operations: they may need today's tables.
+# As those versions wrote it. Not by today's operations: they may need today's tables.
 DATA = """
 INSERT INTO meta VALUES (1, 'the-store', 'THEN');
 INSERT INTO nodes VALUES ('n1', NULL, x'5b315d'), ('n2', 'n1', x'5b325d');
@@ -31,7 +32,15 @@ INSERT INTO blobs VALUES ('b', x'626c6f62');
 INSERT INTO journal VALUES ('done', 'model', NULL, 0, x'7b7d', NULL, 'THEN'),
                            ('begun', NULL, 'somebody', 2, NULL, 'THEN', NULL);
 INSERT INTO runs VALUES ('c', 'support', 's', 'n2', 'running', 3, x'7b7d', 'THEN', 'THEN', 'THEN');
-""".replace("THEN", THEN)
+"""
+DATA_2 = """
+INSERT INTO turns VALUES ('c', 'old', 'completed', 'n1', x'7b7d', 'THEN', 'THEN', 'THEN');
+INSERT INTO sent VALUES ('c', 'said', 'old');
+INSERT INTO memory VALUES ('old', 'k', x'31', 'THEN');
+"""
+BEFORE = {"0001": DATA, "0002": DATA + DATA_2}
+NEW = {"0001": {"turns", "sent", "memory", "events", "feeds"}, "0002": {"events", "feeds"}}
+"""Tables that came later."""
 
 
 def version(path: Path) -> list[str]:
@@ -44,23 +53,29 @@ def tables(path: Path) -> set[str]:
         return {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
+@pytest.fixture(params=["0001", "0002"])
+def before(request: pytest.FixtureRequest) -> str:
+    """The version that made the store."""
+    return str(request.param)
+
+
 @pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def old(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "old.db"
 
     def make(database: SqliteDatabase) -> None:
         with database.alchemy() as connection:
             migrations.upgrade(connection)
-        for statement in DATA.strip().rstrip(";").split(";\n"):
+        for statement in BEFORE[before].replace("THEN", THEN).split(";\n"):
             database.execute(statement)
 
     with monkeypatch.context() as patch:
-        patch.setattr(migrations, "CURRENT", "0001")
+        patch.setattr(migrations, "CURRENT", before)
         session = Session(path, write=True, busy_timeout=0)
         session.run(make)
         session.close()
-    assert version(path) == ["0001"]
-    assert not tables(path) & {"turns", "sent", "memory"}
+    assert version(path) == [before]
+    assert not tables(path) & NEW[before]
     return path
 
 
@@ -74,7 +89,7 @@ async def opened(path: Path):
         await store.close()
 
 
-async def test_it_keeps_its_data_and_works(old: Path):
+async def test_it_keeps_its_data_and_works(old: Path, before: str):
     turn = TurnRow("c", "t", "completed", "n3", b"{}", asked_at=THEN)
     for _ in range(2):  # the second time it is an ordinary store
         async with opened(old) as store:
@@ -85,6 +100,12 @@ async def test_it_keeps_its_data_and_works(old: Path):
             assert await store.claim("begun", "me") == Claim("begun", starts=2)
             assert await store.run("c") == RUN
             assert await store.runs(agent="support", status="running") == [RUN]
+            if before > "0001":
+                assert await store.turn("c", "old") == TurnRow("c", "old", "completed", "n1", b"{}", asked_at=THEN)
+                assert await store.turn_of("c", "said") == "old"
+                assert await store.recall_all("old") == {"k": b"1"}
+            assert await store.events("c") == []
+            assert not await store.changed("c", 0, 0)
         assert version(old) == [migrations.CURRENT]
     async with opened(old) as store:
         answered = Commit(
@@ -92,6 +113,7 @@ async def test_it_keeps_its_data_and_works(old: Path):
             outcome=Outcome("begun", "tool", b"1"),
             turn=TurnRow("c", "t", "completed", "n3", b"{}", ["m"], THEN),
             memory=[MemoryWrite("n", "k", b"1")],
+            events=Batch("c", [NewEvent(RunEvent(state="waiting"))], token(THEN), True),
         )
         assert await store.commit(answered) == b"1"
     async with opened(old) as store:
@@ -99,6 +121,7 @@ async def test_it_keeps_its_data_and_works(old: Path):
         assert await store.turn("c", "t") == turn
         assert await store.turn_of("c", "m") == "t"
         assert await store.recall_all("n") == {"k": b"1"}
+        assert [(row.seq, row.type) for row in await store.events("c")] == [(1, "run")]
 
 
 def layout(connection: sa.Connection) -> dict[str, str]:
@@ -116,15 +139,15 @@ def test_it_gets_the_tables_that_a_new_store_has(old: Path):
     assert made[0] == made[1]
 
 
-async def test_what_fails_while_it_is_migrated_leaves_it_old(old: Path, monkeypatch: pytest.MonkeyPatch):
-    before = tables(old)
+async def test_what_fails_while_it_is_migrated_leaves_it_old(old: Path, before: str, monkeypatch: pytest.MonkeyPatch):
+    made = tables(old)
     with monkeypatch.context() as patch:
         patch.setattr("perdure.store.sql.name_store", lambda *_: 1 / 0)  # inside the transaction, behind the migration
         with pytest.raises(ZeroDivisionError):
             async with opened(old):
                 pass
-    assert version(old) == ["0001"]
-    assert tables(old) == before
+    assert version(old) == [before]
+    assert tables(old) == made
     async with opened(old) as store:
         assert await store.run("c") == RUN
 
@@ -139,12 +162,12 @@ async def test_clients_that_open_it_at_once(old: Path):
     assert version(old) == [migrations.CURRENT]
 
 
-async def test_who_has_it_open_goes_on_while_another_migrates(old: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_who_has_it_open_goes_on_while_another_migrates(old: Path, before: str, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(migrations, "CURRENT", "0001")
+        patch.setattr(migrations, "CURRENT", before)
         earlier = SqliteStore(f"sqlite:///{old}")
         await earlier.open()
-    assert version(old) == ["0001"]
+    assert version(old) == [before]
     try:
         await earlier.commit(Commit(outcome=Outcome("a", "tool", b"1")))
         async with opened(old) as store:
@@ -155,11 +178,11 @@ async def test_who_has_it_open_goes_on_while_another_migrates(old: Path, monkeyp
         await earlier.close()
 
 
-async def test_an_earlier_perdure_refuses_the_new_one(old: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_an_earlier_perdure_refuses_the_new_one(old: Path, before: str, monkeypatch: pytest.MonkeyPatch):
     async with opened(old):
         pass
-    monkeypatch.setattr(migrations, "CURRENT", "0001")
-    with pytest.raises(StoreVersionError, match=r"schema 0002, this perdure knows up to 0001") as caught:
+    monkeypatch.setattr(migrations, "CURRENT", before)
+    with pytest.raises(StoreVersionError, match=f"schema 0003, this perdure knows up to {before}") as caught:
         async with opened(old):
             pass
     assert "Upgrade" in (caught.value.hint or "")
