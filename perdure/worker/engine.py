@@ -10,7 +10,6 @@ from typing import Any
 from .. import config
 from ..activities import Agents, AuthorLoop, ModelActivity, StoredMemory, ToolActivity
 from ..activities.cancellation import cancellation
-from ..activities.cancellation import cancellation
 from ..agent import Agent
 from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
 from ..ports.seams import model_in_place
@@ -19,8 +18,6 @@ from ..providers.cost import cost_usd
 from ..providers.registry import get_provider, using_providers
 from ..providers.throttle import Throttle
 from ..stages import (
-    EventsStage,
-    FailuresStage,
     EventsStage,
     FailuresStage,
     HookStage,
