@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -30,7 +31,8 @@ from .types.limits import Limits
 
 if TYPE_CHECKING:
     from .client import Client
-    from .run import Run
+    from .starting import History
+    from .types.files import Content
     from .types.interface import Response
 
 Instructions = str | Callable[[RunContext[Any]], Any] | None
@@ -171,11 +173,11 @@ class Agent:
 
     async def call(
         self,
-        message: str,
+        message: Content,
         *,
         id: str | None = None,
         context: Any = None,
-        history: str | Response | Run | Sequence[Message] | None = None,
+        history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
     ) -> Response:
@@ -184,8 +186,8 @@ class Agent:
 
         With ``id``, a run of that id that is there already is attached to, also one that has ended. ``context`` is the
         run's own data, a mapping or an instance of the agent's context type; ``history`` the conversation to go on
-        from: messages, or a run, a response, a head; ``override`` what this run changes of the agent. Several calls,
-        also of different agents, may be made at once.
+        from: messages (or a session in the flat form of ``types.session_form``), or a run, a response, a head;
+        ``override`` what this run changes of the agent. Several calls, also of different agents, may be made at once.
 
         A call that is cancelled (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same
         call goes on with it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong
@@ -197,13 +199,38 @@ class Agent:
         self.overridden(override)
         return await call(self, message, id=id, context=given, history=history, override=override, client=client)
 
-    def call_sync(
+    async def stream(
         self,
-        message: str,
+        message: Content,
         *,
         id: str | None = None,
         context: Any = None,
-        history: str | Response | Run | Sequence[Message] | None = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        client: Client | None = None,
+    ) -> AsyncIterator[str]:
+        """:meth:`call`, and the text of the replies as it is written: ``async for text in agent.stream("…")``.
+
+        A reply that is cut off is written again by another attempt: what it says in the same words is not repeated; if
+        it says something else, it begins on a new line. Whoever has to tell such things apart follows ``run.events()``.
+        Left before its end, it cancels its run, unless it has an ``id``. Raises as :meth:`call`, at its end.
+        """
+        from .runtime import stream
+
+        given = self.check_context(context)
+        self.overridden(override)
+        pieces = stream(self, message, id=id, context=given, history=history, override=override, client=client)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    def call_sync(
+        self,
+        message: Content,
+        *,
+        id: str | None = None,
+        context: Any = None,
+        history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
     ) -> Response:

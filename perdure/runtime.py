@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,13 +105,14 @@ async def stream(
     history: History | None,
     override: Override | Mapping[str, Any] | None,
     client: Client | None,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """See ``Agent.stream``."""
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     options: dict[str, Any] = {"context": context, "history": history, "override": override}
     async with AsyncExitStack() as stack:
-        own = local(agents=[agent], task_queue=agent_queue(agent.name))
-        serving = client or await stack.enter_async_context(own)
+        serving = client
+        if serving is None:
+            serving = await stack.enter_async_context(local(agents=[agent], task_queue=agent_queue(agent.name)))
         run = await serving.start(agent, message, id=run_id, if_exists="attach", **options)
         over = False
         try:
