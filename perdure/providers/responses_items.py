@@ -8,7 +8,7 @@ calls. ``model`` is the name that was asked for: reasoning is of no use to anoth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, clean
@@ -21,7 +21,8 @@ CALL_KEYS = ("id", "status", "namespace", "caller")
 
 def read_item(item: Mapping[str, Any], *, origin: str, model: str | None) -> list[Part]:
     """The parts of an item that a model wrote."""
-    item = clean_json(dict(item))
+    # In the order that the store gives them back in: a message has the same bytes in every worker.
+    item = json.loads(json.dumps(clean_json(dict(item)), sort_keys=True))
     mark: dict[str, Any] = {"model": model} if model else {}
     match item.get("type"):
         case "message":
@@ -70,8 +71,10 @@ def _call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCal
     opaque = {key: item[key] for key in CALL_KEYS if item.get(key) is not None}
     arguments = parse_arguments(raw)
     if arguments is not None and raw.strip() and write_arguments(arguments) != raw:
-        # As the model wrote it: its cache knows these bytes, and not the same JSON written otherwise.
-        opaque["arguments"] = raw
+        # As the model wrote it: its cache knows that text, and its reasoning may be left out behind another one.
+        # Most often only the order of the keys is lost, and arguments are too large to be kept twice.
+        keys = list(arguments)
+        opaque |= {"keys": keys} if write_arguments(arguments, keys) == raw else {"arguments": raw}
     return ToolCallPart(
         id=_string(item.get("call_id")),
         name=_string(item.get("name")),
@@ -82,9 +85,15 @@ def _call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCal
     )
 
 
-def write_arguments(arguments: Mapping[str, Any]) -> str:
-    """Arguments of a call as the wire has them."""
-    return clean(json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+def write_arguments(arguments: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
+    """Arguments of a call as the wire has them: their keys in order of ``keys``, where these are all, or sorted."""
+    order = keys if set(keys) == set(arguments) else sorted(arguments)
+    fields = (f"{json.dumps(key, ensure_ascii=False)}:{_sorted_json(arguments[key])}" for key in order)
+    return clean(f"{{{','.join(fields)}}}")
+
+
+def _sorted_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 def _string(value: object) -> str:

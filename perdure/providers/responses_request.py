@@ -270,7 +270,7 @@ def _said(part: TextPart, target: Target) -> dict[str, Any]:
 def _call(part: ToolCallPart, target: Target, whole: bool) -> dict[str, Any]:
     data = (target.own(part) if whole else None) or {}
     # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
-    arguments = write_arguments(part.arguments)
+    arguments = write_arguments(part.arguments, data.get("keys", ()))
     if "arguments" in data and parse_arguments(data["arguments"]) == part.arguments:
         arguments = data["arguments"]
     kept = {key: data[key] for key in CALL_KEYS if key in data}

@@ -114,7 +114,7 @@ async def test_reasoning_goes_back_before_its_item_and_the_input_only_grows(
 ) -> None:
     replies = [
         Reply("I add.", calls=[Call("add", {"a": 1}), Call("add", '{"a": 2}')], thinking=["Hm."]),
-        Reply(calls=[Call("add", {"a": 3})], reasons=True),
+        Reply(calls=[Call("add", '{"b":2,"a":{"d":1,"e":"é"}}')], reasons=True),
         Reply(items=[reasoning("Search."), SEARCH, reasoning("Say."), message("6", phase="final_answer")]),
         "Bye.",
     ]
@@ -132,6 +132,9 @@ async def test_reasoning_goes_back_before_its_item_and_the_input_only_grows(
     first = server.requests[-1]["input"][3]
     assert (first["id"][:3], first["status"], first["arguments"]) == ("fc_", "completed", '{"a":1}')
     assert server.requests[-1]["input"][4]["arguments"] == '{"a": 2}'
+    assert server.requests[-1]["input"][8]["arguments"] == '{"b":2,"a":{"d":1,"e":"é"}}'
+    assert said[3].tool_calls[0].opaque is not None
+    assert said[3].tool_calls[0].opaque["keys"] == ["b", "a"]
     assert server.requests[-1]["input"][-2]["phase"] == "final_answer"
     for before, after in zip(server.bodies, server.bodies[1:], strict=False):
         assert after.startswith(before.removesuffix(b"]}"))
