@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import benchmarks
-from benchmarks.contestants import CONTESTANTS
+from benchmarks.contestants import CONTESTANTS, STREAM
 from benchmarks.lab import open_lab
 from benchmarks.measures import MEASURES, QUICK, Figures, Scale, chosen
 from benchmarks.report import tables
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [*MEASURES, *CONTESTANTS]
     parser.add_argument("--quick", action="store_true", help="less of everything: about a minute, and noisy")
     parser.add_argument("--only", action="append", default=[], choices=names, help="a measure or contestant; repeat it")
+    parser.add_argument("--stream", choices=("on", "off"), default="on", help="whether perdure's workers stream")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     for given in dataclasses.fields(Scale):
         default = getattr(Scale(), given.name)
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     changed = {
         given.name: value for given in dataclasses.fields(Scale) if (value := getattr(options, given.name)) is not None
     }
+    os.environ[STREAM] = options.stream
     scale = dataclasses.replace(QUICK if options.quick else Scale(), **changed)
     logging.basicConfig(level=logging.ERROR)
     where = machine()  # before the load is our own

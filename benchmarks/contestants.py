@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -61,6 +62,10 @@ async def work(size: int) -> str:
     return "x" * size
 
 
+STREAM = "BENCH_STREAM"
+"""Environment variable of workers: whether replies are written while they come (``--stream``)."""
+
+
 def _perdure_worker(client: TemporalClient, task_queue: str, store_url: str, *, inline: bool) -> Worker:
     agent = Agent("bench", f"openai:{MODEL}", tools=[tool(work, inline=inline)], max_iterations=1_000_000)
     return Worker(
@@ -68,6 +73,7 @@ def _perdure_worker(client: TemporalClient, task_queue: str, store_url: str, *, 
         [agent],
         task_queue=task_queue,
         drain=0,
+        stream=os.environ.get(STREAM, "on") == "on",
         max_concurrent_activities=ACTIVITIES,
     )
 

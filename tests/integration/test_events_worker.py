@@ -51,10 +51,14 @@ def shown(events: list[Event]) -> list[str]:
 async def until(client: Client, id: str, type: str, count: int = 1) -> Event:
     """The event number ``count`` of ``type``, when it is there."""
 
-    async def there() -> list[Event]:
-        return [event for event in await told(client, id) if event.type == type][count - 1 :]
+    found: list[Event] = []
 
-    return (await eventually(there, what=f"{type} number {count}"))[0]
+    async def there() -> bool:
+        found[:] = [event for event in await told(client, id) if event.type == type]
+        return len(found) >= count
+
+    await eventually(there, what=f"{type} number {count}")
+    return found[count - 1]
 
 
 class Slow:

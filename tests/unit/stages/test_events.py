@@ -24,7 +24,7 @@ from perdure.types.events import (
 )
 from perdure.types.wire import Call, Closing, NewMessage, NewResult, Refused
 from tests.unit.stages.build import model_call, reply
-from tests.unit.stages.told import NEXT, Model, Stages, events, shown, until
+from tests.unit.stages.told import NEXT, Model, Stages, Step, events, shown, until
 
 BEGUN = ["run started", "turn started", "message.injected hi"]
 ENDED = ["model.completed Done.", "turn completed Done."]
@@ -81,7 +81,7 @@ async def test_deltas_are_there_before_the_reply_is_whole_and_gone_after(store: 
     async def look(call: ModelCall) -> None:
         seen.extend(event for event in await events(store) if isinstance(event, ModelDelta))
 
-    script = [
+    script: list[Step] = [
         ThinkingDelta("Hm"),
         written(store, "Hm"),
         TextDelta("Do"),
@@ -220,7 +220,13 @@ async def test_what_a_lost_worker_streamed_is_taken_back_by_the_next(store: Memo
 @pytest.mark.usefixtures("quick")
 async def test_the_next_model_of_a_chain_takes_back_what_the_first_said(store: MemoryStore) -> None:
     restarted = Restarted("other:two", "OverloadedError", "busy")
-    script = [TextDelta("Half"), written(store, "Half"), restarted, TextDelta("Whole"), written(store, "Whole")]
+    script: list[Step] = [
+        TextDelta("Half"),
+        written(store, "Half"),
+        restarted,
+        TextDelta("Whole"),
+        written(store, "Whole"),
+    ]
     seen: list[str] = []
 
     async def look(call: ModelCall) -> None:
@@ -347,7 +353,7 @@ async def test_a_store_that_is_down_only_delays(store: MemoryStore, monkeypatch:
     async def wait(call: ModelCall) -> None:
         await tried.wait()
 
-    script = [TextDelta("Ha"), wait, TextDelta("lf"), written(store, "lf")]
+    script: list[Step] = [TextDelta("Ha"), wait, TextDelta("lf"), written(store, "lf")]
     await Stages(store).model(model_call(), Model(reply("Done."), *script))
     assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from perdure.ports import Events, ModelCall, ModelReply, StreamEvent, ToolCall, token
+from perdure.ports import Events, ModelCall, ModelReply, Stage, StreamEvent, ToolCall
 from perdure.stages import (
     EventsStage,
     FailuresStage,
@@ -22,7 +22,6 @@ from perdure.types.wire import ToolOutput
 ASKED_AT = "2026-01-01T00:00:00.000000"
 NEXT = "2026-01-01T00:00:01.000000"
 """When the call after it was asked for."""
-TOKEN = token(ASKED_AT, 1)
 
 
 async def events(store: Events) -> list[Event]:
@@ -31,7 +30,7 @@ async def events(store: Events) -> list[Event]:
     return [event for event in read if event is not None]
 
 
-def shown(told: list[Event]) -> list[str]:
+def shown(told: Sequence[Event]) -> list[str]:
     """Each by its type and what tells it from others of it."""
     return [" ".join([event.type, *filter(None, (_detail(event, name) for name in _DETAILS))]) for event in told]
 
@@ -46,10 +45,13 @@ async def until(store: MemoryStore, type: str, after: int = 0) -> Event:
         assert await store.changed("run-1", last, 30)
 
 
+Step = StreamEvent | Callable[[ModelCall], Any]
+
+
 class Model:
     """The innermost call: streams ``script``, in which a function of the call is awaited, and comes to ``answer``."""
 
-    def __init__(self, answer: ModelReply | BaseException, *script: StreamEvent | Callable[[ModelCall], Any]) -> None:
+    def __init__(self, answer: ModelReply | BaseException, *script: Step) -> None:
         self._answer = answer
         self._script = script
 
@@ -69,7 +71,7 @@ class Stages:
     """Those of a worker that tell the store something, around an innermost call."""
 
     def __init__(self, store: MemoryStore, *, stream: bool = True, by_run: bool = True) -> None:
-        self._stages = [
+        self._stages: list[Stage] = [
             FailuresStage(store),
             JournalStage(store),
             EventsStage(store, lambda: by_run, stream=stream),
