@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..types.messages import Message, ToolResultPart
+    from ..types.messages import FilePart, Message, ToolResultPart
 
 _MARGIN = 8
 _WIDEST = 110
@@ -41,6 +41,8 @@ def conversation(
     messages: Sequence[Message], *, full: bool = False, colour: bool = False, since: int = 0
 ) -> Iterator[str]:
     """The lines of a conversation, from its iteration ``since`` on. ``full``: nothing is shortened."""
+    from ..types.messages import file_parts
+
     iteration = since
     results: dict[str, ToolResultPart] = {part.call_id: part for message in messages for part in message.tool_results}
     for message in messages:
@@ -53,7 +55,8 @@ def conversation(
             yield from _block(styled("system".ljust(_MARGIN), "dim", on=colour), lines, "dim", colour=colour)
         elif message.role == "user":
             label = styled("user".ljust(_MARGIN), "cyan", on=colour)
-            yield from _block(label, _wrapped(message.text), "cyan", colour=colour)
+            lines = [*_wrapped(message.text), *(shown_file(part) for part in file_parts([message]))]
+            yield from _block(label, lines, "cyan", colour=colour)
 
 
 def _assistant(
@@ -77,10 +80,26 @@ def _assistant(
 
 
 def _result(result: ToolResultPart, *, full: bool, colour: bool) -> Iterator[str]:
-    lines = _cut(result.content or "(nothing)", None if full else _RESULT_LINES, indent=2)
+    files = [shown_file(part) for part in result.files]
+    text = result.content or ("" if files else "(nothing)")
+    lines = [*_cut(text, None if full else _RESULT_LINES, indent=2), *files]
     style = "red" if result.is_error else "dim"
     mark = styled("✗ " if result.is_error else "← ", style, on=colour)
     yield from _block(" " * _MARGIN + mark, lines, style, colour=colour, indent=_MARGIN + 2)
+
+
+def shown_file(part: FilePart) -> str:
+    """A file in a line: ``[image cat.png, image/png, 12 KB]``."""
+    said = [f"{'image' if part.is_image else 'file'} {part.name or part.url or ''}".rstrip(), part.media_type]
+    if part.blob is not None:
+        said.append(_bytes(part.blob.size))
+    return f"[{printable(', '.join(said))}]"
+
+
+def _bytes(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 1024:.0f} KB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MB"
 
 
 def arguments(given: Mapping[str, Any], *, full: bool = False) -> str:

@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidInputError
 from .completion import complete_agents, complete_runs
+
+if TYPE_CHECKING:
+    from ..types.files import Content, File
 
 
 class Output(StrEnum):
@@ -45,6 +48,10 @@ ByOption = Annotated[
     str | None, typer.Option("--by", help="Who does it; PERDURE_USER, else the user here.", show_default=False)
 ]
 MessageIdOption = Annotated[str | None, typer.Option(help="The same id twice counts once.", show_default=False)]
+AttachOption = Annotated[
+    list[str] | None,
+    typer.Option("--attach", metavar="PATH", help="An image or another file beside the text; again for more."),
+]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="ID", help="Id of the run, or as much of it as is unique.", autocompletion=complete_runs),
@@ -62,6 +69,18 @@ def chosen(output: Output, as_json: bool) -> Output:
 def message_of(argument: str) -> str:
     """A message as it was given: ``-`` stands for the standard input."""
     return sys.stdin.read() if argument == "-" else argument
+
+
+def attached(paths: list[str] | None) -> list[File]:
+    """The files of ``--attach``. Raises ``InvalidInputError`` for one that cannot be read."""
+    from ..types.files import File
+
+    return [File.read(path) for path in paths or ()]
+
+
+def with_files(text: str, files: list[File]) -> Content:
+    """A message of ``text`` and what is attached to it."""
+    return [text, *files] if files else text
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:

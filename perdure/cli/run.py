@@ -16,6 +16,7 @@ from .connection import Server, connected
 from .options import (
     AddressOption,
     AgentArgument,
+    AttachOption,
     ContextOption,
     FileOption,
     JsonOption,
@@ -25,15 +26,18 @@ from .options import (
     ProfileOption,
     QueueOption,
     StoreOption,
+    attached,
     chosen,
     json_object,
     message_of,
     print_json,
+    with_files,
 )
 
 if TYPE_CHECKING:
     from ..run import Run
     from ..types.events import Event
+    from ..types.files import Content
     from ..types.interface import Response
 
 Watch = Callable[["Event"], None]
@@ -44,7 +48,7 @@ class Order:
     """What to run, where."""
 
     agent: str
-    message: str
+    message: Content
     id: str | None
     context: dict[str, Any] | None
     file: str | None
@@ -56,6 +60,7 @@ def run(
     agent: AgentArgument,
     message: Annotated[str, typer.Argument(help="What to say to it; - reads standard input.")],
     file: FileOption = None,
+    attach: AttachOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the id and leave.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show replies as they are written, and every call.")] = False,
     id: Annotated[str | None, typer.Option(help="Id of the run; made up without.", show_default=False)] = None,
@@ -81,7 +86,8 @@ def run(
             hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
         )
     server = Server(address, namespace, profile, store_url)
-    order = Order(agent, message_of(message), id, json_object(context), file, task_queue, server)
+    said = with_files(message_of(message), attached(attach))
+    order = Order(agent, said, id, json_object(context), file, task_queue, server)
     output = chosen(output, as_json)
     watch = _shown(output) if follow else None
     if detach:

@@ -15,6 +15,7 @@ from .completion import complete_agents
 from .connection import Server, connected
 from .options import (
     AddressOption,
+    AttachOption,
     ByOption,
     ContextOption,
     IdleOption,
@@ -27,15 +28,18 @@ from .options import (
     QueueOption,
     RunArgument,
     StoreOption,
+    attached,
     chosen,
     json_object,
     message_of,
     print_json,
+    with_files,
 )
 
 if TYPE_CHECKING:
     from ..client import Client
     from ..turn import Turn
+    from ..types.files import Content
     from ..types.interface import Response
 
 
@@ -44,7 +48,7 @@ class Letter:
     """What to say, to whom."""
 
     id: str
-    text: str
+    content: Content
     message_id: str
     agent: str | None
     """Opens the conversation, if there is none of this id."""
@@ -64,6 +68,7 @@ def send(
             show_default=False,
         ),
     ] = None,
+    attach: AttachOption = None,
     context: ContextOption = None,
     idle_timeout: IdleOption = None,
     message_id: MessageIdOption = None,
@@ -82,7 +87,9 @@ def send(
         raise InvalidInputError(
             "--context and --idle-timeout are what a conversation is opened with", hint="Name its agent with --agent."
         )
-    letter = Letter(id, message_of(message), message_id or uuid.uuid4().hex, agent, opening)
+    letter = Letter(
+        id, with_files(message_of(message), attached(attach)), message_id or uuid.uuid4().hex, agent, opening
+    )
     server, output = Server(address, namespace, profile, store_url), chosen(output, as_json)
 
     async def go() -> tuple[Turn, Response | None]:
@@ -104,10 +111,12 @@ async def _sent(client: Client, letter: Letter) -> Turn:
 
     if letter.agent is not None:
         run = client.run(letter.id)
-        sending = client.send(letter.agent, letter.text, id=letter.id, message_id=letter.message_id, **letter.opening)
+        sending = client.send(
+            letter.agent, letter.content, id=letter.id, message_id=letter.message_id, **letter.opening
+        )
     else:
         run = await find_run(client, letter.id)
-        sending = run.send(letter.text, message_id=letter.message_id)
+        sending = run.send(letter.content, message_id=letter.message_id)
     try:
         return await delivered(run, sending)
     except NoWorkerError as error:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import InvalidInputError
 from .connection import Server, connected
 from .options import (
     AddressOption,
+    AttachOption,
     ByOption,
     JsonOption,
     MessageIdOption,
@@ -20,9 +22,11 @@ from .options import (
     ProfileOption,
     RunArgument,
     StoreOption,
+    attached,
     chosen,
     message_of,
     print_json,
+    with_files,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ Act = Callable[["Run"], Awaitable[dict[str, Any]]]
 def inject(
     id: RunArgument,
     message: Annotated[str, typer.Argument(help="What the model is to read before its next reply; - reads stdin.")],
+    attach: AttachOption = None,
     message_id: MessageIdOption = None,
     by: ByOption = None,
     address: AddressOption = None,
@@ -45,14 +50,14 @@ def inject(
     as_json: JsonOption = False,
 ) -> None:
     """Send a message into a run; it joins the conversation at the next iteration."""
-    text = message_of(message)
+    said = with_files(message_of(message), attached(attach))
 
     async def act(run: Run) -> dict[str, Any]:
-        await run.inject(text, id=message_id)
+        await run.inject(said, id=message_id)
         return {"id": run.id, "injected": True}
 
-    said = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
-    _print(said, "the message joins {id} at its next iteration", chosen(output, as_json))
+    done = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    _print(done, "the message joins {id} at its next iteration", chosen(output, as_json))
 
 
 def interrupt(
@@ -60,6 +65,7 @@ def interrupt(
     message: Annotated[
         str | None, typer.Argument(help="What to go on with; - reads stdin.", show_default=False)
     ] = None,
+    attach: AttachOption = None,
     message_id: MessageIdOption = None,
     by: ByOption = None,
     address: AddressOption = None,
@@ -70,15 +76,17 @@ def interrupt(
     as_json: JsonOption = False,
 ) -> None:
     """Stop what a run is at. With a message it goes on with that; without, the turn ends as it stands."""
-    text = None if message is None else message_of(message)
+    if message is None and attach:
+        raise InvalidInputError("what is attached goes with a message", hint='perdure interrupt ID "Look at this." …')
+    said = None if message is None else with_files(message_of(message), attached(attach))
 
     async def act(run: Run) -> dict[str, Any]:
-        await run.interrupt(text, id=message_id)
+        await run.interrupt(said, id=message_id)
         return {"id": run.id, "interrupted": True}
 
-    said = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
-    after = "its turn ends" if text is None else "it goes on with the message"
-    _print(said, f"{{id}} stops what it is at; {after}", chosen(output, as_json))
+    done = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    after = "its turn ends" if said is None else "it goes on with the message"
+    _print(done, f"{{id}} stops what it is at; {after}", chosen(output, as_json))
 
 
 def cancel(

@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import sys
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from ..connection import Server
 from ..options import (
     AddressOption,
     AgentArgument,
+    AttachOption,
     ByOption,
     ContextOption,
     FileOption,
@@ -28,11 +30,13 @@ from ..options import (
     ProfileOption,
     QueueOption,
     StoreOption,
+    attached,
     chosen,
     json_object,
 )
 
 if TYPE_CHECKING:
+    from ...types.files import File
     from .talk import Talk
 
 
@@ -49,6 +53,8 @@ class Chat:
     opening: dict[str, Any]
     server: Server
     output: Output
+    files: Sequence[File] = ()
+    """What goes with the first message."""
 
     @property
     def come_back(self) -> str:
@@ -82,6 +88,7 @@ def chat(
         ),
     ] = None,
     file: FileOption = None,
+    attach: AttachOption = None,
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
     by: ByOption = None,
@@ -95,8 +102,8 @@ def chat(
 ) -> None:
     """Talk with an agent. Ctrl-C interrupts a reply, Ctrl-D leaves; the conversation stays, and goes on with --id.
 
-    Enter sends, Alt-Enter or Ctrl-J begins a new line. Without a terminal each line of standard input is a message,
-    and the answers are printed.
+    Enter sends, Alt-Enter or Ctrl-J begins a new line; what is attached goes with the first message. Without a
+    terminal each line of standard input is a message, and the answers are printed.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
     output = chosen(output, as_json)
@@ -105,7 +112,7 @@ def chat(
     opening = {"context": json_object(context), "idle_timeout": idle_timeout}
     server = Server(address, namespace, profile, store_url)
     known = id or f"{agent}-{uuid.uuid4().hex[:12]}"
-    asked = Chat(agent, message, known, file, task_queue, by, opening, server, output)
+    asked = Chat(agent, message, known, file, task_queue, by, opening, server, output, attached(attach))
     begun: list[Talk] = []
     try:
         code = asyncio.run(_chat(asked, begun, terminal=terminal))
@@ -137,7 +144,7 @@ async def _chat(asked: Chat, begun: list[Talk], *, terminal: bool) -> int:
     with place():
         serving = served(asked.server, asked.agent, file=asked.file, task_queue=asked.task_queue, actor=asked.by)
         async with serving as (client, agent):
-            talk = Talk(client, agent, asked.id, asked.opening)
+            talk = Talk(client, agent, asked.id, asked.opening, asked.files)
             begun.append(talk)
             past = await talk.past()
             if not terminal:

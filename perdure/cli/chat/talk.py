@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..answers import delivered
+from ..options import with_files
 
 if TYPE_CHECKING:
     from ...agent import Agent
     from ...client import Client
     from ...turn import Turn
+    from ...types.files import Content, File
     from ...types.interface import Response
     from ...types.messages import Message
     from ..show import Shown
@@ -22,7 +25,14 @@ if TYPE_CHECKING:
 class Talk:
     """Opens the conversation with the first message, or goes on with the one of that id."""
 
-    def __init__(self, client: Client, agent: str | Agent, id: str, opening: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        agent: str | Agent,
+        id: str,
+        opening: dict[str, Any],
+        files: Sequence[File] = (),
+    ) -> None:
         self.agent = agent
         self.run = client.run(id)
         self.begun = False
@@ -33,6 +43,8 @@ class Talk:
         """Whether anybody has answered yet: then there are workers."""
         self._client = client
         self._opening = opening
+        self._files = list(files)
+        """What goes with the next message."""
         self._turns: set[str] = set()
         self._read = 0
         """Messages of the transcript that were shown."""
@@ -80,20 +92,21 @@ class Talk:
             message_id = self._id_of(text)
             self._unsure = (text, message_id)
             self.said = True
-            turn = await delivered(self.run, self._send(text, message_id))
+            turn = await delivered(self.run, self._send(with_files(text, self._files), message_id))
             self._unsure = None
+            self._files = []
             self.begun = True
             assert turn.task_id is not None, "a message that was taken is in a turn"
             new = turn.task_id not in self._turns
             self._turns.add(turn.task_id)
             return turn, new
 
-    async def _send(self, text: str, message_id: str) -> Turn:
+    async def _send(self, said: Content, message_id: str) -> Turn:
         # A conversation that ended goes on with the context it had, unless it is given another one now.
         if self.begun and all(value is None for value in self._opening.values()):
             with contextlib.suppress(RunNotFoundError):  # Temporal has forgotten it; the store has not
-                return await self.run.send(text, message_id=message_id)
-        return await self._client.send(self.agent, text, id=self.run.id, message_id=message_id, **self._opening)
+                return await self.run.send(said, message_id=message_id)
+        return await self._client.send(self.agent, said, id=self.run.id, message_id=message_id, **self._opening)
 
     def _id_of(self, text: str) -> str:
         if self._unsure is not None and self._unsure[0] == text:
