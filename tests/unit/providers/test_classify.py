@@ -1,0 +1,194 @@
+"""What APIs say when they refuse, and what it means: the wordings of all the vendors in one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import errors
+from perdure.providers.classify import by_status, in_stream, redact, redacted
+
+
+def anthropic(kind: str, message: str = "x") -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
+
+
+def google(code: int, status: str, message: str = "x", *details: dict[str, Any]) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "status": status, "details": list(details)}}
+
+
+def info(reason: str) -> dict[str, Any]:
+    return {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "domain": "googleapis.com"}
+
+
+def wait(delay: str) -> dict[str, Any]:
+    return {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}
+
+
+QUOTA = "You exceeded your current quota, please check your plan and billing details."
+
+CASES: list[tuple[int, Any, type[errors.ProviderError]]] = [
+    (401, anthropic("authentication_error", "invalid x-api-key"), errors.AuthenticationError),
+    (402, anthropic("billing_error"), errors.PermissionDeniedError),
+    (
+        400,
+        anthropic("invalid_request_error", "Your credit balance is too low to access the Anthropic API."),
+        errors.PermissionDeniedError,
+    ),
+    (403, anthropic("permission_error"), errors.PermissionDeniedError),
+    (404, anthropic("not_found_error", "model: claude-0"), errors.ModelNotFoundError),
+    (
+        400,
+        anthropic("invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"),
+        errors.ContextLengthError,
+    ),
+    (
+        400,
+        anthropic(
+            "invalid_request_error", "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000"
+        ),
+        errors.ContextLengthError,
+    ),
+    (
+        400,
+        anthropic("invalid_request_error", "max_tokens: 99999 > 8192, which is the maximum number of output tokens"),
+        errors.BadRequestError,
+    ),
+    (
+        400,
+        anthropic("invalid_request_error", "Output blocked by content filtering policy"),
+        errors.ContentFilterError,
+    ),
+    (
+        400,
+        anthropic("invalid_request_error", "messages.1: `tool_use` ids were found without `tool_result` blocks"),
+        errors.BadRequestError,
+    ),
+    (413, anthropic("request_too_large", "Request exceeds the maximum size"), errors.ContextLengthError),
+    (429, anthropic("rate_limit_error"), errors.RateLimitError),
+    (500, anthropic("api_error"), errors.ProviderServerError),
+    (504, anthropic("timeout_error"), errors.ProviderTimeoutError),
+    (529, anthropic("overloaded_error", "Overloaded"), errors.OverloadedError),
+    (
+        400,
+        google(400, "INVALID_ARGUMENT", "API key not valid.", info("API_KEY_INVALID")),
+        errors.AuthenticationError,
+    ),
+    (400, google(400, "INVALID_ARGUMENT", "API key expired."), errors.AuthenticationError),
+    (
+        403,
+        google(403, "PERMISSION_DENIED", "Method doesn't allow unregistered callers."),
+        errors.AuthenticationError,
+    ),
+    (403, google(403, "PERMISSION_DENIED", "Permission denied."), errors.PermissionDeniedError),
+    (
+        400,
+        google(400, "FAILED_PRECONDITION", "User location is not supported for the API use."),
+        errors.PermissionDeniedError,
+    ),
+    (
+        404,
+        google(404, "NOT_FOUND", "models/gemini-0 is not found for API version v1beta"),
+        errors.ModelNotFoundError,
+    ),
+    (
+        400,
+        google(
+            400,
+            "INVALID_ARGUMENT",
+            "The input token count (2000000) exceeds the maximum number of tokens allowed (1048576).",
+        ),
+        errors.ContextLengthError,
+    ),
+    (
+        400,
+        google(400, "INVALID_ARGUMENT", "Please ensure that the number of function response parts is equal"),
+        errors.BadRequestError,
+    ),
+    (429, google(429, "RESOURCE_EXHAUSTED", QUOTA, wait("17s")), errors.RateLimitError),
+    (429, google(429, "RESOURCE_EXHAUSTED", "Resource has been exhausted"), errors.RateLimitError),
+    (
+        429,
+        google(429, "RESOURCE_EXHAUSTED", f"{QUOTA}\n* Quota exceeded for metric: m, limit: 0", wait("17s")),
+        errors.PermissionDeniedError,
+    ),
+    (
+        429,
+        google(429, "RESOURCE_EXHAUSTED", "Your prepayment credits are depleted."),
+        errors.PermissionDeniedError,
+    ),
+    (500, google(500, "INTERNAL"), errors.ProviderServerError),
+    (503, google(503, "UNAVAILABLE", "The model is overloaded."), errors.OverloadedError),
+    (504, google(504, "DEADLINE_EXCEEDED"), errors.ProviderTimeoutError),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "expected"), CASES)
+def test_answers(status: int, body: Any, expected: type[errors.ProviderError]) -> None:
+    error = by_status(status, body, {}, "api.test")
+    assert type(error) is expected
+    assert error.status == status
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ({"type": "overloaded_error", "message": "Overloaded"}, errors.OverloadedError),
+        (anthropic("overloaded_error"), errors.OverloadedError),
+        (anthropic("rate_limit_error"), errors.RateLimitError),
+        (anthropic("api_error"), errors.ProviderServerError),
+        (anthropic("invalid_request_error", "prompt is too long: 9 tokens > 8"), errors.ContextLengthError),
+        (google(503, "UNAVAILABLE"), errors.OverloadedError),
+        ([google(429, "RESOURCE_EXHAUSTED", "x", wait("3s"))], errors.RateLimitError),
+        ({"status": "UNAVAILABLE", "message": "x"}, errors.OverloadedError),
+        ({"code": "server_error", "message": "x"}, errors.ProviderServerError),
+        ({"code": "invalid_prompt", "message": "x"}, errors.BadRequestError),
+        ({"code": "image_parse_error", "message": "x"}, errors.BadRequestError),
+        ({"code": "image_content_policy_violation", "message": "x"}, errors.ContentFilterError),
+        ({"code": "vector_store_timeout", "message": "x"}, errors.ProviderServerError),
+    ],
+)
+def test_errors_in_the_stream(inner: Any, expected: type[errors.ProviderError]) -> None:
+    assert type(in_stream(inner, "", "api.test")) is expected
+
+
+def test_google_says_how_long_to_wait() -> None:
+    body = google(
+        429, "RESOURCE_EXHAUSTED", f"{QUOTA} Please retry in 40s.", info("RATE_LIMIT_EXCEEDED"), wait("17.5s")
+    )
+    error = by_status(429, body, {"retry-after": "3"}, "api.test")
+    assert error.retry_after == 17.5
+    assert by_status(400, google(400, "INVALID_ARGUMENT", "x", wait("3s")), {}, "api.test").retry_after is None
+    said = by_status(429, google(429, "RESOURCE_EXHAUSTED", "Please retry in 40s."), {}, "api.test")
+    assert said.retry_after == 40
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_a_refused_key_names_where_it_is(status: int) -> None:
+    body = anthropic("authentication_error", "invalid_api_key")
+    error = by_status(status, body, {}, "api.test", key_name="ANTHROPIC_API_KEY")
+    assert "ANTHROPIC_API_KEY" in (error.hint or "")
+    inside = in_stream({"type": "authentication_error"}, "", "api.test", key_name="ANTHROPIC_API_KEY")
+    assert "ANTHROPIC_API_KEY" in (inside.hint or "")
+
+
+def test_metadata_without_store_says_what_to_do() -> None:
+    body = {"error": {"message": "The 'metadata' parameter is only allowed when 'store' is enabled."}}
+    assert "{'store': True}" in (by_status(400, body, {}, "api.test").hint or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "key sk-ant-REDACTED is wrong",
+        "GET https://x/v1?alt=sse&key=0123456789&x=1",
+        "API key AIzaSyREDACTED0123456789 not valid",
+        "Bearer 0123456789",
+        "the secret is s3cr3t-0123456789",
+    ],
+)
+def test_no_key_is_shown(text: str) -> None:
+    assert "0123456789" not in redact(text, "s3cr3t-0123456789")
+    error = redacted(errors.ProviderError(text), "s3cr3t-0123456789")
+    assert "0123456789" not in f"{error} {error.args}"

@@ -1,0 +1,126 @@
+"""Address, key and clients, which all adapters have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from perdure.errors import AuthenticationError, RuntimeSetupError
+from perdure.providers import get_provider, registry
+from perdure.providers.endpoint import Endpoint, is_host_of, missing_sdk, origin
+
+
+class Client:
+    def __init__(self, key: str) -> None:
+        self.api_key = key
+        self.thread = threading.get_ident()
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Vendor(Endpoint[Client]):
+    format, extra = "vendor", "vendor"
+    key_envs = ("VENDOR_KEY", "VENDOR_OTHER_KEY")
+    base_url_env = "VENDOR_URL"
+    official_url = "https://api.vendor.test/v1"
+    official_hosts = ("vendor.test",)
+
+    def _new_client(self, key: str) -> Client:
+        return Client(key)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*Vendor.key_envs, Vendor.base_url_env):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "expected"),
+    [
+        (None, "api.vendor.test", "vendor"),
+        ("https://eu.vendor.test:8443/x", "eu.vendor.test", "vendor"),
+        ("https://notvendor.test", "notvendor.test", "vendor@notvendor.test"),
+        ("http://127.0.0.1:8000/v1", "127.0.0.1", "vendor@127.0.0.1"),
+        ("http://[::1]:8000/v1", "::1", "vendor@::1"),
+        ("no address", "no address", "vendor@no address"),
+        ("http://[::1", "http://[::1", "vendor@http://[::1"),
+    ],
+)
+def test_where_it_is(url: str | None, host: str, expected: str) -> None:
+    vendor = Vendor(url)
+    assert (vendor.host, vendor.origin) == (host, expected)
+
+
+def test_the_origin_has_no_port_and_names_other_servers() -> None:
+    assert origin("openai", "api.openai.com", ["openai.com"]) == "openai"
+    assert origin("openai", "proxy", ["openai.com"]) == "openai@proxy"
+    assert is_host_of("openai.com", ["openai.com"])
+    assert not is_host_of("myopenai.com", ["openai.com"])
+
+
+def test_the_variable_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_URL", " http://proxy:1/v1\n")
+    assert Vendor().base_url == "http://proxy:1/v1"
+    assert Vendor("http://mine").base_url == "http://mine"
+
+
+def test_whose_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AuthenticationError, match=r"(?s)VENDOR_KEY is not set.*Vendor\(api_key"):
+        Vendor()._key()
+    monkeypatch.setenv("VENDOR_OTHER_KEY", "b\n")
+    assert (Vendor()._key(), Vendor().key_name) == ("b", "VENDOR_OTHER_KEY")
+    monkeypatch.setenv("VENDOR_KEY", "a")
+    assert (Vendor()._key(), Vendor().key_name) == ("a", "VENDOR_KEY")
+    assert (Vendor(api_key="c")._key(), Vendor(api_key="c").key_name) == ("c", "api_key")
+    with pytest.raises(AuthenticationError, match="MINE"):
+        Vendor(api_key_env="MINE")._key()
+    monkeypatch.setenv("VENDOR_KEY", "“typographic”")
+    with pytest.raises(AuthenticationError, match=r"VENDOR_KEY.*characters") as caught:
+        Vendor()._key()
+    assert "typographic" not in caught.value.message
+
+
+async def test_a_loop_has_one_client_made_in_a_thread() -> None:
+    vendor = Vendor()
+    client = await vendor._client("a")
+    assert client.thread != threading.get_ident()
+    assert await vendor._client("b") is client
+    assert client.api_key == "b"
+    other = await asyncio.to_thread(lambda: asyncio.run(vendor._client("c")))
+    assert other is not client
+    await vendor.aclose()
+    await vendor.aclose()
+    assert (client.closed, other.closed) == (True, False)
+    assert await vendor._client("a") is not client
+
+
+async def test_an_sdk_that_is_not_installed_says_how_to_install_it() -> None:
+    class Missing(Vendor):
+        def _new_client(self, key: str) -> Client:
+            raise ModuleNotFoundError(name="vendor_sdk")
+
+    with pytest.raises(RuntimeSetupError, match=r"(?s)vendor_sdk.*pip install 'perdure\[vendor\]'"):
+        await Missing()._client("a")
+    assert "'openai'" in str(missing_sdk("openai"))
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("openai", "openai"), ("openai-responses", "openai"), ("anthropic", "anthropic"), ("google", "google")],
+)
+def test_every_built_in_is_one(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_providers", {})
+    provider = get_provider(name)
+    assert isinstance(provider, Endpoint)
+    assert (provider.format, provider.extra) == (name, extra)
+    monkeypatch.delenv(provider.base_url_env, raising=False)
+    assert provider.origin == name
+    monkeypatch.setattr(registry, "_providers", {})
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
+    with pytest.raises(RuntimeSetupError, match=rf"pip install 'perdure\[{extra}\]'"):
+        get_provider(name)
