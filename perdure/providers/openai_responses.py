@@ -38,6 +38,7 @@ _MERGED = {"include": list, "tools": list, "reasoning": dict}
 """Options that are added to what we send under the same name, and their shape."""
 
 _NO_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported|reasoning\.encrypted_content", re.IGNORECASE)
+_UNREADABLE = re.compile(r"invalid_encrypted_content|encrypted content.{0,200} could not be", re.IGNORECASE | re.DOTALL)
 _LINGER = 0.5
 """Seconds for the end of the stream behind the end of the reply. With it the connection can be used again."""
 
@@ -139,22 +140,27 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
             raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
 
     async def _post(self, client: AsyncOpenAI, request: ModelRequest) -> AsyncStream[object]:
-        """Models that do not reason refuse to be asked for encrypted reasoning, and only they know who they are.
+        """Ask, and ask once more without what the API refuses before anything is paid for.
 
-        They refuse before anything is paid for; then they are asked again without, and so from the first time on.
+        Models that do not reason refuse to be asked for encrypted reasoning, and only they know who they are: they are
+        asked without it from then on. Reasoning that cannot be decrypted any more (another organisation's key, a fault
+        on their side) would end the conversation for good: it goes on without.
         """
         from openai import BadRequestError  # imported by the client before
 
-        if request.model not in self._plain_models:
+        origin, encrypted = self.origin, request.model not in self._plain_models
+        insists = ENCRYPTED in request.provider_options.get("include", ())
+        while True:
             try:
-                return await post(client, "/responses", encode_request(request, origin=self.origin))
+                return await post(client, "/responses", encode_request(request, origin=origin, encrypted=encrypted))
             except BadRequestError as error:
-                asked = ENCRYPTED in request.provider_options.get("include", ())
-                if asked or not _NO_ENCRYPTION.search(str(error)):
+                if encrypted and not insists and _NO_ENCRYPTION.search(str(error)):
+                    self._plain_models.add(request.model)
+                    encrypted = False
+                elif origin and _UNREADABLE.search(str(error)):
+                    origin = ""  # nobody's: everything opaque is foreign to it
+                else:
                     raise
-                self._plain_models.add(request.model)
-        body = encode_request(request, origin=self.origin, encrypted=False)
-        return await post(client, "/responses", body)
 
     def _new_client(self, key: str) -> AsyncOpenAI:
         return new_client(key, self.base_url, self._timeout, self._headers)

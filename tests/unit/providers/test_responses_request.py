@@ -221,6 +221,15 @@ async def test_a_model_that_does_not_reason_is_asked_without_encryption(provider
             [event async for event in provider.stream(asking)]
 
 
+async def test_reasoning_that_the_api_cannot_read_any_more_is_given_up(reach: Reach, server: ResponsesServer) -> None:
+    said = [Message.user("hi")]
+    lost = reasoning("hm") | {"encrypted_content": "gAAAAlost"}
+    said += [await reach(said, Reply(items=[lost, message("42")])), Message.user("And?")]
+    assert (await reach(said)).text == "Fine."
+    assert server.stats.refused == 1
+    assert server.requests[-1]["input"][1] == {"type": "message", "role": "assistant", "content": "42"}
+
+
 async def test_files_of_a_user_and_of_a_result(reach: Reach, server: ResponsesServer) -> None:
     blob = BlobRef(hash="ab" * 32, size=len(PNG))
     pdf = FilePart(media_type="application/pdf", name="a.pdf", data=base64.b64encode(b"%PDF").decode())
