@@ -342,3 +342,46 @@ def test_an_override_that_no_call_could_carry_is_refused():
         opened(override=override)
     with pytest.raises(InvalidInputError, match="override: it has"):
         loop.send(opened(), {"content": "one", "override": override})
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([], "content: a list of parts has at least one"),
+        ([{"type": "text"}], "content.0: a text has exactly one of text and blob"),
+        ([{"type": "text", "text": "x", "opaque": {}}], "content.0: opaque: "),
+        ([{"type": "hologram"}], "content.0: "),
+        ([{"type": "text", "text": 3}], "content.0.text: "),
+        ([{"type": "text", "text": "x"}, {"type": "file", "data": "eHg="}], "content.1.media_type: Field required"),
+        ([{"type": "file", "media_type": "image/png"}], "content.0: a file has exactly one of blob, url and data"),
+        ([{"type": "file", "media_type": "image/png", "data": "?"}], "content.0: data: it is not base64"),
+        ([{"type": "file", "media_type": "png", "data": "eHg="}], "content.0: media_type: 'png' is none"),
+        ([{"type": "file", "media_type": "a/b", "blob": {"hash": "x", "size": 1}}], "content.0.blob.hash: "),
+        ([{"type": "file", "media_type": "a/b", "data": "eHh4" * (MESSAGE_BYTES // 4)}], "message: it has 1,048,"),
+    ],
+)
+def test_parts_that_cannot_be_taken_are_named(content, why):
+    state = opened(None)
+    assert not loop.receive(state, {"content": content})
+    assert loop.status(state).refused[0].startswith(why)
+    with pytest.raises(InvalidInputError) as caught:
+        loop.open_state({"agent": "a", "message": {"content": content}}, "c", "s")
+    assert why in str(caught.value)
+
+
+def test_parts_are_taken_cleaned_and_survive_continuing_as_new():
+    state = opened(None)
+    text, file = {"type": "text", "text": "a\ud800"}, {"type": "file", "media_type": "Image/PNG", "data": "eHg="}
+    assert loop.receive(state, {"content": [text, file], "id": "m1"})
+    state = loop.open_state(loop.carry_over(state), "", "")
+    taken = [part.model_dump(exclude_defaults=True) for part in state.inbox[0].content]
+    assert taken == [{"text": "a�"}, {"media_type": "image/png", "data": "eHg="}]
+
+
+def test_parts_in_another_store_are_refused():
+    state = opened(None, store_id="s1")
+    blob = {"hash": "f" * 64, "size": 1}
+    for content in (blob, [{"type": "text", "blob": blob}], [{"type": "file", "media_type": "a/b", "blob": blob}]):
+        assert not loop.receive(state, {"content": content, "store_id": "s2"})
+        assert loop.receive(state, {"content": content, "store_id": "s1"})
+    assert all("store s2" in why for why in state.refused)
