@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from perdure.ports import Claim, Commit, MemoryWrite, Outcome, TurnRow
+from perdure.ports import Batch, Claim, Commit, MemoryWrite, NewEvent, Outcome, TurnRow
 from perdure.store.journal import CachedJournal
 from perdure.store.lru import ByteLRU
 from perdure.testing.store import MemoryStore
+from perdure.types.events import LimitReached
 
 
 class CountingStore(MemoryStore):
@@ -65,6 +66,16 @@ async def test_claims_go_to_the_store():
     await store.commit(Commit(outcome=Outcome("a", "tool", b"1")))
     assert await journal.claim("a", "two") == Claim("done", b"1")
     assert await journal.commit(Commit()) is None
+
+
+async def test_events_go_along():
+    store = MemoryStore()
+    journal = CachedJournal(store)
+    events = Batch("c", [NewEvent(LimitReached())])
+    await journal.claim("a", "me", events=events)
+    await journal.commit(Commit(outcome=Outcome("a", "tool", b"1"), events=events))
+    assert await journal.claim("a", "me", events=events) == Claim("done", b"1")
+    assert [row.seq for row in await store.events("c")] == [1, 2]
 
 
 def test_the_least_recently_used_leave():

@@ -1,0 +1,134 @@
+"""Events between processes: three write at once, one reads, is killed and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perdure.ports import Batch, NewEvent
+from perdure.types.events import LimitReached
+from tests.contract.store.conftest import Database
+
+WRITER = """
+import asyncio, sys
+from perdure.ports import Batch, Commit, NewEvent, Outcome
+from perdure.store import open_store
+from perdure.types.events import ModelCompleted, ModelDelta, ToolProgress, ToolStarted
+
+def batch(*events):
+    return Batch("c", [NewEvent(event) for event in events])
+
+async def main(url, name):
+    store = open_store(url)
+    await store.open()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for n in range(60):
+        at = f"{name}-{n}"
+        said = [ToolProgress(call_id=at, name="f", message=f"{i}") for i in range(n % 4)]
+        await store.claim(at, "me", events=batch(ToolStarted(call_id=at, name="f")))
+        await store.append(batch(ModelDelta(text=at), *said, ModelDelta(text=at)))
+        done = batch(ModelCompleted(text=at)) if n % 5 == 0 else batch(*said)
+        await store.commit(Commit(outcome=Outcome(at, "tool", b"1"), events=done))
+    await store.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+READER = """
+import asyncio, json, sys
+from perdure.store import open_store
+
+async def main(url, after):
+    store = open_store(url)
+    await store.open()
+    print("ready", flush=True)
+    while True:
+        if await store.changed("c", after, 60):
+            for row in await store.events("c", after=after):
+                after = row.seq
+                print(json.dumps([row.seq, row.type, row.body.decode(), row.spans]), flush=True)
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def python(program: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@dataclass
+class Seen:
+    """An event as the reader printed it."""
+
+    seq: int
+    type: str
+    body: str
+    spans: list[tuple[int, int]]
+
+
+async def test_three_write_at_once_and_a_reader_is_killed(database: Database):
+    url = database.other_process()
+    store = await database.open()
+    seen: list[Seen] = []
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(python(WRITER, url, name)) for name in "xyz"]
+        reader = stack.enter_context(python(READER, url, 0))
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        for count in (40, 1, 150):
+            assert reader.stdout is not None
+            seen += lines(itertools.islice(reader.stdout, count))
+            reader.kill()
+            seen += lines(reader.stdout)  # what it had said before it died
+            reader = stack.enter_context(python(READER, url, seen[-1].seq))
+        assert await asyncio.to_thread(lambda: [writer.wait() for writer in writers]) == [0, 0, 0]
+        await store.append(Batch("c", [NewEvent(LimitReached())]))
+        assert reader.stdout is not None
+        seen += lines(itertools.takewhile(lambda line: '"limit"' not in line, reader.stdout))
+        reader.kill()
+
+    kept = (await store.events("c", limit=10_000))[:-1]
+    seqs = [event.seq for event in seen]
+    assert seqs == sorted(set(seqs))
+    gone = {n for event in seen if event.type == "model.completed" for a, b in event.spans for n in range(a, b + 1)}
+    assert set(seqs) | gone == set(range(1, seqs[-1] + 1))
+    assert [row.seq for row in kept] == [seq for seq in seqs if seq not in gone]
+    bodies = {event.seq: event.body for event in seen}
+    assert all(bodies[row.seq] == row.body.decode() for row in kept)
+    # Of each writer everything once, and in its order.
+    of = {name: [event for event in seen if f'"{name}-' in event.body] for name in "xyz"}
+    for events in of.values():
+        counts = Counter(event.type for event in events)
+        assert (counts["tool.started"], counts["model.completed"]) == (60, 12)
+        # Twice each message but where the reply came in their place: n % 4 of them, for n in range(60).
+        assert counts["tool.progress"] == 2 * 90 - sum(n % 4 for n in range(0, 60, 5))
+        numbers = [int(event.body.split("-")[1].split('"')[0]) for event in events]
+        assert numbers == sorted(numbers)
+
+
+def lines(told: Iterable[str]) -> list[Seen]:
+    """The last may be cut off."""
+    return [Seen(*json.loads(line)) for line in told if line.endswith("\n")]
+
+
+async def test_a_follower_is_woken_by_what_another_process_writes(database: Database):
+    url = database.other_process()
+    store = await database.open()
+    waiting = [asyncio.ensure_future(store.changed("c", n, 60)) for n in (0, 0, 3)]
+    with python(WRITER, url, "x") as writer:
+        assert not any(task.done() for task in waiting)
+        await asyncio.to_thread(writer.communicate, "\n")
+    assert await asyncio.gather(*waiting) == [True] * 3
