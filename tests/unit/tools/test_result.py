@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, computed_field
 
+from perdure import File
 from perdure.errors import ToolError
-from perdure.tools import ResultError, error_text, serialise
+from perdure.tools import ResultError, error_text, read_result, serialise
 from perdure.tools.result import MAX_ERROR_BYTES
 
 
@@ -166,3 +167,35 @@ def test_error_text_is_bounded_and_has_no_traceback() -> None:
     assert MAX_ERROR_BYTES - 4 <= len(text.encode()) <= MAX_ERROR_BYTES
     assert text.startswith("ValueError: üü")
     assert text.endswith("ü… (cut)")
+
+
+PNG = File(b"\x89PNG\r\n\x1a\n", name="cat.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "files"),
+    [
+        ("text", "text", ()),
+        (["a", 1], '["a",1]', ()),
+        (PNG, "", (PNG,)),
+        ([PNG], "", (PNG,)),
+        (("A cat:", PNG, {"grey": True}, File.at("https://x.org/a.png")), 'A cat:\n{"grey":true}', 2),
+    ],
+    ids=["text", "data", "file", "files", "mixed"],
+)
+def test_texts_and_files(value: Any, text: str, files: Any) -> None:
+    result = read_result(value)
+    assert result.text == text
+    assert (len(result.files) if isinstance(files, int) else result.files) == files
+
+
+def test_a_file_inside_of_data_is_refused() -> None:
+    with pytest.raises(ResultError, match=r"\(dict\) is not serialisable: .*File") as caught:
+        read_result({"cat": PNG})
+    assert "a File alone, or in a list" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("files", [[PNG] * 101, [File(b"x" * (51 * 1024 * 1024))] * 2], ids=["many", "large"])
+def test_too_much_for_one_result(files: list[File]) -> None:
+    with pytest.raises(ResultError, match=r"it may have 100 files, and 104,857,600 bytes"):
+        read_result(files)
