@@ -1,0 +1,118 @@
+"""What an encoder does with what its format cannot take."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import BadRequestError
+from perdure.providers.foreign import (
+    data_url,
+    file_base64,
+    file_bytes,
+    moved_files,
+    own,
+    rendered,
+    take_back,
+    wire_id,
+    wire_name,
+)
+from perdure.types.messages import (
+    BlobRef,
+    FilePart,
+    OpaquePart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+
+HASH = hashlib.sha256(b"hi").hexdigest()
+BLOB = BlobRef(hash=HASH, size=2)
+
+
+def test_opaque_data_goes_to_its_origin_alone() -> None:
+    signed = ThinkingPart(text="x", provider="anthropic", opaque={"signature": "s"})
+    assert own(signed, "anthropic") == {"signature": "s"}
+    assert own(signed, "anthropic@proxy") is None
+    assert own(OpaquePart(provider="google", data={"a": 1}), "google") == {"a": 1}
+    assert own(OpaquePart(provider="google", data={"a": 1}), "openai") is None
+    assert own(ToolCallPart(id="a", name="f"), "google") is None
+
+
+@pytest.mark.parametrize("id", ["", "x" * 41, "a b", "é", "call\n"])
+def test_ids_that_do_not_fit_are_mapped(id: str) -> None:
+    allowed = re.compile(r"[a-zA-Z0-9_-]+")
+    mapped = wire_id(id, 40, allowed)
+    assert allowed.fullmatch(mapped)
+    assert len(mapped) <= 40
+    assert wire_id(mapped, 40, allowed) == mapped
+    assert wire_id(id, 40, allowed) == mapped
+
+
+@given(st.text(), st.text())
+def test_two_ids_stay_two(one: str, two: str) -> None:
+    assert (wire_id(one, 20) == wire_id(two, 20)) == (one == two)
+
+
+def test_ids_that_fit_stay() -> None:
+    assert wire_id("call_1", 40) == "call_1"
+    assert wire_id("a b", 40) == "a b"
+
+
+@given(st.text())
+def test_names(name: str) -> None:
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", wire_name(name))
+
+
+def test_where_the_bytes_are() -> None:
+    assert file_bytes(FilePart(media_type="a/b", blob=BLOB), {HASH: b"hi"}) == b"hi"
+    assert file_base64(FilePart(media_type="a/b", data="aGk="), {}) == "aGk="
+    assert data_url(FilePart(media_type="a/b", blob=BLOB), {HASH: b"hi"}) == "data:a/b;base64,aGk="
+    assert data_url(FilePart(media_type="a/b", url="https://x"), {}) is None
+    with pytest.raises(BadRequestError, match="not loaded"):
+        file_bytes(FilePart(media_type="a/b", blob=BLOB), {})
+    with pytest.raises(BadRequestError, match="'cat' is not base64"):
+        file_bytes(FilePart(media_type="a/b", name="cat", data="%%"), {})
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (
+            FilePart(media_type="application/x-foo", name="report.xyz", data="AAAA" * 400),
+            "[file report.xyz (application/x-foo, 1,200 bytes): this model cannot read it]",
+        ),
+        (
+            FilePart(media_type="video/mp4", url="https://x/y"),
+            "[file (video/mp4) at https://x/y: this model cannot read it]",
+        ),
+        (FilePart(media_type="text/csv", name="a.csv", data="w6kK"), "[file a.csv (text/csv, 3 bytes)]\né\n"),
+        (FilePart(media_type="application/ld+json", data="e30="), "[file (application/ld+json, 2 bytes)]\n{}"),
+        (FilePart(media_type="text/plain", data="/w=="), "[file (text/plain, 1 bytes): this model cannot read it]"),
+    ],
+)
+def test_a_file_as_text(file: FilePart, expected: str) -> None:
+    assert rendered(file, {}) == expected
+
+
+def test_files_of_results_are_moved_and_come_back() -> None:
+    cat = FilePart(media_type="image/png", data="AA==")
+    dog = FilePart(media_type="image/jpeg", url="https://x/dog.jpg")
+    results = (
+        ToolResultPart(call_id="c1", name="look", content="two", files=(cat, dog)),
+        ToolResultPart(call_id="c2", name="add", content="3"),
+        ToolResultPart(call_id="c3", name="look", content="", files=(dog,)),
+    )
+    content = moved_files(results)
+    assert [part.type for part in content] == ["text", "file", "file", "text", "file"]
+    assert "look" in getattr(content[0], "text", "")
+    bare = [result.model_copy(update={"files": ()}) for result in results]
+    said = TextPart(text="And this?")
+    assert take_back(bare, (*content, said, cat)) == (results, (said, cat))
+    assert take_back(bare, (said, cat)) == (tuple(bare), (said, cat))
+    assert moved_files(bare) == ()
