@@ -107,7 +107,7 @@ class Commit:
     memory: Sequence[MemoryWrite] = ()
     """In order; the last change of a key is what counts."""
     events: Batch | None = None
-    """Its token does not count here unless it is later than the feed's: what is recorded has happened."""
+    """Written with the first outcome, whatever its token: what is recorded has happened. See :class:`Batch`."""
 
 
 @dataclass(frozen=True, slots=True)

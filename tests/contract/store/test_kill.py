@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,8 +11,9 @@ from tests.contract.store.conftest import Database
 
 WRITER = """
 import asyncio, sys
-from perdure.ports import Commit, MemoryWrite, Outcome, RunRow, TurnRow
+from perdure.ports import Batch, Commit, MemoryWrite, NewEvent, Outcome, RunRow, TurnRow
 from perdure.store import Chain, open_store
+from perdure.types.events import LimitReached, ModelDelta
 from perdure.types.messages import Message
 
 async def talk(store, chain, name):
@@ -25,7 +27,10 @@ async def talk(store, chain, name):
         run = RunRow(name, "agent", "scope", head, "running", i)
         turn = TurnRow(name, "turn", "running", head, messages=[outcome.key])
         memory = [MemoryWrite(name, "count", b"%d" % i), MemoryWrite(name, outcome.key, b"1")]
-        await store.commit(Commit(nodes=[node], blobs=blobs, outcome=outcome, run=run, turn=turn, memory=memory))
+        events = Batch(name, [NewEvent(LimitReached(limit=i), outcome.key)])
+        await store.append(Batch(name, [NewEvent(ModelDelta(text="x"))]))
+        written = {"nodes": [node], "blobs": blobs, "outcome": outcome, "run": run, "turn": turn, "memory": memory}
+        await store.commit(Commit(**written, events=events))
         print(name, i, flush=True)
 
 async def main(url):
@@ -64,3 +69,7 @@ async def test_a_killed_writer_leaves_whole_commits(database: Database):
         memory = await store.recall_all(row.context_id, limit=10_000)
         assert memory.pop("count") == b"%d" % row.iterations
         assert set(memory) == {f"{row.context_id}-{i}" for i in range(row.iterations)}
+        events = await store.events(row.context_id, limit=10_000)
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        limits = [json.loads(event.body)["limit"] for event in events if event.type == "limit"]
+        assert limits == list(range(1, row.iterations + 1))
