@@ -63,7 +63,9 @@ async def start_input(
         "store_id": (message.store_id if message else None) or store_id,
         "max_history_events": max_history_events,
     }
-    return parse_start(start).model_dump(mode="json", exclude_defaults=True)
+    plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
+    # The type of a part is a default, and has to be said.
+    return plain | ({"message": start["message"]} if message else {})
 
 
 def name_of(agent: str | Agent) -> str:

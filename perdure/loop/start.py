@@ -39,7 +39,7 @@ def open_state(raw: Any, context_id: str, scope: str) -> RunState:
         resume=start.resume,
     )
     if start.message is not None:
-        send(state, _plain(start.message))
+        send(state, _whole(start.message))
     return state
 
 
@@ -75,9 +75,9 @@ def _check_sizes(start: Start) -> None:
         )
     if why := unfit_override(start.override):
         raise InvalidInputError(why)
-    if start.message is not None and (why := unfit(UserMessage.model_validate(_plain(start.message)))):
+    if start.message is not None and (why := unfit(_whole(start.message))):
         raise InvalidInputError(why)
 
 
-def _plain(message: str | UserMessage) -> dict[str, Any]:
-    return {"content": message} if isinstance(message, str) else message.model_dump(exclude_unset=True)
+def _whole(message: str | UserMessage) -> UserMessage:
+    return UserMessage(content=message) if isinstance(message, str) else message
