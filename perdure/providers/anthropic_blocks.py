@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, Literal, assert_never
 
 from ..types.messages import (
@@ -54,6 +55,37 @@ def blocks(message: Message, origin: str, files: Mapping[str, bytes]) -> Iterato
             yield from _assistant(part, origin, files)
         else:
             yield from _user(part, files, system=message.role == "system")
+
+
+def with_unique_calls(messages: Iterable[Message]) -> Iterator[Message]:
+    """``messages`` with every call under an id that no call before it has.
+
+    The API wants that of the whole conversation. Its own ids are unique, but some servers count from 0 with each reply.
+    """
+    given: set[str] = set()
+    renamed: dict[str, str] = {}
+    for message in messages:
+        if message.role == "assistant":
+            renamed = {call.id: _free(call.id, given) for call in message.tool_calls if call.id in given}
+            given.update(renamed.get(call.id, call.id) for call in message.tool_calls)
+        if renamed and message.role in ("assistant", "tool"):
+            parts = tuple(_renamed(part, renamed) for part in message.parts)
+            message = message.model_copy(update={"parts": parts})  # forgets the encoding of the other id
+        yield message
+
+
+def _free(id: str, given: set[str]) -> str:
+    return next(name for number in count(2) if (name := f"{id}_{number}") not in given)
+
+
+def _renamed(part: Part, renamed: Mapping[str, str]) -> Part:
+    match part:
+        case ToolCallPart():
+            return part.model_copy(update={"id": renamed.get(part.id, part.id)})
+        case ToolResultPart():
+            return part.model_copy(update={"call_id": renamed.get(part.call_id, part.call_id)})
+        case _:
+            return part
 
 
 def _holds_bytes(part: Part) -> bool:

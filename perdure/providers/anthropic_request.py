@@ -11,7 +11,7 @@ from typing import Any
 
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import Message, Part
-from .anthropic_blocks import Block, fragment, role_of, tool_name
+from .anthropic_blocks import Block, fragment, role_of, tool_name, with_unique_calls
 from .anthropic_models import default_max_tokens
 from .anthropic_thinking import BINDING_BETA, Thinking, thinking
 from .encoding import encode_json
@@ -115,7 +115,7 @@ def _headers(head: Mapping[str, Any], asked: Thinking) -> dict[str, str]:
 
 def _turns(request: ModelRequest, origin: str, asked: Thinking, paused: Sequence[Part]) -> list[_Turn]:
     turns: list[_Turn] = []
-    for message in request.messages:
+    for message in with_unique_calls(request.messages):
         if encoded := fragment(message, origin, request.files):
             _add(turns, role_of(message), encoded, result=message.role == "tool")
     if not turns or turns[0].role == "assistant":

@@ -68,8 +68,10 @@ def check_messages(messages: list[Any], *, budgeted: bool) -> None:
         check(index or role == "user", "messages: first message must use the 'user' role")
         blocks = _content(message, where)
         _answered(blocks, open_calls, where)
-        open_calls = _calls(blocks, where)
+        open_calls = _calls(blocks)
     check(not open_calls, _unanswered(open_calls))
+    ids = [block["id"] for message in messages for block in message["content"] if _is_call(block)]
+    check(len(set(ids)) == len(ids), "messages: `tool_use` ids must be unique")
     last = messages[-1]["content"]
     if role == "assistant":
         known = isinstance(last, list) and last[-1]["type"] not in ("text", "thinking", "redacted_thinking")
@@ -79,6 +81,10 @@ def check_messages(messages: list[Any], *, budgeted: bool) -> None:
         )
     if budgeted:
         _begins_with_thinking(messages)
+
+
+def _is_call(block: object) -> bool:
+    return isinstance(block, dict) and block["type"] == "tool_use"
 
 
 def _content(message: Block, where: str) -> list[Block]:
@@ -173,10 +179,8 @@ def _unanswered(calls: list[str]) -> str:
     return f"messages: {said}: {', '.join(calls)}."
 
 
-def _calls(blocks: list[Block], where: str) -> list[str]:
-    calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
-    check(len(set(calls)) == len(calls), f"{where}: `tool_use` ids must be unique")
-    return calls
+def _calls(blocks: list[Block]) -> list[str]:
+    return [block["id"] for block in blocks if block["type"] == "tool_use"]
 
 
 def _begins_with_thinking(messages: list[Any]) -> None:

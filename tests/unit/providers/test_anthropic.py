@@ -245,6 +245,16 @@ async def test_what_another_origin_said_goes_out_without_what_it_alone_understan
     assert server.requests[0]["messages"][2]["content"][0]["tool_use_id"] == call["id"]
 
 
+async def test_ids_that_every_reply_counts_from_0_are_told_apart(ask: Ask, server: AnthropicServer) -> None:
+    calls = [ToolCallPart(id=name, name="add") for name in ("call_0", "call_1")]
+    turn = [Message.assistant("", *calls), Message(role="tool", parts=(result("call_0"), result("call_1")))]
+    other = [Message.assistant("", calls[0]), Message(role="tool", parts=(result("call_0"),))]
+    await ask("x", ModelRequest(MODEL, [Message.user("hi"), *turn, *other, *turn], tools=[ADD]))
+    messages = server.requests[0]["messages"]
+    ids = [[block["id"] for block in message["content"]] for message in messages[1::2]]
+    assert ids == [["call_0", "call_1"], ["call_0_2"], ["call_0_3", "call_1_2"]]
+
+
 @pytest.mark.parametrize(
     ("messages", "roles"),
     [

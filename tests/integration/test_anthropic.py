@@ -1,0 +1,75 @@
+"""A run on a model of Anthropic's, on a real Temporal server: thinking and calls go back as they came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Agent
+from tests.servers.anthropic_server import AnthropicServer
+from tests.servers.anthropic_wire import error, sign, thinking
+from tests.servers.chat_wire import Call
+from tests.support.checks import assert_closed, results
+from tests.support.engine import Engine
+
+pytestmark = pytest.mark.server
+
+EFFORT = {"reasoning_effort": "high"}
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def look_up(word: str) -> str:
+    """What a word means."""
+    return f"{word} means {word}"
+
+
+@pytest.fixture
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
+
+
+@pytest.mark.usefixtures("_key")
+async def test_two_tools_with_thinking(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = [
+        [thinking("both at once"), Call("add", {"a": 1, "b": 2}, id="c1"), Call("look_up", {"word": "x"}, id="c2")],
+        error(529, "Overloaded", "overloaded_error"),
+        [thinking("once more"), "Adding.", Call("add", {"a": 3, "b": 4})],
+        [thinking(""), "Ten."],
+    ]
+    async with AnthropicServer(lambda _: steps[len(server.requests) - 1]) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
+        agent = Agent("a", "anthropic:claude-sonnet-4-6", tools=[add, look_up], settings=EFFORT)
+        async with engine.served(agent) as client:
+            response = await (await client.start("a", "Add and look up.")).result()
+    assert (response.content, response.finish_reason) == ("Ten.", "stop")
+    assert results(response.messages) == ["3", "x means x", "7"]
+    assert_closed(response.messages)
+    assert server.refusals == []
+    said = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "assistant"]
+    assert [block["type"] for block in said[0]] == ["thinking", "tool_use", "tool_use"]
+    assert said[1][0] == {"type": "thinking", "thinking": "once more", "signature": sign("once more")}
+    assert all(request["thinking"]["type"] == "adaptive" for request in server.requests)
+
+
+@pytest.mark.usefixtures("_key")
+async def test_a_finish_that_is_forced_and_another_turn(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = [
+        [thinking("hm"), Call("add", {"a": 1, "b": 2}, id="c1")],
+        "Three.",
+        "Still three.",
+    ]
+    async with AnthropicServer(lambda _: steps[len(server.requests) - 1]) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
+        agent = Agent("a", "anthropic:claude-sonnet-4-6", tools=[add], settings=EFFORT, max_iterations=1)
+        async with engine.served(agent) as client:
+            response = await (await client.start("a", "Add.")).result()
+            again = await (await client.start("a", "Sure?", history=response.messages)).result()
+    assert (response.content, response.finish_reason) == ("Three.", "limit")
+    assert again.content == "Still three."
+    assert server.refusals == []
+    assert server.requests[1]["tool_choice"] == {"type": "none"}
