@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from perdure import Agent, Message, tool
+from perdure import Agent, File, Message, tool
+from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
+from perdure.types.session_form import from_session, to_session
 from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
@@ -17,6 +22,37 @@ pytestmark = pytest.mark.server
 def note(what: str) -> str:
     """Note something."""
     return f"noted {what}"
+
+
+async def test_b1_a_session_of_generic_messages_comes_in_and_goes_out(engine: Engine) -> None:
+    session: list[dict[str, Any]] = [
+        {"type": "user", "content": "Note a."},
+        {"type": "thinking", "content": "I shall."},
+        {"type": "assistant", "content": "At once."},
+        {"type": "tool_call", "name": "note", "id": "c1", "input": {"what": "a"}},
+        {"type": "tool_result", "id": "c1", "output": "noted a"},
+        {"type": "assistant", "content": "Noted."},
+    ]
+    image = File(b"\x89PNG\r\n\x1a\n", name="a.png")
+    provider = ScriptedProvider([call("note", what="b"), "Both."])
+    async with engine.served(Agent("notes", provider, tools=[note])) as client:
+        response = await (await client.start("notes", ["Note b too.", image], history=session)).result()
+        flat = to_session(response.messages)
+        kept = await client.file(response.messages[4].parts[1])
+        with pytest.raises(InvalidInputError, match=r"session\[1\]: type is one of"):
+            await client.start("notes", "Go.", history=[*session[:1], {"type": "tool", "content": "x"}])
+    assert flat[:6] == session
+    said = [(entry["type"], entry.get("content") or entry.get("output") or entry.get("input")) for entry in flat[6:]]
+    assert said == [
+        ("user", "Note b too."),
+        ("user", None),
+        ("tool_call", {"what": "b"}),
+        ("tool_result", "noted b"),
+        ("assistant", "Both."),
+    ]
+    assert json.loads(json.dumps(flat)) == flat
+    assert from_session(flat) == list(response.messages)
+    assert kept == image.data
 
 
 async def test_b3_the_loop_ends_without_calls_or_at_the_limit_as_it_stands(engine: Engine) -> None:
