@@ -84,6 +84,8 @@ def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part]
         # Calls in a conversation need tools in the request, also where none may be called any more.
         tools = [{"name": name, "input_schema": {"type": "object"}} for name in named]
         head["tool_choice"] = {"type": "none"}
+    else:
+        head.pop("tool_choice", None)  # the author's, who speaks of tools that this call has not
     marked = _breakpoints(options, tools)
     mark = b',"cache_control":' + encode_json(_control(options))
     if tools:

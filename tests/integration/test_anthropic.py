@@ -57,6 +57,32 @@ async def test_two_tools_with_thinking(engine: Engine, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("_key")
+async def test_what_the_api_sealed_goes_back_from_another_worker(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"title": "x", "page": "sealed"}]}
+    sealed = {"type": "redacted_thinking", "data": "sealed/1"}
+    cited = {"type": "text", "text": "So it is.", "citations": [{"type": "char_location", "cited_text": "x"}]}
+    first: list[Any] = [thinking("hm"), sealed, searched, found, cited]
+    async with AnthropicServer(lambda _: first if len(server.requests) == 1 else "Yes.") as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
+        agent = Agent("a", "anthropic:claude-sonnet-4-6", tools=[add], settings=EFFORT)
+        async with engine.served(agent) as client:
+            turn = await client.send("a", "Is it so?", id=engine.task_queue)
+            assert (await turn.result()).content == "So it is."
+        async with engine.served(agent) as client:  # another worker, which has nothing in memory
+            again = await client.send("a", "Sure?", id=turn.run.id)
+            assert (await again.result()).content == "Yes."
+            await again.run.close()
+    assert server.refusals == []
+    assert server.requests[1]["messages"][1]["content"] == first
+    mark = b',"cache_control":{"type":"ephemeral"}'
+    before, after = (body.replace(mark, b"") for body in server.bodies)
+    assert after.startswith(before.removesuffix(b"]}"))
+
+
+@pytest.mark.usefixtures("_key")
 async def test_a_finish_that_is_forced_and_another_turn(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Any] = [
         [thinking("hm"), Call("add", {"a": 1, "b": 2}, id="c1")],

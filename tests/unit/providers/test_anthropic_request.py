@@ -142,7 +142,10 @@ def test_calls_of_the_past_need_tools_where_there_are_none_any_more() -> None:
     request = asked(encode("claude-sonnet-4-6", CALLED, tools=()))
     assert [tool["name"] for tool in request["tools"]] == ["add"]
     assert request["tool_choice"] == {"type": "none"}
-    assert "tools" not in asked(encode("claude-sonnet-4-6", tools=()))
+    options = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    assert asked(encode("claude-sonnet-4-6", provider_options=options))["tool_choice"] == options["tool_choice"]
+    without = asked(encode("claude-sonnet-4-6", tools=(), provider_options=options))
+    assert not {"tools", "tool_choice"} & set(without)
 
 
 def file(media_type: str, **rest: Any) -> FilePart:
