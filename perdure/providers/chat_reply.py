@@ -67,7 +67,8 @@ class ChatReply:
             yield ThinkingDelta(thought)
         if (refusal := _string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
             yield TextDelta(shown)
-        self._annotations.extend(_list(delta.get("annotations")))
+        if annotations := delta.get("annotations"):
+            self._annotations.extend(_list(annotations))
         yield from self._content(delta.get("content"))
         for entry in _list(delta.get("tool_calls")):
             if not isinstance(entry, Mapping):

@@ -22,19 +22,22 @@ class Thinking:
 
     def add(self, delta: Mapping[str, Any]) -> str:
         """Take what ``delta`` has of it; the text that can be shown."""
-        for detail in _list(delta.get("reasoning_details")):
-            if isinstance(detail, Mapping):
-                self._detail(dict(detail))
+        if details := delta.get("reasoning_details"):
+            for detail in _list(details):
+                if isinstance(detail, Mapping):
+                    self._detail(dict(detail))
         for field in THINKING_FIELDS:
-            if isinstance(piece := delta.get(field), str) and piece:
+            if (piece := delta.get(field)) and isinstance(piece, str):
                 self._field = field
                 return self._text.add(piece)
-        # Mistral has it among the pieces of the content.
-        pieces = [piece for piece in _list(delta.get("content")) if isinstance(piece, Mapping) and "thinking" in piece]
-        texts = [
-            inner.get("text") for piece in pieces for inner in _list(piece["thinking"]) if isinstance(inner, Mapping)
-        ]
-        return self._text.add("".join(text for text in texts if isinstance(text, str))) if texts else ""
+        content = delta.get("content")
+        return self._among(content) if isinstance(content, list) else ""
+
+    def _among(self, content: list[Any]) -> str:
+        """Mistral has it among the pieces of the content."""
+        pieces = [piece for piece in content if isinstance(piece, Mapping) and "thinking" in piece]
+        inner = [text for piece in pieces for text in _list(piece["thinking"]) if isinstance(text, Mapping)]
+        return self._text.add("".join(text["text"] for text in inner if isinstance(text.get("text"), str)))
 
     def _detail(self, detail: dict[str, Any]) -> None:
         """OpenRouter's form: blocks with signatures or encrypted text, in pieces that have the block's index."""

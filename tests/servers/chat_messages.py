@@ -52,7 +52,7 @@ def check_messages(messages: list[Any], thoughts: Container[object] = ()) -> Non
         check(role in _KEYS, f"Invalid value: '{role}'. Supported values are: {list(_KEYS)}.", f"{where}.role")
         extra = set(message) - _KEYS[role]
         if role == "assistant":
-            extra -= {field for field in _THINKING if message.get(field) in thoughts}
+            extra -= {field for field in _THINKING if is_text(message.get(field)) and message[field] in thoughts}
         check(not extra, f"Unknown parameter in '{where}': {sorted(extra)}.", where)
         check(NAME.match(message.get("name", "x")), f"Invalid '{where}.name'.", where)
         _content(message, role, where)

@@ -149,32 +149,38 @@ def _tools(request: dict[str, Any]) -> list[str]:
     return names
 
 
-def _schema(name: str, schema: Any, *, top: bool = False) -> None:
-    check(isinstance(schema, dict | bool), f"Invalid schema for function '{name}': not an object.", "tools")
+_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+
+
+def _schema(name: str, schema: Any, *, top: bool = False, defined: Container[str] = ()) -> None:
+    said = f"Invalid schema for function '{name}':"
+    check(isinstance(schema, dict | bool), f"{said} not an object.", "tools")
     if isinstance(schema, bool):
         return
+    kind = schema.get("type")
     if top:
-        kind = schema.get("type")
-        said = f"Invalid schema for function '{name}': must be of 'type: \"object\"', got '{kind}'."
-        check(kind == "object", said, "tools")
-    if schema.get("type") == "array":
-        has_items = "items" in schema or "prefixItems" in schema
-        check(has_items, f"Invalid schema for function '{name}': array schema missing items.", "tools")
+        check(kind == "object", f"{said} must be of 'type: \"object\"', got '{kind}'.", "tools")
+        combined = {"anyOf", "oneOf", "allOf", "enum", "not"} & set(schema)
+        check(not combined, f"{said} must not have {sorted(combined)} at the top level.", "tools")
+        defined = {f"#/$defs/{key}" for key in schema.get("$defs", {})}
+    kinds = kind if isinstance(kind, list) else [kind] if "type" in schema else []
+    check(all(one in _TYPES for one in kinds), f"{said} {kind!r} is not valid under any of the given schemas.", "tools")
+    if "array" in kinds:
+        check("items" in schema or "prefixItems" in schema, f"{said} array schema missing items.", "tools")
+    if "$ref" in schema:
+        check(schema["$ref"] in defined, f"{said} reference to '{schema['$ref']}' can't be resolved.", "tools")
     required = schema.get("required", [])
-    check(
-        isinstance(required, list) and all(map(is_text, required)),
-        f"Invalid schema for '{name}': required.",
-        "tools",
-    )
+    check(isinstance(required, list) and all(map(is_text, required)), f"{said} required.", "tools")
     for key in ("properties", "$defs"):
+        check(isinstance(schema.get(key, {}), dict), f"{said} {key} is not an object.", "tools")
         for inner in schema.get(key, {}).values():
-            _schema(name, inner)
-    for inner in (
-        *schema.get("anyOf", ()),
-        *schema.get("oneOf", ()),
-        *([schema["items"]] if "items" in schema else ()),
-    ):
-        _schema(name, inner)
+            _schema(name, inner, defined=defined)
+    for key in ("anyOf", "oneOf", "allOf"):
+        check(schema.get(key, True), f"{said} {key} is empty.", "tools")
+        for inner in schema.get(key, ()):
+            _schema(name, inner, defined=defined)
+    if "items" in schema:
+        _schema(name, schema["items"], defined=defined)
 
 
 def _choice(request: dict[str, Any], names: list[str]) -> None:

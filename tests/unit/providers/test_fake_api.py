@@ -33,11 +33,32 @@ def tool(name: str = "f", **parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters or {"type": "object"}}}
 
 
+def user(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}]}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def schema(**properties: Any) -> dict[str, Any]:
+    return {"messages": [USER], "tools": [tool(type="object", properties=properties)]}
+
+
 GOOD: list[dict[str, Any]] = [
     {"messages": [USER]},
     {"messages": [USER, CALLS, answer("b"), answer("a"), USER]},
     {"messages": [USER, {"role": "assistant", "content": ""}]},
     {"messages": [USER], "tools": [tool()], "tool_choice": "required", "stream": True, "stream_options": {}},
+    {"messages": [USER], "metadata": {"a": "b"}, "store": True},
+    user({"type": "text", "text": "x"}, image("https://x/y"), image("data:image/png;base64,iVBORw=="))
+    | {"reasoning_effort": "max"},
+    user({"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}}),
+    user({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
+    {
+        "messages": [USER],
+        "tools": [tool(**{"type": "object", "$defs": {"A": {}}, "properties": {"a": {"$ref": "#/$defs/A"}}})],
+    },
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("empty array", {"messages": []}),
@@ -70,6 +91,25 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ),
     ("only allowed when 'stream'", {"messages": [USER], "stream_options": {"include_usage": True}}),
     ("temperature", {"messages": [USER], "temperature": 3}),
+    ("empty array", user()),
+    ("Supported types", user("x")),
+    ("Supported types", user({"type": "text", "text": "x", "cache_control": {}})),
+    ("Supported types", user({"type": "refusal", "refusal": "x"})),
+    ("Supported types", {"messages": [USER, {"role": "assistant", "content": [image("https://x")]}]}),
+    ("Supported types", {"messages": [USER, CALLS, answer("a") | {"content": [image("https://x")]}, answer("b")]}),
+    ("Invalid image", user(image("ftp://x"))),
+    ("Invalid image", user(image("data:image/bmp;base64,Qk0="))),
+    ("Invalid image", user(image("data:image/png;base64,AAAA"))),
+    ("filename", user({"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0="}})),
+    ("PDF", user({"type": "file", "file": {"filename": "a", "file_data": "data:text/plain;base64,AAAA"}})),
+    ("Invalid audio", user({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "ogg"}})),
+    ("reasoning_content", {"messages": [USER, {"role": "assistant", "content": "x", "reasoning_content": "y"}]}),
+    ("at most 16 strings", {"messages": [USER], "metadata": {"a": 1}, "store": True}),
+    ("only allowed when 'store'", {"messages": [USER], "metadata": {"a": "b"}}),
+    ("can't be resolved", schema(a={"$ref": "#/$defs/A"})),
+    ("not valid under any", schema(a={"type": "str"})),
+    ("anyOf is empty", schema(a={"anyOf": []})),
+    ("top level", {"messages": [USER], "tools": [tool(type="object", oneOf=[{"type": "object"}])]}),
     ("not supported", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 1}),
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -19,6 +21,7 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, ModelRequest, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
+from perdure.providers.chat_request import encode_request
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.types.messages import BlobRef, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from tests.servers.chat_wire import Call, Reply, error
@@ -227,6 +230,45 @@ async def test_error_answers(ask: Ask, reply: Reply, expected: type[PerdureError
     assert KEY not in str(caught.value)
     assert caught.value.__cause__ is None
     assert "html" not in str(caught.value)
+
+
+async def test_a_refused_key_names_the_variable(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.rule = lambda _: error(401, "Incorrect API key provided", code="invalid_api_key")
+    monkeypatch.setenv("MY_KEY", KEY)
+    provider = OpenAIChat(base_url=server.base_url, api_key_env="MY_KEY")
+    with pytest.raises(AuthenticationError, match="Check MY_KEY") as caught:
+        [event async for event in provider.stream(HI)]
+    assert not caught.value.retryable
+    assert server.stats.requests == 1
+    await provider.aclose()
+
+
+async def test_metadata_goes_with_store(ask: Ask, server: OpenAIServer) -> None:
+    request = ModelRequest("m", [Message.user("hi")], settings={"metadata": {"team": "a"}})
+    with pytest.raises(BadRequestError, match=r"{'store': True}"):
+        await ask("x", request)
+    await ask("x", replace(request, provider_options={"store": True}))
+    assert server.requests[-1]["metadata"] == {"team": "a"}
+
+
+async def test_a_reply_that_was_cut_has_no_half_call(ask: Ask) -> None:
+    reply = Reply(calls=[Call("add", {"a": 1}, id="c1"), Call("add", '{"a": 1', id="c2")], finish_reason="length")
+    completed = (await ask(reply))[-1]
+    assert isinstance(completed, Completed)
+    assert completed.finish_reason == "length"
+    assert completed.parts == (ToolCallPart(id="c1", name="add", arguments={"a": 1}),)
+
+
+def test_a_conversation_goes_on_from_the_same_prefix() -> None:
+    """What the server keeps of a prompt serves the next call: all before the end is the same, byte for byte."""
+    bodies: list[bytes] = []
+    request = ModelRequest("m", [Message.user("hi")], "be brief", [ADD], settings={"temperature": 0})
+    for n in range(3):
+        bodies.append(encode_request(request, origin="openai", max_tokens_name="max_tokens"))
+        more = Message.assistant("", ToolCallPart(id=f"c{n}", name="add", arguments={"b": 1, "a": 2}))
+        request = replace(request, messages=[*request.messages, more, Message(role="tool", parts=(result(f"c{n}"),))])
+    for earlier, later in pairwise(bodies):
+        assert later.startswith(earlier.removesuffix(b"]}"))
 
 
 async def test_retry_after_is_read(ask: Ask) -> None:
