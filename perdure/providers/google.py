@@ -65,7 +65,9 @@ class Google(Endpoint[Connection]):
             raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
 
     def _new_client(self, key: str) -> Connection:
-        base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip() or "v1beta"
+        base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()
         if (found := _VERSIONED.match(base_url)) is not None:
             base_url, version = found["base"], found["version"]
+        if version in ("", "beta"):  # "beta": as the SDK calls it
+            version = "v1beta"
         return Connection(key, base_url, version, self._timeout, self._headers)

@@ -89,15 +89,17 @@ def _contents(request: ModelRequest, origin: str) -> Iterable[Content]:
             contents.append((kind, []))
         contents[-1][1].append(part)
 
+    asked: Message | None = None
     for message in request.messages:
         if message.role == "tool":
-            results, files = encoder.results(message)
+            results, files = encoder.results(message, asked)
             add("results", results)
             moved.append(files)
             continue
         for files in moved:
             add("user", files)
         moved.clear()
+        asked = message
         add("model" if message.role == "assistant" else "user", encoder.parts(message))
     for files in moved:
         add("user", files)
@@ -124,13 +126,16 @@ class Encoder:
             message.remember_wire(self._format, fragment)
         return fragment
 
-    def results(self, message: Message) -> tuple[bytes, bytes]:
-        """A message's results, and what of their files has to follow as the user's."""
+    def results(self, message: Message, asked: Message | None) -> tuple[bytes, bytes]:
+        """A message's results, and what of their files has to follow as the user's. ``asked`` has the calls, in whose
+        order the results are put: not every server goes by ids."""
         beside = f"{self._format}:files"
         results, files = message.wire(self._format), message.wire(beside)
         if results is None or files is None:
-            left = [part.model_copy(update={"files": self._left(part)}) for part in message.tool_results]
-            results = b",".join(encode_json(self._result(part)) for part in message.tool_results)
+            order = {call.id: place for place, call in enumerate(asked.tool_calls)} if asked else {}
+            parts = sorted(message.tool_results, key=lambda part: order.get(part.call_id, len(order)))
+            left = [part.model_copy(update={"files": self._left(part)}) for part in parts]
+            results = b",".join(encode_json(self._result(part)) for part in parts)
             files = b",".join(encode_json(self._part(part)) for part in moved_files(left))
             message.remember_wire(self._format, results)
             message.remember_wire(beside, files)

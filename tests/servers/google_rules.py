@@ -52,7 +52,7 @@ def parse(body: bytes, model: str) -> dict[str, Any]:
         parts = request["systemInstruction"].get("parts", [])
         check(parts and all(set(part) == {"text"} and part["text"] for part in parts), "system_instruction: only text.")
     check(isinstance(request.get("contents"), list) and request["contents"], "* contents: contents is not specified")
-    check_contents(request["contents"], third=not re.search(r"gemini-[12]", model))
+    check_contents(request["contents"], third=not re.search(r"gemini-[12]|gemma", model))
     return request
 
 
