@@ -31,6 +31,7 @@ from ..types.events import (
 from ..types.interface import Response
 from ..types.messages import FilePart, TextPart
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, TOOL_ACTIVITY, NewMessage, NewResult, ToolOutput
+from .sent import by_reference
 from .verdict import Verdict
 
 
@@ -172,7 +173,7 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
     if not isinstance(content, tuple):
         return MessageInjected(**said, blob=content)
     texts = [part for part in content if isinstance(part, TextPart)]
-    files = tuple(part.model_copy(update={"data": None}) for part in content if isinstance(part, FilePart))
+    files = tuple(by_reference(part)[0] for part in content if isinstance(part, FilePart))
     blob = next((part.blob for part in texts if part.blob is not None), None)
     return MessageInjected(**said, content="".join(part.text for part in texts), blob=blob, files=files)
 

@@ -41,9 +41,9 @@ class Sent:
 
     async def _part(self, part: ContentPart, store_id: str | None) -> ContentPart:
         if isinstance(part, FilePart) and part.data is not None:
-            blob = Blob.of(decoded(part))
-            self.blobs.append(blob)
-            return part.model_copy(update={"data": None, "blob": blob.ref})
+            kept, blobs = by_reference(part)
+            self.blobs += blobs
+            return kept
         if part.blob is None:
             return part
         if store_id not in (None, self._store_id):
@@ -57,6 +57,14 @@ class Sent:
         read = await self._chain.files([Message(role="user", parts=(part,))])
         size = len(read[part.blob.hash])  # what the sender says of it may be anything
         return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
+
+
+def by_reference(part: FilePart) -> tuple[FilePart, list[Blob]]:
+    """``part`` with a reference in the place of bytes, and the blob that this takes."""
+    if part.data is None:
+        return part, []
+    blob = Blob.of(decoded(part))
+    return part.model_copy(update={"data": None, "blob": blob.ref}), [blob]
 
 
 def _missing(item: NewMessage, part: ContentPart, error: TranscriptCorruptedError) -> TextPart:
