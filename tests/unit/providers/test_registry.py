@@ -59,7 +59,9 @@ def test_no_model(model: str) -> None:
 
 
 def test_an_unknown_provider_names_the_known() -> None:
-    with pytest.raises(DefinitionError, match=r"(?s)'opnai'.*openai, openai-chat, openai-responses.*Did you mean 'openai'"):
+    with pytest.raises(
+        DefinitionError, match=r"(?s)'opnai'.*openai, openai-chat, openai-responses.*Did you mean 'openai'"
+    ):
         parse_model("opnai:gpt-5")
 
 

@@ -92,10 +92,30 @@ def test_an_unknown_provider() -> None:
         check_settings("opena1", {}, {})
 
 
-def test_checking_and_making_the_provider_load_no_sdk() -> None:
+def test_checking_and_making_the_providers_load_no_sdk() -> None:
     code = (
-        "import sys, perdure.providers as p; p.check_settings('openai', {'seed': 1}, {}); p.get_provider('openai');"
-        "print([name for name in ('openai', 'httpx2', 'genai_prices', 'temporalio') if name in sys.modules])"
+        "import sys, perdure.providers as p\n"
+        "for name in ('openai', 'openai-responses', 'anthropic', 'google'):\n"
+        "    p.check_settings(name, {'temperature': 1}, {}); p.get_provider(name)\n"
+        "heavy = ('openai', 'anthropic', 'google.genai', 'httpx', 'httpx2', 'genai_prices', 'temporalio')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("key", "names"), SUPPORT.items())
+def test_every_built_in_takes_what_the_table_says(key: str, names: tuple[str, ...]) -> None:
+    values: dict[str, Any] = {
+        "stop": ["a"],
+        "metadata": {"user_id": "a"},
+        "reasoning_effort": "low",
+        "max_tokens": 9000,
+    }
+    for name in ("openai", "openai-responses", "anthropic", "google"):
+        settings = {key: values.get(key, 1)}
+        if name in names:
+            check_settings(name, settings, {})
+        else:
+            with pytest.raises(SettingsError, match=rf"'{name}' has no setting '{key}'"):
+                check_settings(name, settings, {})
