@@ -9,14 +9,14 @@ from typing import Any
 from ..errors import SettingsError
 
 SUPPORT: dict[str, tuple[str, ...]] = {
-    "temperature": ("openai", "openai-responses", "anthropic", "google"),
-    "top_p": ("openai", "openai-responses", "anthropic", "google"),
-    "max_tokens": ("openai", "openai-responses", "anthropic", "google"),
-    "top_k": ("anthropic", "google"),
-    "stop": ("openai", "anthropic", "google"),
-    "seed": ("openai", "google"),
+    "temperature": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
+    "top_p": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
+    "max_tokens": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
+    "top_k": ("anthropic", "google", "pydantic-ai"),
+    "stop": ("openai", "anthropic", "google", "pydantic-ai"),
+    "seed": ("openai", "google", "pydantic-ai"),
     "metadata": ("openai", "openai-responses", "anthropic"),
-    "reasoning_effort": ("openai", "openai-responses", "anthropic", "google"),
+    "reasoning_effort": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
 }
 """Every canonical setting, and the providers that have it."""
 

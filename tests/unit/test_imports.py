@@ -10,7 +10,18 @@ import pytest
 
 import perdure
 
-HEAVY = ("openai", "anthropic", "google.genai", "mcp", "sqlalchemy", "alembic", "aiosqlite", "asyncpg", "genai_prices")
+HEAVY = (
+    "openai",
+    "anthropic",
+    "google.genai",
+    "pydantic_ai",
+    "mcp",
+    "sqlalchemy",
+    "alembic",
+    "aiosqlite",
+    "asyncpg",
+    "genai_prices",
+)
 PUBLIC = [
     "Agent",
     "Client",

@@ -1,0 +1,182 @@
+"""Any model of pydantic-ai as a provider: Bedrock, Mistral, Groq, Cohere, xAI, …, each through its vendor's SDK.
+
+pydantic-ai keeps a model's messages, settings and errors in one shape, which is converted here to ours and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..errors import DefinitionError, SettingsError, TruncatedStreamError
+from ..ports import ModelRequest, StreamEvent
+from .endpoint import missing_sdk
+from .settings import check_canonical, check_options
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelResponse
+    from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+    from pydantic_ai.settings import ModelSettings
+
+_NAME = "pydantic-ai"
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_WIRE = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
+"""Canonical settings that pydantic-ai calls otherwise."""
+_OURS = dict.fromkeys(("max_retries", "tool_choice"), "perdure")
+
+
+def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
+    """Whether pydantic-ai has these ``settings``, and ``provider_options`` (its ``ModelSettings``) do not meet them.
+
+    Which of them a model then takes is pydantic-ai's to say. Needs no SDK. Raises ``SettingsError``.
+    """
+    given = check_canonical(_NAME, settings)
+    if given.get("reasoning_effort", "low") not in _EFFORTS:
+        raise SettingsError(
+            f"Setting 'reasoning_effort' for provider {_NAME!r} is one of {', '.join(_EFFORTS)}, "
+            f"not {given['reasoning_effort']!r}."
+        )
+    check_options(_NAME, provider_options, _OURS | {_WIRE.get(key, key): f"settings[{key!r}]" for key in given})
+
+
+class PydanticAIModel:
+    """A pydantic-ai model, or a function that makes one of a name.
+
+        Agent("support", PydanticAIModel(MistralModel("mistral-large-latest")))
+
+        register_provider("bedrock", PydanticAIModel(BedrockConverseModel))
+        Agent("support", "bedrock:anthropic.claude-sonnet-4-5-20250929-v1:0")
+
+    A function is called once for each name, in a thread, when that model is first asked. ``provider_options`` of the
+    agent are pydantic-ai's ``ModelSettings``, also those of one vendor (``bedrock_guardrail_config``). The retries of
+    the SDK below are switched off where the model can: Temporal owns retries. Where a model cannot stream, its reply
+    comes whole.
+
+    What a model gave that only its API understands (signatures, encrypted thoughts) goes back to a pydantic-ai model of
+    the same system and host alone.
+    """
+
+    def __init__(self, model: Model | Callable[[str], Model]) -> None:
+        """Raises ``DefinitionError`` for what is neither."""
+        is_model = not isinstance(model, type) and hasattr(model, "request_stream")
+        if not is_model and not callable(model):
+            raise DefinitionError(
+                f"PydanticAIModel takes a pydantic-ai model, or a function of a model's name, not {model!r:.100}",
+                hint="For instance PydanticAIModel(BedrockConverseModel), or of an instance of it.",
+            )
+        self._models: dict[str, Model] = {}
+        self._one: Any = model if is_model else None
+        self._make: Any = None if is_model else model
+        self._making = asyncio.Lock()
+
+    def check_settings(self, settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
+        """See :func:`check_settings`."""
+        check_settings(settings, provider_options)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        """Call the model once. Raises ``ProviderError``; ``RuntimeSetupError`` where pydantic-ai is not installed."""
+        begun, endpoint = False, request.model
+        await asyncio.to_thread(_load)
+        from pydantic_ai.messages import ModelResponse
+
+        from .pydantic_ai_errors import translate
+        from .pydantic_ai_reply import Events, completed
+
+        try:
+            model = await self._model(request.model)
+            host = urlsplit(model.base_url or "").hostname
+            endpoint = host or f"{model.system} ({model.model_name})"
+            origin = f"{_NAME}-{model.system}" + (f"@{host}" if host else "")
+            events = Events()
+            async with AsyncExitStack() as stack:
+                answer = await _ask(stack, model, request, origin)
+                begun = True
+                if isinstance(answer, ModelResponse):
+                    response = answer
+                else:
+                    async for event in answer:
+                        for ours in events.feed(event):
+                            yield ours
+                    response = answer.get()
+            if response.state == "incomplete":
+                raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
+            yield completed(response, origin)
+        except Exception as error:
+            raise translate(error, begun=begun, endpoint=endpoint) from None
+
+    async def aclose(self) -> None:
+        """Give back the connections that the models have opened themselves; the next call opens new ones."""
+        for model in [*self._models.values(), *([self._one] if self._one is not None else [])]:
+            async with model:  # leaving it closes what pydantic-ai made for it, and nothing that it was given
+                pass
+
+    async def _model(self, name: str) -> Model:
+        if self._one is not None:
+            one: Model = self._one
+            return one
+        async with self._making:
+            if name not in self._models:
+                self._models[name] = await asyncio.to_thread(self._make, name)
+        return self._models[name]
+
+
+def _load() -> None:
+    """Import it: seconds the first time, so in a thread."""
+    try:
+        from pydantic_ai import direct  # noqa: F401  # the package, and what is used of it
+    except ModuleNotFoundError as error:
+        raise missing_sdk(_NAME, "pydantic-ai-slim" if error.name == "pydantic_ai" else error.name) from None
+
+
+async def _ask(
+    stack: AsyncExitStack, model: Model, request: ModelRequest, origin: str
+) -> StreamedResponse | ModelResponse:
+    """The open stream, closed with ``stack``; the whole ``ModelResponse`` of a model that cannot stream."""
+    from pydantic_ai import direct
+
+    from .pydantic_ai_request import encode_messages
+
+    asked: dict[str, Any] = {
+        "model_settings": _settings(model, request),
+        "model_request_parameters": _parameters(request),
+        "instrument": False,
+    }
+    messages = encode_messages(request, origin, model.profile)
+    try:
+        return await stack.enter_async_context(direct.model_request_stream(model, messages, **asked))
+    except NotImplementedError:
+        return await direct.model_request(model, messages, **asked)
+
+
+def _parameters(request: ModelRequest) -> ModelRequestParameters:
+    from pydantic_ai import ToolDefinition
+    from pydantic_ai.models import ModelRequestParameters
+
+    return ModelRequestParameters(
+        function_tools=[
+            ToolDefinition(
+                name=spec.name,
+                description=spec.description,
+                parameters_json_schema=dict(spec.parameters),
+                strict=False,  # else some models are given another schema than ours
+            )
+            for spec in request.tools
+        ]
+    )
+
+
+def _settings(model: Model, request: ModelRequest) -> ModelSettings:
+    said: dict[str, Any] = {_WIRE.get(key, key): value for key, value in request.settings.items() if value is not None}
+    if isinstance(stop := said.get("stop_sequences"), str):
+        said["stop_sequences"] = [stop]
+    if said.get("thinking") == "none":
+        said["thinking"] = False
+    if "max_retries" not in model.unsupported_settings:
+        said["max_retries"] = 0
+    if request.tool_choice is not None:
+        said["tool_choice"] = [request.tool_choice]
+    settings: ModelSettings = {**said, **request.provider_options}  # type: ignore[typeddict-item]  # any vendor's keys
+    return settings
