@@ -12,6 +12,7 @@ import pytest
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
+from tests.support import npm
 from tests.support.engine import Engine
 
 
@@ -24,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("server") is not None:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What could not be tested on this machine is said where nobody overlooks it."""
+    for said in npm.left_out:
+        terminalreporter.section(said, sep="!", yellow=True, bold=True)
 
 
 @pytest.fixture(scope="session")

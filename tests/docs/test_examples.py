@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docs import npm
 from tests.docs.asked import Request, results, system, track, users
 from tests.docs.loopback import EXAMPLES, Loopback, ended, said, succeeded
 from tests.servers.chat_wire import Call, Reply, as_reply
+from tests.support import npm
 
 pytestmark = pytest.mark.server
 
@@ -192,7 +192,7 @@ async def test_own_worker_beside_own_workflow(loopback: Loopback) -> None:
 
 
 async def test_a_client_in_typescript(loopback: Loopback) -> None:
-    modules = await asyncio.to_thread(npm.packages, EXAMPLES / "08_typescript")
+    modules = await asyncio.to_thread(npm.packages, EXAMPLES / "08_typescript", "the TypeScript client")
     folder = npm.copy(EXAMPLES / "08_typescript", modules, loopback.folder / "typescript")
     steered = asyncio.Event()
 

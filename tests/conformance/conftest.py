@@ -1,0 +1,29 @@
+"""Fixture ``api``: one wire format after the other, at a server that we did not write. See aimock.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.aimock import FOLDER, Aimock, running
+from tests.conformance.formats import FORMATS, Api
+from tests.support import npm
+
+
+@pytest.fixture(scope="session")
+def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aimock]:
+    """The server, for the whole session."""
+    modules = npm.packages(FOLDER, "the four wire formats against a server of somebody else's")
+    with running(modules, tmp_path_factory.mktemp("aimock")) as server:
+        yield server
+
+
+@pytest.fixture(params=FORMATS, ids=lambda one: one.name)
+def api(request: Any, aimock: Aimock, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """A format, its provider's variables pointing to the server."""
+    api = Api(request.param, aimock)
+    monkeypatch.setenv(api.format.url_env, aimock.url + api.format.path)
+    monkeypatch.setenv(api.format.key_env, "sk-conformance-0123456789")
+    return api

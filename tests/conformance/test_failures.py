@@ -1,0 +1,158 @@
+"""What goes wrong, in all four formats: errors, cut streams, arguments that are none, tools that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import tool
+from perdure.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ContextLengthError,
+    ModelNotFoundError,
+    OverloadedError,
+    PerdureError,
+    PermissionDeniedError,
+    ProviderServerError,
+    RateLimitError,
+)
+from perdure.types.events import ErrorEvent, ModelRetracted
+from tests.conformance.aimock import Fixture, ask, fail, say
+from tests.conformance.formats import Api
+from tests.support.checks import assert_closed, results
+from tests.support.engine import Engine
+
+pytestmark = pytest.mark.server
+
+LONG = " ".join(f"word{n}" for n in range(30))
+
+
+@tool
+def look_up(step: int) -> str:
+    """Look a fact up."""
+    return f"fact {step}."
+
+
+FINAL: list[tuple[int, str, str, type[PerdureError], str]] = [
+    (400, "tools.0: this is not a schema", "invalid_request_error", BadRequestError, "this is not a schema"),
+    (400, "prompt is too long: 250000 tokens > 200000 maximum", "", ContextLengthError, "prompt is too long"),
+    (401, "no such key", "authentication_error", AuthenticationError, "Check {key_env} and base_url"),
+    (403, "not for you", "permission_error", PermissionDeniedError, "not for you"),
+    (404, "no such model", "not_found_error", ModelNotFoundError, "Check the model's name and base_url"),
+]
+
+
+@pytest.mark.parametrize(("status", "message", "type", "cls", "said"), FINAL)
+async def test_an_error_that_stays_fails_the_run_at_once(
+    engine: Engine, api: Api, status: int, message: str, type: str, cls: type[PerdureError], said: str
+) -> None:
+    outcome = await api.run(engine, fail(status, message, type), say("Never said."))
+    assert outcome.error.__class__ is cls
+    assert said.format(key_env=api.format.key_env) in str(outcome.error)
+    assert f"127.0.0.1 answered {status}" in str(outcome.error)
+    assert "sk-conformance" not in str(outcome.error)
+    assert len(await api.aimock.asked()) == 1
+    (event,) = outcome.of("error")
+    assert (event.error_type, event.final) == (cls.__name__, True)
+
+
+PASSING: list[tuple[Fixture, type[PerdureError], float | None]] = [
+    (fail(429, "slow down", "rate_limit_error", code="rate_limit_exceeded", retry_after=2), RateLimitError, 2.0),
+    (fail(500, "boom", "server_error"), ProviderServerError, None),
+    (fail(503, "later", "overloaded_error"), OverloadedError, None),
+    (fail(529, "Overloaded", "overloaded_error"), OverloadedError, None),
+]
+
+
+@pytest.mark.parametrize(("failure", "cls", "wait"), PASSING, ids=["429", "500", "503", "529"])
+async def test_an_error_that_passes_is_tried_again(
+    engine: Engine, api: Api, failure: Fixture, cls: type[PerdureError], wait: float | None
+) -> None:
+    outcome = await api.run(engine, failure, say("Recovered."))
+    assert outcome.answered().content == "Recovered."
+    asked = await api.aimock.asked()
+    assert [entry["response"]["status"] for entry in asked] == [failure["response"]["status"], 200]
+    (event,) = outcome.of("error")
+    assert isinstance(event, ErrorEvent)
+    assert (event.error_type, event.final, event.retry_in) == (cls.__name__, False, wait)
+
+
+CUT_TEXT = say(LONG, chunkSize=4, latency=20, truncateAfterChunks=20)
+CUT_CALL = ask(("look_up", {"step": 1}), text="Let me look that up.", chunkSize=2, latency=20)
+CUT_AFTER = {"openai": 14, "openai-responses": 24, "anthropic": 17, "google": 10}
+"""Pieces after which a call has begun, and is not whole; Gemini sends a call in one piece, so before it."""
+
+
+@pytest.mark.parametrize("what", ["text", "call"])
+async def test_a_stream_that_is_cut_is_tried_again_and_taken_back(engine: Engine, api: Api, what: str) -> None:
+    cut = CUT_TEXT if what == "text" else CUT_CALL | {"truncateAfterChunks": CUT_AFTER[api.name]}
+    outcome = await api.run(engine, cut, ask(("look_up", {"step": 2})), say("Whole."), tools=[look_up])
+    response = outcome.answered()
+    assert response.content == "Whole."
+    assert results(response.messages) == ["fact 2."], "nothing of the cut reply is there"
+    assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant"]
+    assert_closed(response.messages)
+    (error,) = outcome.of("error")
+    assert (error.error_type, error.final) == ("TruncatedStreamError", False)
+    (retracted,) = outcome.of("model.retracted")
+    assert isinstance(retracted, ModelRetracted)
+    deltas = [event for event in outcome.of("model.delta") if event.seq < retracted.seq]
+    assert {event.attempt for event in deltas} == {1}
+    kinds = {"text"} if what == "text" or api.name == "google" else {"text", "tool_call"}
+    assert {event.kind for event in deltas} == kinds
+    covered = {n for first, last in retracted.retracts for n in range(first, last + 1)}
+    assert {event.seq for event in deltas} == covered
+
+
+async def test_slow_tokens_are_seen_as_they_come(engine: Engine, api: Api) -> None:
+    slow = {"ttft": 200, "tps": 40, "jitter": 0}
+    thinking = "Slowly, and one after the other."
+    outcome = await api.run(engine, say(LONG, thinking=thinking, chunkSize=6, streamingProfile=slow))
+    assert outcome.answered().content == LONG
+    for kind, whole in (("text", LONG), ("thinking", thinking)):
+        shown = [event for event in outcome.of("model.delta") if event.kind == kind]
+        assert len(shown) > 1
+        assert whole.startswith("".join(event.text for event in shown))
+        assert [event.offset for event in shown] == [sum(len(e.text) for e in shown[:n]) for n in range(len(shown))]
+
+
+async def test_arguments_are_seen_as_they_come(engine: Engine, api: Api) -> None:
+    @tool
+    def note(title: str, text: str) -> str:
+        """Keep a note."""
+        return f"{len(text)} characters"
+
+    call = ask(("note", {"title": "Bread", "text": LONG}), chunkSize=8, latency=15)
+    outcome = await api.run(engine, call, say("Noted."), tools=[note])
+    assert results(outcome.answered().messages) == [f"{len(LONG)} characters"]
+    partials = [event.partial for event in outcome.of("model.delta") if event.kind == "tool_call"]
+    if api.name == "google":
+        return  # a call comes in one piece
+    assert len(partials) > 2
+    text = partials[len(partials) // 2]["text"]
+    assert text
+    assert LONG.startswith(text)
+
+
+async def test_arguments_that_are_no_object_are_told_to_the_model(engine: Engine, api: Api) -> None:
+    """aimock takes no fixture whose arguments are not JSON: that is tested at our own servers."""
+    fixtures = [ask(("look_up", '["step", 1]')), ask(("look_up", {"step": 2})), say("Done.")]
+    response = (await api.run(engine, *fixtures, tools=[look_up])).answered()
+    wrong, right = (part for message in response.messages for part in message.tool_results)
+    assert (wrong.is_error, right.is_error) == (True, False)
+    assert "must be one JSON object" in wrong.content
+    assert right.content == "fact 2."
+
+
+async def test_a_tool_that_is_not_there_and_arguments_that_do_not_fit(engine: Engine, api: Api) -> None:
+    fixtures = [ask(("look_down", {}), ("look_up", {"stepp": "x"})), ask(("look_up", {"step": 2})), say("Done.")]
+    response = (await api.run(engine, *fixtures, tools=[look_up])).answered()
+    unknown, misfit, right = (part for message in response.messages for part in message.tool_results)
+    assert (unknown.is_error, misfit.is_error, right.is_error) == (True, True, False)
+    assert unknown.content.startswith("tool not found: look_down")
+    assert "step" in misfit.content
+    asked: list[dict[str, Any]] = (await api.aimock.asked())[1]["body"]["messages"]
+    told = [message["content"] for message in asked if message["role"] == "tool"]
+    assert unknown.content in told[0].replace('\\"', '"')
