@@ -7,7 +7,8 @@ import threading
 from typing import Any
 
 from ..ports import Batch, Events, NewEvent, ToolCall, token
-from ..types.events import ToolProgress
+from ..types.events import ToolProgress, event_body
+from ..types.wire import INLINE_BYTES
 from .happened import facts
 from .writer import Writer
 
@@ -27,9 +28,15 @@ class Progress:
         self._writer = Writer(store, self._take, INTERVAL)
 
     def say(self, message: str, data: Any) -> None:
-        """``data`` is plain JSON. From any thread; what comes after the end of the call is dropped."""
+        """``data`` is plain JSON. From any thread; what comes after the end of the call is dropped.
+
+        Raises ``ValueError`` for what cannot be stored: here, where the author's code sees it. Written with the
+        outcome it would keep that from being recorded.
+        """
         task = self._call.input
         event = ToolProgress(**facts(self._call), call_id=task.call_id, name=task.name, message=message, data=data)
+        if (size := len(event_body(event))) > INLINE_BYTES:
+            raise ValueError(f"progress: it has {size:,} bytes as JSON and may have {INLINE_BYTES:,}")
         with self._lock:
             if self._stopped:
                 return

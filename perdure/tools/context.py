@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Generic, cast
 
-from pydantic_core import to_jsonable_python
 from typing_extensions import TypeVar
 
 from perdure.tools.memory import Memory
+from perdure.tools.result import json_text
 from perdure.types.messages import clean
 
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
@@ -113,9 +114,10 @@ class ToolContext(RunContext[ContextT]):
         """Tell whoever follows the run how far this is, as an event ``tool.progress``: also an inline tool may.
 
         As often as you like: the latest is written a few times a second, and nothing waits for it. ``data`` is
-        anything that is JSON, a dataclass or a pydantic model. Raises ``PydanticSerializationError`` for what is not.
+        anything that is JSON, a dataclass or a pydantic model. Raises ``ValueError`` for what is not, or is too large
+        (32 KiB).
         """
-        self._progress(clean(str(message)), to_jsonable_python(data, inf_nan_mode="strings"))
+        self._progress(clean(str(message)), json.loads(json_text(data)))
 
     @property
     def cancelled(self) -> bool:

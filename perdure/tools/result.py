@@ -70,7 +70,7 @@ def serialise(value: Any) -> str:
     if inspect.isawaitable(value):
         raise ResultError("the tool returned an awaitable that nobody awaited", hint="Await it inside the tool.")
     try:
-        return _json(value)
+        return json_text(value)
     except Exception as error:  # a type's own serialiser may raise anything
         raise ResultError(
             f"the tool ran, but its result ({_type_name(value)}) is not serialisable: {_text(error)}",
@@ -91,7 +91,8 @@ def error_text(error: BaseException) -> str:
     return encoded[: MAX_ERROR_BYTES - len(mark.encode())].decode(errors="ignore") + mark
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """JSON as pydantic writes it, in a form that can be stored. Raises ``ValueError``, or what a type's own code does."""
     for bytes_mode in ("utf8", "base64"):
         try:
             return to_json(value, inf_nan_mode="strings", bytes_mode=bytes_mode).decode()

@@ -22,6 +22,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "INTERVAL", 0.001)
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 async def test_a_tool_begins_and_ends(store: MemoryStore) -> None:
     await Stages(store).tool(tool_call(), Inner("paid"))
     started, completed = await events(store)
@@ -101,6 +108,19 @@ async def test_a_quick_tool_says_its_last_word_with_its_outcome(store: MemorySto
     await Stages(store).tool(tool_call(), work)
     assert shown(await events(store)) == ["tool.started", "tool.progress 999", "tool.completed paid"]
     assert len(store.commits) == 1
+
+
+@pytest.mark.parametrize("data", ["x" * INLINE_BYTES, nested(300)], ids=["large", "deep"])
+async def test_progress_that_cannot_be_kept_is_refused(store: MemoryStore, data: Any) -> None:
+    """It would keep the outcome from being recorded."""
+
+    async def work(call: ToolCall) -> ToolOutput:
+        with pytest.raises(ValueError, match=r"progress|depth"):
+            call.progress("half", data)
+        return ToolOutput(key=call.key, content="paid")
+
+    await Stages(store).tool(tool_call(), work)
+    assert shown(await events(store)) == ["tool.started", "tool.completed paid"]
 
 
 async def test_what_is_said_after_the_end_is_dropped(store: MemoryStore) -> None:
