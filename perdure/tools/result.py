@@ -92,7 +92,7 @@ def error_text(error: BaseException) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON as pydantic writes it, in a form that can be stored. Raises ``ValueError``, or what a type's own code does."""
+    """JSON as pydantic writes it, so that it can be stored. Raises ``ValueError``, or what a type's code raises."""
     for bytes_mode in ("utf8", "base64"):
         try:
             return to_json(value, inf_nan_mode="strings", bytes_mode=bytes_mode).decode()
