@@ -143,15 +143,18 @@ async def test_a_stranger_of_an_exception_is_not_the_models_failure() -> None:
 
 async def test_waiting_for_a_turn_is_not_silence() -> None:
     """The place is given back when the stream ends, and when it is closed in the middle."""
-    throttle, said = Throttle("p0", RateLimit(concurrent=1)), list[str]()
-    model, _ = chain(ScriptedProvider(lambda _: "Hello."), idle=0.05, throttles={"p0": throttle}, waiting=said.append)
-    waiting = asyncio.Event()
+    throttle, said, waits = Throttle("p0", RateLimit(concurrent=1)), list[str](), asyncio.Event()
+
+    def waiting(why: str) -> None:
+        said.append(why)
+        waits.set()
+
+    model, _ = chain(ScriptedProvider(lambda _: "Hello."), idle=0.05, throttles={"p0": throttle}, waiting=waiting)
     async with throttle.turn(said.append):
         second = asyncio.create_task(read(model))
-        while not said:
-            await asyncio.sleep(0)
+        await waits.wait()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(waiting.wait(), 0.1)  # longer than it may be silent
+            await asyncio.wait_for(asyncio.Event().wait(), 0.1)  # longer than it may be silent
         assert not second.done()
     assert isinstance((await second)[-1], Completed)
     assert said == ["calls of 'p0' by this worker (provider_limits): 1 at once"] * 2 + [""]
