@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class Reading:
             watch.cancel()
         return await self.with_messages(Response.model_validate(raw))
 
-    def events(self, after: int = 0, *, wait: bool = True) -> AsyncIterator[Event]:
+    def events(self, after: int = 0, *, wait: bool = True) -> AsyncGenerator[Event]:
         """What happens in the run, behind number ``after``, until it has ended; without ``wait`` what happened so far.
 
         ``after`` is the ``seq`` of the last event that was seen: whoever comes back with it misses nothing, and sees

@@ -8,7 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,19 +113,34 @@ async def stream(
         serving = client
         if serving is None:
             serving = await stack.enter_async_context(local(agents=[agent], task_queue=agent_queue(agent.name)))
-        run = await serving.start(agent, message, id=run_id, if_exists="attach", **options)
+        starting = asyncio.ensure_future(serving.start(agent, message, id=run_id, if_exists="attach", **options))
         over = False
         try:
-            if client is not None:
-                await run.begun(NO_WORKER)
-            async for piece in text_of(run):
-                yield piece
+            # Shielded: cancelled in the middle of it, nobody could say whether there is a run now.
+            run = await (starting if id is not None else asyncio.shield(starting))
+            async with aclosing(text_of(run)) as pieces:
+                piece = await (_first(run, pieces) if client is not None else anext(pieces, None))
+                while piece is not None:
+                    yield piece
+                    piece = await anext(pieces, None)
             over = True
         finally:
             if id is None and not over:  # as of a call: nobody could come back for the rest
-                with suppress(PerdureError, TimeoutError):
-                    async with asyncio.timeout(CANCEL):
-                        await run.cancel()
+                await _cancel(starting)
+
+
+async def _first(run: Run, pieces: AsyncGenerator[str]) -> str | None:
+    """The first piece of a run that others serve. Raises ``NoWorkerError`` when nobody takes it."""
+    begun, first = asyncio.ensure_future(run.begun(NO_WORKER)), asyncio.ensure_future(anext(pieces, None))
+    try:
+        await asyncio.wait([begun, first], return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            await begun
+        return await first
+    finally:
+        begun.cancel()
+        first.cancel()
+        await asyncio.gather(begun, first, return_exceptions=True)
 
 
 async def _taken(run: Run) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
@@ -72,9 +72,12 @@ class Turn:
         finally:
             watch.cancel()
 
-    def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """What happens in the turn, behind number ``after``, until it has ended. See :meth:`Run.events`."""
-        return follow_turn(self, after)
+    def events(self, after: int = 0, *, wait: bool = True) -> AsyncGenerator[Event]:
+        """What happens in the turn, behind number ``after``, until it has ended; without ``wait`` what happened so far.
+
+        Raises ``RunNotFoundError`` for a turn that nobody knows; else as :meth:`Run.events`.
+        """
+        return follow_turn(self, after, wait=wait)
 
     async def over(self) -> bool:
         """Whether the turn has ended for good. Raises ``RunNotFoundError`` for a turn that nobody knows."""

@@ -68,7 +68,7 @@ class EventLines:
                     said = "…" if call.arguments is None else arguments(call.arguments)
                     yield self._styled(f"→ {printable(call.name)}({printable(said)})", "blue")
             case "model.retracted":
-                yield self._styled(f"(the reply is written again: {event.reason})", "yellow")
+                yield self._styled(retracted(event.reason), "yellow")
             case "tool.progress":
                 yield self._styled(f"… {printable(event.name)}: {printable(event.message)}", "dim")
             case "tool.completed":
@@ -102,6 +102,11 @@ class EventLines:
 
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, on=self._colour)
+
+
+def retracted(reason: str) -> str:
+    """What a person is told of a reply that does not count."""
+    return "(interrupted)" if reason == "Interrupted" else f"(that does not count: {reason})"
 
 
 def _cut(text: str) -> str:

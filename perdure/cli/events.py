@@ -25,7 +25,9 @@ from .options import (
 
 def events(
     id: RunArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run, or the turn, has ended.")
+    ] = False,
     after: Annotated[int, typer.Option(min=0, help="Only those behind this number.")] = 0,
     turn: Annotated[
         str | None, typer.Option(metavar="TASK", help="Only those of this turn.", show_default=False)
@@ -49,9 +51,8 @@ def events(
         listed = []
         async with connected(Server(address, namespace, profile, store_url)) as client:
             run = await find_run(client, id)
-            async for event in run.events(after, wait=follow):
-                if turn is not None and event.task_id != turn:
-                    continue
+            found = run.turn(turn) if turn is not None else run
+            async for event in found.events(after, wait=follow):
                 if output is Output.TEXT:
                     lines.show(event)
                 elif output is Output.JSONL:

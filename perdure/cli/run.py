@@ -115,6 +115,8 @@ async def _follow(order: Order, started: list[str], watch: Watch | None) -> Resp
     from .serving import served
 
     async with served(order.server, order.agent, file=order.file, task_queue=order.task_queue) as (client, agent):
+        if watch is not None:
+            await client.store()  # without one nothing can be followed: said before anything is begun
         run = await client.start(agent, order.message, id=order.id, context=order.context)
         started.append(run.id)
         if watch is None:

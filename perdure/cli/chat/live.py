@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..conversation import arguments, printable, styled
+from ..event_lines import retracted
 
 if TYPE_CHECKING:
     from ...types.events import Event
@@ -40,7 +41,8 @@ class LiveTurn:
                     yield styled(f"→ {printable(call.name)}({printable(said)})", "blue", on=self._colour)
             case "model.retracted":
                 yield from self.last()
-                yield styled(f"(the reply is written again: {event.reason})", "yellow", on=self._colour)
+                if event.reason != "Interrupted":  # the end of the turn says so
+                    yield styled(retracted(event.reason), "yellow", on=self._colour)
             case "tool.progress":
                 yield styled(f"… {printable(event.name)}: {printable(event.message)}", "dim", on=self._colour)
 
