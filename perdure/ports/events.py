@@ -15,7 +15,7 @@ class NewEvent:
 
     event: Event
     key: str | None = None
-    """Where the conversation has an event of that key already, this one is dropped."""
+    """Where the conversation has an event of that key already, this one is dropped. Not kept of a delta, which goes."""
 
 
 @dataclass(frozen=True, slots=True)

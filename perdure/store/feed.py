@@ -92,7 +92,8 @@ def append(database: Database, batch: Batch, now: str, *, recorded: bool = False
             feed.token = batch.token
     known = _known(database, batch)
     for new in batch.events:
-        if new.key not in known and _write(database, feed, new) and new.key is not None:
+        written = new.key not in known and _write(database, feed, new)
+        if written and new.key is not None and new.event.type != "model.delta":
             known.add(new.key)
     _settle(database, feed, reserved)
     return True
@@ -137,7 +138,7 @@ def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
         seq=feed.seq,
         task_id=event.task_id,
         type=event.type,
-        key=new.key,
+        key=new.key if event.type != "model.delta" else None,
         body=event_body(event),
         spans=json.dumps(spans) if spans else None,
     )

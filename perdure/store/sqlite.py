@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ class SqliteStore:
         self._busy_timeout = busy_timeout
         self._threads: tuple[StoreThread[Work], StoreThread[Work]] | None = None
         self._watch: Watch | None = None
+        self._at_once_lock = threading.Lock()
         self._at_once = Session(self.path, write=False, busy_timeout=0)
 
     async def open(self) -> None:
@@ -77,7 +79,8 @@ class SqliteStore:
             await watch.close()
         if self._threads is not None:
             threads, self._threads = self._threads, None
-            self._at_once.close()
+            with self._at_once_lock:
+                self._at_once.close()
             await threads[1].close()
             await threads[0].close()
 
@@ -107,12 +110,17 @@ class SqliteStore:
 
         None where that fails (locked, gone): the thread waits for it, or says what is wrong.
         """
-        if self._threads is None:
+        # An event loop of another thread may be at it: that one's connection is not to be closed under it.
+        if not self._at_once_lock.acquire(blocking=False):
             return None
         try:
+            if self._threads is None:
+                return None
             return self._at_once.run(lambda database: operation(database, *arguments))
         except StoreError:
             return None
+        finally:
+            self._at_once_lock.release()
 
     def _wrote(self, events: Batch | None) -> None:
         if events is not None and self._watch is not None:

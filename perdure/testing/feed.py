@@ -16,7 +16,7 @@ class MemoryFeed:
     seq: int = 0
     token: str = ""
     rows: list[EventRow] = field(default_factory=list)
-    keys: dict[str, int] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)
     open: list[int] = field(default_factory=list)
     """Numbers of the deltas that are neither complete nor retracted."""
 
@@ -54,13 +54,11 @@ class MemoryFeed:
             replaced = spans([row.seq for row in self.rows if row.type == "model.delta"])
             self.rows = [row for row in self.rows if row.type != "model.delta"]
             self.open = []
-            there = {row.seq for row in self.rows}
-            self.keys = {key: seq for key, seq in self.keys.items() if seq in there}
         self.seq += 1
         if event.type == "model.delta":
             self.open.append(self.seq)
-        if new.key is not None:
-            self.keys[new.key] = self.seq
+        elif new.key is not None:
+            self.keys.add(new.key)
         self.rows.append(EventRow(self.seq, event.task_id, event.type, event_body(event), replaced))
 
 

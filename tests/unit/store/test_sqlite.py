@@ -311,6 +311,16 @@ async def test_several_event_loops_share_it(store: SqliteStore):
     assert answers == [b"xx", b"xx"]
 
 
+async def test_event_loops_that_read_at_once(store: SqliteStore):
+    """The connection for quick reads is one thread's: under it nobody else closes it."""
+    await store.commit(outcome("a"))
+
+    async def read() -> bool:
+        return all([await store.find(["a"]) == {"a": b"xx"} for _ in range(300)])
+
+    assert all(await asyncio.gather(read(), *[asyncio.to_thread(lambda: asyncio.run(read())) for _ in range(3)]))
+
+
 # --- opening -----------------------------------------------------------------------------------------------------
 
 
