@@ -235,7 +235,7 @@ async def test_a_wrong_api_key(engine: Engine) -> None:
             run = await client.start("bench", "go")
             with pytest.raises(AuthenticationError) as caught:
                 await asyncio.wait_for(run.result(), 30)
-            explains(caught.value, "127.0.0.1 answered 401", "Incorrect API key", "Check the key and base_url")
+            explains(caught.value, "127.0.0.1 answered 401", "Incorrect API key", "Check api_key and base_url")
             assert "sk-wrong" not in str(caught.value)
             assert server.stats.requests == 1  # no retry mends it
             assert users(await run.transcript()) == ["go"]

@@ -85,6 +85,7 @@ async def test_lines_are_begun_with_a_key_and_come_with_a_paste(sit: Sit, id: st
     chat.paste("four\nfive")
     chat.type(ENTER)
     await chat.until(r"| 'four\nfive'")
+    await chat.idle()
     await chat.at(">")
     chat.type("dropped")
     await chat.at("> dropped")

@@ -79,6 +79,13 @@ class Terminal:
         """Until the cursor is in this line. Before ``>`` is there the terminal itself makes a new line of Enter."""
         await self._until(lambda: self._screen.line == line, line)
 
+    async def idle(self) -> None:
+        """Until the agent is at nothing: what it says is there before its turn has ended."""
+        busy = ("Ctrl-C interrupts", "Ctrl-C again leaves")
+        await self._until(
+            lambda: not any(line.rstrip().endswith(busy) for line in self._screen.text.splitlines()), "an idle prompt"
+        )
+
     async def _until(self, there: Callable[[], bool], what: str) -> None:
         try:
             async with asyncio.timeout(_DEADLINE):
