@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from perdure.ports import Batch, NewEvent
@@ -29,8 +29,9 @@ async def main(url, name):
     store = open_store(url)
     await store.open()
     print("ready", flush=True)
-    sys.stdin.readline()
     for n in range(60):
+        if n % 15 == 0:
+            sys.stdin.readline()
         at = f"{name}-{n}"
         said = [ToolProgress(call_id=at, name="f", message=f"{i}") for i in range(n % 4)]
         await store.claim(at, "me", events=batch(ToolStarted(call_id=at, name="f")))
@@ -59,12 +60,17 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
 
 
-def python(program: str, *arguments: object) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def python(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that is ready; it is killed behind the block, however that ends."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @dataclass
@@ -84,16 +90,14 @@ async def test_three_write_at_once_and_a_reader_is_killed(database: Database):
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(python(WRITER, url, name)) for name in "xyz"]
         reader = stack.enter_context(python(READER, url, 0))
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("\n")
-            writer.stdin.flush()
-        for count in (40, 1, 150):
+        for count in (40, 1, 30):  # each time 45 tools begin at least, which nothing takes away again
+            go_on(writers)
             assert reader.stdout is not None
             seen += lines(itertools.islice(reader.stdout, count))
-            reader.kill()
+            reader.kill()  # while they write
             seen += lines(reader.stdout)  # what it had said before it died
             reader = stack.enter_context(python(READER, url, seen[-1].seq))
+        go_on(writers)
         assert await asyncio.to_thread(lambda: [writer.wait() for writer in writers]) == [0, 0, 0]
         await store.append(Batch("c", [NewEvent(LimitReached())]))
         assert reader.stdout is not None
@@ -119,6 +123,13 @@ async def test_three_write_at_once_and_a_reader_is_killed(database: Database):
         assert numbers == sorted(numbers)
 
 
+def go_on(writers: Iterable[subprocess.Popen[str]]) -> None:
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+
+
 def lines(told: Iterable[str]) -> list[Seen]:
     """The last may be cut off."""
     return [Seen(*json.loads(line)) for line in told if line.endswith("\n")]
@@ -130,5 +141,5 @@ async def test_a_follower_is_woken_by_what_another_process_writes(database: Data
     waiting = [asyncio.ensure_future(store.changed("c", n, 60)) for n in (0, 0, 3)]
     with python(WRITER, url, "x") as writer:
         assert not any(task.done() for task in waiting)
-        await asyncio.to_thread(writer.communicate, "\n")
+        await asyncio.to_thread(writer.communicate, "\n" * 4)
     assert await asyncio.gather(*waiting) == [True] * 3
