@@ -70,6 +70,7 @@ async def test_a_conversation_is_left_and_taken_up_again(sit: Sit, cli: Cli, id:
     await chat.at("> Again")
     chat.type(ENTER)
     await chat.until("4: 'Third' | 'Again'")
+    await chat.idle()
     chat.type(CTRL_C)
     assert await chat.ended() == 0
     history = cli.folder / "home" / "history" / "talker"

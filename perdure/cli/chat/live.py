@@ -25,9 +25,12 @@ class LiveTurn:
         """The line that is being written."""
         self.shown = False
         """Whether any of the reply was shown."""
+        self.over = False
+        """Whether the turn has its answer; one that is extended goes on."""
 
     def feed(self, event: Event) -> Iterator[str]:
         """Whole lines of text, and what else a person wants to know of it."""
+        self.over = event.type == "turn" and event.state != "started"
         if piece := self._live.feed(event):
             self.shown = True
             *whole, self.rest = (self.rest + piece).split("\n")

@@ -104,6 +104,7 @@ class Terminal:
     def _say(self, text: str) -> None:
         first, *more = text.splitlines()
         self._print([f"{_PROMPT}{first}", *(f"{_MORE}{line}" for line in more)])
+        self._live.over = False
         self._spawn(self._delivered(text))
 
     async def _delivered(self, text: str) -> None:
@@ -212,10 +213,12 @@ class Terminal:
 
     def _stopped(self, event: KeyPressEvent) -> None:
         """Ctrl-C: of what there is, the nearest."""
-        if self._tasks and not self._interrupted:
+        # An answer that is there is not interrupted any more, though its turn may be a moment from its end.
+        working = bool(self._tasks) and not self._live.over
+        if working and not self._interrupted:
             self._interrupted = True
             self._spawn(self._interrupt())
-        elif self._tasks:
+        elif working:
             event.app.exit(exception=KeyboardInterrupt)
         elif event.current_buffer.text:
             event.current_buffer.reset()
