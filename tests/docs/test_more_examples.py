@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +85,32 @@ async def test_instructions(loopback: Loopback) -> None:
     ]
     assert "language" in "".join(error)
     assert len(loopback.model.requests) == 4, "a context that does not fit costs nothing"
+
+
+async def test_live(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        done = results(request)
+        return f"All is well: {done[0]}." if done else Call("audit", {"year": 2025})
+
+    loopback.model.rule = rule
+    first = succeeded(await loopback.python(EXAMPLES / "17_live.py")).splitlines()
+    told = [line.split(" ", 1) for line in first if re.match(r"\d+ ", line)]
+    assert told[0] == ["1", "run started"]
+    assert told[-1][1] == "run completed"
+    assert [what for _, what in told].count("model.completed ") == 2, "the second reply may be whole before any delta"
+    again = succeeded(await loopback.python(EXAMPLES / "17_live.py", told[-2][0])).split()
+    assert again == [told[-1][0], "run", "completed"], "behind the last number that it saw, and nothing twice"
+    assert len(loopback.model.requests) == 2
+
+
+async def test_image(loopback: Loopback, tmp_path: Path) -> None:
+    def rule(request: Request) -> Any:
+        return "On the quay." if results(request) else Call("map_of", {"place": "Delft"})
+
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(b"\x89PNG\r\n\x1a\nquay")
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "18_image.py", str(photo))) == "On the quay.\n"
+    sent = json.dumps(loopback.model.requests[-1])
+    assert base64.b64encode(photo.read_bytes()).decode() in sent
+    assert base64.b64encode(b"\x89PNG\r\n\x1a\n").decode() in sent, "the map, which a tool gave"
