@@ -101,7 +101,8 @@ def _chat(says: Says) -> Any:
 
 def _responses(says: Says) -> Any:
     if says.status != 200:
-        return chat_wire.error(says.status, says.text, **_after(says))  # the two have one form of errors
+        said = chat_wire.error(says.status, says.text, **_after(says))  # the two have one form of errors
+        return responses_wire.Reply(status=said.status, body=said.body, headers=said.headers)
     items: list[Any] = []
     if says.thinking:
         search = {"type": "search", "query": says.thinking}
