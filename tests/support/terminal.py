@@ -80,11 +80,17 @@ class Terminal:
         await self._until(lambda: self._screen.line == line, line)
 
     async def idle(self) -> None:
-        """Until the agent is at nothing: what it says is there before its turn has ended."""
+        """Until the agent is at nothing: what it says is there before its turn has ended.
+
+        The cursor must be at the prompt: while something is printed the lines of the prompt are gone, and say nothing.
+        """
         busy = ("Ctrl-C interrupts", "Ctrl-C again leaves")
-        await self._until(
-            lambda: not any(line.rstrip().endswith(busy) for line in self._screen.text.splitlines()), "an idle prompt"
-        )
+
+        def asks() -> bool:
+            working = any(line.rstrip().endswith(busy) for line in self._screen.text.splitlines())
+            return self._screen.line == ">" and not working
+
+        await self._until(asks, "an idle prompt")
 
     async def _until(self, there: Callable[[], bool], what: str) -> None:
         try:
