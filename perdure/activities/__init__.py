@@ -1,9 +1,13 @@
-"""The bare calls: a model through its provider, and a tool through its function. Ports are injected."""
+"""The bare calls (a model through its provider, a tool through its function) and what an iteration is around one.
+
+Ports are injected.
+"""
 
 from .agents import Agents
 from .author_loop import AuthorLoop
+from .iteration import IterationStage
 from .memory import StoredMemory
 from .model import ModelActivity
 from .tools import ToolActivity
 
-__all__ = ["Agents", "AuthorLoop", "ModelActivity", "StoredMemory", "ToolActivity"]
+__all__ = ["Agents", "AuthorLoop", "IterationStage", "ModelActivity", "StoredMemory", "ToolActivity"]

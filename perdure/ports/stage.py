@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..types.messages import Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
 from .events import NewEvent
-from .model import StreamEvent
+from .model import ModelRequest, StreamEvent
 from .store import Blob, Commit, MemoryWrite
 
 
@@ -41,6 +41,10 @@ class ModelCall:
     """What is new since the head; set by the transcript stage."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
+    agent: Any = None
+    """The ``Agent``, with what run and turn change of it; set by the iteration stage."""
+    request: ModelRequest | None = None
+    """What the model is asked; set by the iteration stage, and changed by hooks."""
     asking: Callable[[str], None] = _unasked
     """Told which model (``"<provider>:<model>"``) is asked, right before; set by the events stage."""
     emit: Callable[[StreamEvent], None] = _unheard

@@ -1,6 +1,8 @@
 """What stands around the bare call of a model or a tool, from the outside in:
 
-tracing → inline tools → failures → prepare → journal → events → transcript → hooks → the call.
+tracing → inline tools → failures → prepare → journal → events → transcript → iteration → hooks → budget → the call.
+
+(The iteration stage is in :mod:`perdure.activities`: it knows the agents.)
 
 Each stage is plain middleware (``ports.Stage``). :mod:`.interceptor` attaches them to Temporal; :func:`compose`
 makes the same chain for a call inside the process, as inline tools need it.

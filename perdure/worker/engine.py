@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from .. import config
-from ..activities import Agents, AuthorLoop, ModelActivity, StoredMemory, ToolActivity
+from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
 from ..activities.cancellation import cancellation
 from ..agent import Agent
 from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
@@ -64,9 +64,8 @@ class Engine:
         self.author = AuthorLoop()
         self._resources = Resources(lifespan, self.author)
         memory = StoredMemory(self.store, note)
-        self.model = ModelActivity(
-            self.agents, self._provider, self.author, cost_usd, resources=self._shared, memory=memory
-        )
+        self.model = ModelActivity(self._provider, cost_usd)
+        self._iteration = IterationStage(self.agents, self.author, resources=self._shared, memory=memory)
         self.tool = ToolActivity(self.agents, self.author, self._shared, heartbeat=reporter, memory=memory)
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
         self._stages: Sequence[Stage] = ()
@@ -122,7 +121,8 @@ class Engine:
         prepare = PrepareStage(chain, self.store.store_id, self.agents.get)
         failures = FailuresStage(self.store)
         events = EventsStage(self.store, lambda: cancellation().by_run(), stream=self._stream)
-        behind_inline: list[Stage] = [failures, prepare, journal, events, transcript, hooks, BudgetStage(self._limits)]
+        outer: list[Stage] = [failures, prepare, journal, events, transcript]
+        behind_inline = [*outer, self._iteration, hooks, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
 

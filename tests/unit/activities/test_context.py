@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from perdure import Agent, RunContext, ToolContext, tool
-from perdure.activities import Agents, AuthorLoop, ModelActivity, StoredMemory, ToolActivity
+from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply
 from perdure.testing import MemoryStore, ScriptedProvider, call
@@ -52,14 +52,8 @@ class Host:
         memory = StoredMemory(store, self.waits.append)
         agents = Agents([agent])
         self._tool = ToolActivity(agents, author, lambda: resources, memory=memory)
-        self._model = ModelActivity(
-            agents,
-            lambda agent: agent.provider,  # type: ignore[arg-type,return-value]
-            author,
-            lambda *_: None,
-            resources=lambda: resources,
-            memory=memory,
-        )
+        self._model = ModelActivity(lambda agent: agent.provider, lambda *_: None)  # type: ignore[arg-type,return-value]
+        self._iteration = IterationStage(agents, author, resources=lambda: resources, memory=memory)
 
     async def tool(self, name: str, context: Any = None, **arguments: Any) -> tuple[ToolOutput, list[MemoryWrite]]:
         made = tool_call(name=name, arguments=arguments, context=context)
@@ -67,7 +61,7 @@ class Host:
 
     async def model(self, fresh: Any = SAID, **more: Any) -> tuple[ModelReply, list[MemoryWrite]]:
         made = ModelCall(ModelInput(**{**FACTS, **more}), fresh=fresh)
-        return await self._model.call(made), made.writes
+        return await self._iteration.model(made, self._model.call), made.writes
 
 
 # --- memory

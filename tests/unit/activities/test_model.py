@@ -11,7 +11,7 @@ import pytest
 from pydantic import AfterValidator
 
 from perdure import Agent, RunContext, tool
-from perdure.activities import Agents, AuthorLoop, ModelActivity, model
+from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, prologue
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.chain import ModelChain
@@ -34,8 +34,9 @@ async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelRep
     def chain(agent: Agent) -> ModelChain:
         return ModelChain(agent.chain, lambda model: model.own, idle=idle)  # type: ignore[arg-type,return-value]
 
-    activity = ModelActivity(Agents([agent]), chain, author, lambda *_: None)
-    return await activity.call(ModelCall(INPUT, fresh=[Message.user("Go.")]))
+    stage = IterationStage(Agents([agent]), author)
+    activity = ModelActivity(chain, lambda *_: None)  # type: ignore[arg-type]
+    return await stage.model(ModelCall(INPUT, fresh=[Message.user("Go.")]), activity.call)
 
 
 @tool
@@ -106,7 +107,7 @@ async def test_instructions_are_mended_before_the_model_is_paid(author: AuthorLo
 
 
 async def test_instructions_that_hang_are_named(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "INSTRUCTIONS", 0.05)
+    monkeypatch.setattr(prologue, "INSTRUCTIONS", 0.05)
 
     async def hang(ctx: RunContext) -> str:
         await asyncio.Event().wait()

@@ -1,0 +1,73 @@
+"""The prologue of an iteration: what the model is to be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ..agent import Agent
+from ..errors import DefinitionError, InvalidInputError
+from ..loop.finish import TAG_PROMPT
+from ..ports import ModelCall, ModelRequest
+from ..tools import RunContext
+from ..types.messages import Message, clean
+from .author_loop import AuthorLoop
+
+INSTRUCTIONS = 60.0
+"""Seconds that an agent's function of instructions may take."""
+
+
+class Prologue:
+    """Makes requests. What an author's code is told comes from ``told``."""
+
+    def __init__(self, author: AuthorLoop) -> None:
+        self._author = author
+
+    async def request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
+        """What the model is asked. Raises ``InvalidInputError`` where there is nothing to answer."""
+        forcing = call.input.purpose == "force_finish"
+        said = _said(call)
+        return ModelRequest(
+            model=agent.model_name,
+            messages=said,
+            system=await self._system(agent, told),
+            tools=() if forcing else agent.toolbox.specs,
+            settings=agent.settings,
+            provider_options=agent.provider_options,
+            files=call.files,
+        )
+
+    async def _system(self, agent: Agent, told: RunContext[Any]) -> str | None:
+        instructions = agent.instructions
+        if callable(instructions):
+            instructions = await self._instructions(agent, instructions, told)
+        if agent.finish == "tag":
+            return f"{instructions}\n\n{TAG_PROMPT}" if instructions else TAG_PROMPT
+        return instructions or None
+
+    async def _instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
+        name = f"instructions of agent {agent.name}"
+        try:
+            async with asyncio.timeout(INSTRUCTIONS) as limit:
+                said = await self._author.run(name, fn, told)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the {name} did not return within {INSTRUCTIONS:g} s") from None
+        if said is not None and not isinstance(said, str):
+            raise DefinitionError(
+                f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."
+            )
+        return said and clean(said)
+
+
+def _said(call: ModelCall) -> list[Message]:
+    """The conversation without system prompts: these are given apart."""
+    said = [message for message in (*call.prefix, *call.fresh) if message.role != "system"]
+    if not said:
+        raise InvalidInputError(
+            "there is nothing to answer: the conversation has no messages, and the turn brought none",
+            hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
+        )
+    return said
