@@ -92,7 +92,8 @@ def _assistant(plain: Mapping[str, Any], origin: str) -> Message:
         shown = "".join(d["text"] for d in details if isinstance(d, Mapping) and isinstance(d.get("text"), str))
         parts.append(ThinkingPart(text=clean(shown), provider=origin, opaque=opaque))
     else:
-        given = [(field, plain[field]) for field in THINKING_FIELDS if plain.get(field)]
+        # Also an empty one: servers that want it back want it with every call.
+        given = [(field, plain[field]) for field in THINKING_FIELDS if plain.get(field) is not None]
         parts.extend(ThinkingPart(text=clean(text), provider=origin, opaque={"field": field}) for field, text in given)
     refusal = plain.get("refusal")
     parts.extend(part for part in _content(plain.get("content")) if isinstance(part, TextPart) and part.text)

@@ -55,12 +55,18 @@ def encode_messages(messages: Iterable[Message], origin: str, files: Files) -> I
         if message.role == "tool":
             following = message.wire(moved_as)
             if following is None:
-                content = moved_files(message.tool_results)
+                content = moved_files(_as_sent(result) for result in message.tool_results if result.files)
                 following = encode_json({"role": "user", "content": _content(content, files)}) if content else b""
                 message.remember_wire(moved_as, following)
             if following:
                 moved.append(following)
     yield from moved
+
+
+def _as_sent(result: ToolResultPart) -> ToolResultPart:
+    """With the id and the name that its call goes out under."""
+    sent = {"call_id": wire_id(result.call_id, LONGEST_ID), "name": wire_name(result.name)}
+    return result.model_copy(update=sent)
 
 
 def _plain(message: Message, origin: str, files: Files) -> Iterator[dict[str, Any]]:

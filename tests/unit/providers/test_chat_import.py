@@ -111,6 +111,23 @@ def test_what_belongs_to_the_server_comes_back() -> None:
     assert canonical(round_trip(messages)) == canonical(messages)
 
 
+def test_files_find_the_result_of_a_call_that_goes_out_under_another_id() -> None:
+    """The line above the files has the id and the name that the model knows the call by."""
+    picture = FilePart(media_type="image/png", data="iVBORw==")
+    call = ToolCallPart(id="x" * 70, name="n" * 80)
+    result = ToolResultPart(call_id=call.id, name=call.name, content="there", files=(picture,))
+    asked, answered = round_trip([Message.assistant("", call), Message(role="tool", parts=(result,))])
+    [sent], [back] = asked.tool_calls, answered.tool_results
+    assert (back.call_id, back.name, back.files) == (sent.id, sent.name, (picture,))
+    assert sent.id != call.id
+
+
+def test_reasoning_without_a_word_is_kept() -> None:
+    thinking = ThinkingPart(text="", provider=ORIGIN, opaque={"field": "reasoning_content"})
+    [message] = round_trip([Message(role="assistant", parts=(thinking, ToolCallPart(id="c", name="f")))])
+    assert message.parts[0] == thinking
+
+
 def test_prompts_and_forms_of_others() -> None:
     system, messages = decode(
         [
