@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
-
-from pydantic import ValidationError
 
 from .definition import (
     checked_instructions,
@@ -22,8 +19,9 @@ from .definition import (
     one_of,
 )
 from .errors import DefinitionError
+from .hooks import Hook, HookSet, checked_hooks
+from .overriding import check_agent_settings, overridden
 from .ports import Provider
-from .providers.registry import check_settings
 from .tools import RunContext, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
 from .types.interface import FinishProtocol, OnLimit, Override
@@ -72,6 +70,7 @@ class Agent:
         max_iterations: int = 50,
         on_limit: OnLimit = "finish",
         limits: Limits | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.name = checked_name(name)
         self.chain = checked_models(name, model)
@@ -86,11 +85,12 @@ class Agent:
         """Agents, or names of agents that the same worker serves. The worker looks at them: see ``Agents``."""
         self.settings = mapping(name, "settings", settings)
         self.provider_options = mapping(name, "provider_options", provider_options)
-        _check_settings(self)
+        check_agent_settings(self)
         self.finish: FinishProtocol = one_of(name, "finish", finish, get_args(FinishProtocol))
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.max_iterations = iterations(name, max_iterations)
         self.limits = checked_limits(name, limits)
+        self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks))
         self._overridden: dict[str, Agent] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -165,7 +165,7 @@ class Agent:
         key = json.dumps(plain, sort_keys=True, default=repr)
         found = self._overridden.get(key)
         if found is None:
-            found = _with(self, override)
+            found = overridden(self, override)
             while len(self._overridden) >= _OVERRIDES:
                 self._overridden.pop(next(iter(self._overridden)), None)
             self._overridden[key] = found
@@ -208,12 +208,13 @@ class Agent:
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str]:
         """:meth:`call`, and the text of the replies as it is written: ``async for text in agent.stream("…")``.
 
-        A reply that is cut off is written again by another attempt: what it says in the same words is not repeated; if
-        it says something else, it begins on a new line. Whoever has to tell such things apart follows ``run.events()``.
-        Left before its end, it cancels its run, unless it has an ``id``. Raises as :meth:`call`, at its end.
+        A reply behind another one begins on a new line. One that is cut off is written again by another attempt: what
+        it says in the same words is not repeated; if it says something else, it begins on a new line too. Whoever has
+        to tell such things apart follows ``run.events()``. Left before its end, it cancels its run, unless it has an
+        ``id``. Raises as :meth:`call`, at its end.
         """
         from .runtime import stream
 
@@ -240,69 +241,6 @@ class Agent:
         return run_sync(
             lambda: self.call(message, id=id, context=context, history=history, override=override, client=client)
         )
-
-
-def _with(agent: Agent, override: Override | Mapping[str, Any]) -> Agent:
-    """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition."""
-    try:
-        given = override if isinstance(override, Override) else Override.model_validate(override)
-        changes = {field: value for field in Override.model_fields if (value := getattr(given, field)) is not None}
-        return _changed(agent, changes) if changes else agent
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in wrong["loc"]) or "it"
-        raise DefinitionError(
-            f"the override of agent {agent.name!r}: {where}: {wrong['msg']}",
-            hint=f"It can change: {', '.join(Override.model_fields)}.",
-        ) from None
-    except DefinitionError as error:
-        why = error.message.removeprefix(f"agent {agent.name!r}: ")
-        raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
-
-
-def _changed(agent: Agent, changes: dict[str, Any]) -> Agent:
-    changed = copy.copy(agent)
-    vars(changed)["_overridden"] = {}
-    if (model := changes.pop("model", None)) is not None:
-        changed.chain = checked_models(agent.name, list(model) if isinstance(model, tuple) else model)
-    if (tools := changes.pop("tools", None)) is not None:
-        changed.toolbox = _offered(agent, tools)
-    if "settings" in changes:
-        merged = agent.settings | changes["settings"]
-        taken_away = {name for name, value in changes["settings"].items() if value is None}
-        changes["settings"] = {name: value for name, value in merged.items() if name not in taken_away}
-    if "provider_options" in changes:
-        changes["provider_options"] = agent.provider_options | changes["provider_options"]
-    for field, value in changes.items():
-        setattr(changed, field, value)
-    _check_settings(changed)
-    return changed
-
-
-def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
-    """The tools of those names, in the agent's order: the model is shown the same list each time."""
-    for name in names:
-        if name not in agent.toolbox:
-            there = ", ".join(tool.name for tool in agent.toolbox) or "none"
-            raise DefinitionError(
-                f"agent {agent.name!r}: tools names {name!r}, which the agent does not have",
-                hint=f"Its tools are: {there}.",
-            )
-    return Toolbox([tool for tool in agent.toolbox if tool.name in names])
-
-
-def _check_settings(agent: Agent) -> None:
-    """Against every model of the chain: which of them is asked is not known before."""
-    for model in agent.chain:
-        try:
-            if model.own is None:
-                check_settings(model.provider, agent.settings, agent.provider_options)
-            elif (check := getattr(model.own, "check_settings", None)) is not None:
-                check(agent.settings, agent.provider_options)
-        except DefinitionError as error:
-            if len(agent.chain) == 1:
-                raise
-            raise type(error)(f"model {str(model)!r}: {error.message}", hint=error.hint) from None
 
 
 def _checked_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:

@@ -9,6 +9,8 @@
     │   │   ├── MaxIterationsError
     │   │   └── BudgetExceededError
     │   ├── ParseError                           the model never gave valid typed output
+    │   ├── HookError                            an author's hook failed
+    │   ├── AbortError                           an author's hook or tool ended the run
     │   ├── RunCancelledError
     │   ├── RunPausedError                       the run waits for an operator; it is not lost
     │   └── AgentNotFoundError                   no worker on the task queue knows the agent
@@ -82,6 +84,18 @@ class BudgetExceededError(LimitError):
 
 class ParseError(RunError):
     """The model never gave output of the asked type."""
+
+
+class HookError(RunError):
+    """An author's hook failed, and was not to be logged only."""
+
+
+class AbortError(RunError):
+    """An author's hook, step policy or tool ended the run on purpose."""
+
+
+class ModelRetry(Exception):  # noqa: N818  # it is no error of the run: the model is told, and tries again
+    """Raised by an output validator: the model is told why its answer will not do, and is to give another."""
 
 
 class RunCancelledError(RunError):

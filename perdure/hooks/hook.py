@@ -1,0 +1,114 @@
+"""``@hook``: a function that is called when something happens in a run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import DefinitionError
+
+Event = Literal[
+    "before_llm_call",
+    "after_llm_call",
+    "before_tool_call",
+    "after_tool_call",
+    "on_iteration",
+    "on_finish",
+    "on_user_message",
+    "on_user_injection",
+    "on_error",
+]
+OnError = Literal["fail", "log"]
+
+EVENTS: dict[Event, tuple[str, ...]] = {
+    "before_llm_call": ("request", "messages", "model", "tools", "iteration", "ctx"),
+    "after_llm_call": ("reply", "response", "messages", "usage", "cost_usd", "iteration", "ctx"),
+    "before_tool_call": ("name", "arguments", "call_id", "ctx"),
+    "after_tool_call": ("name", "arguments", "call_id", "result", "ctx"),
+    "on_iteration": ("step", "iteration", "messages", "response", "ctx"),
+    "on_finish": ("content", "raw_content", "output", "messages", "iterations", "ctx"),
+    "on_user_message": ("message", "messages", "ctx"),
+    "on_user_injection": ("message", "messages", "ctx"),
+    "on_error": ("error", "error_type", "name", "attempt", "ctx"),
+}
+"""Every event, and what its hooks may ask for: a parameter is given what has its name."""
+
+TIMEOUT = 60.0
+"""Seconds that a hook may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Veto:
+    """What a before-hook returns so that the call is not made. The model is told ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hook:
+    """A function and its event. Made by :func:`hook`; called, it calls ``fn``."""
+
+    event: Event
+    fn: Callable[..., Any]
+    name: str
+    on_error: OnError
+    timeout: float
+    takes: tuple[str, ...]
+    """Names of the parameters that it is given."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Hook {self.name} on {self.event}>"
+
+
+def hook(
+    event: Event, *, on_error: OnError = "fail", name: str | None = None, timeout: float = TIMEOUT
+) -> Callable[[Callable[..., Any]], Hook]:
+    """``@hook("before_llm_call")`` makes a function, sync or async, a hook.
+
+    Its parameters are found by their names: those that ``EVENTS`` lists for the event, as many as it wants. If it
+    raises, the call fails with its name, unless ``on_error="log"``: then it is logged, and the call goes on.
+
+    Raises ``DefinitionError`` for an event that there is not, and for a parameter that the event does not give.
+    """
+    if event not in EVENTS:
+        raise DefinitionError(f"there is no hook event {event!r}", hint=f"There is: {', '.join(EVENTS)}.")
+    if on_error not in get_args(OnError):
+        raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
+    return functools.partial(_made, event, on_error, name, timeout)
+
+
+def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn: Callable[..., Any]) -> Hook:
+    called = name or str(getattr(fn, "__name__", type(fn).__name__))
+    if isinstance(fn, Hook) or not callable(fn):
+        raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")
+    given = EVENTS[event]
+    takes: list[str] = []
+    for parameter in inspect.signature(fn).parameters.values():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            takes = list(given) if parameter.kind is parameter.VAR_KEYWORD else takes
+        elif parameter.name in given and parameter.kind is not parameter.POSITIONAL_ONLY:
+            takes.append(parameter.name)
+        elif parameter.default is parameter.empty:
+            raise DefinitionError(
+                f"hook {called!r}: {event} gives no {parameter.name!r}", hint=f"It gives: {', '.join(given)}."
+            )
+    return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)))
+
+
+def checked_hooks(owner: str, hooks: Iterable[Any]) -> tuple[Hook, ...]:
+    """``hooks`` of ``owner``. Raises ``DefinitionError`` for what is none."""
+    if isinstance(hooks, Hook) or not isinstance(hooks, Iterable) or isinstance(hooks, str):
+        raise DefinitionError(f"{owner}: hooks must be a list, not {hooks!r:.100}", hint="Write hooks=[audit].")
+    listed = tuple(hooks)
+    for one in listed:
+        if not isinstance(one, Hook):
+            raise DefinitionError(
+                f"{owner}: {one!r:.100} is no hook", hint='Say which event it is for: @hook("before_llm_call").'
+            )
+    return listed

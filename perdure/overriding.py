@@ -1,0 +1,84 @@
+"""An agent with what a run, a turn or a step changes of it: a copy, checked as a definition is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from .definition import checked_models
+from .errors import DefinitionError
+from .providers.registry import check_settings
+from .tools import Toolbox
+from .types.interface import Override
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+
+def overridden(agent: Agent, override: Override | Mapping[str, Any]) -> Agent:
+    """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition."""
+    try:
+        given = override if isinstance(override, Override) else Override.model_validate(override)
+        changes = {field: value for field in Override.model_fields if (value := getattr(given, field)) is not None}
+        return _changed(agent, changes) if changes else agent
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in wrong["loc"]) or "it"
+        raise DefinitionError(
+            f"the override of agent {agent.name!r}: {where}: {wrong['msg']}",
+            hint=f"It can change: {', '.join(Override.model_fields)}.",
+        ) from None
+    except DefinitionError as error:
+        why = error.message.removeprefix(f"agent {agent.name!r}: ")
+        raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
+
+
+def _changed(agent: Agent, changes: dict[str, Any]) -> Agent:
+    changed = copy.copy(agent)
+    vars(changed)["_overridden"] = {}
+    if (model := changes.pop("model", None)) is not None:
+        changed.chain = checked_models(agent.name, list(model) if isinstance(model, tuple) else model)
+    if (tools := changes.pop("tools", None)) is not None:
+        changed.toolbox = _offered(agent, tools)
+    if "settings" in changes:
+        merged = agent.settings | changes["settings"]
+        taken_away = {name for name, value in changes["settings"].items() if value is None}
+        changes["settings"] = {name: value for name, value in merged.items() if name not in taken_away}
+    if "provider_options" in changes:
+        changes["provider_options"] = agent.provider_options | changes["provider_options"]
+    for field, value in changes.items():
+        setattr(changed, field, value)
+    check_agent_settings(changed)
+    return changed
+
+
+def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
+    """The tools of those names, in the agent's order: the model is shown the same list each time."""
+    for name in names:
+        if name not in agent.toolbox:
+            there = ", ".join(tool.name for tool in agent.toolbox) or "none"
+            raise DefinitionError(
+                f"agent {agent.name!r}: tools names {name!r}, which the agent does not have",
+                hint=f"Its tools are: {there}.",
+            )
+    return Toolbox([tool for tool in agent.toolbox if tool.name in names])
+
+
+def check_agent_settings(agent: Agent) -> None:
+    """The agent's settings, against every model of its chain: which of them is asked is not known before.
+
+    Raises ``SettingsError`` or ``DefinitionError``.
+    """
+    for model in agent.chain:
+        try:
+            if model.own is None:
+                check_settings(model.provider, agent.settings, agent.provider_options)
+            elif (check := getattr(model.own, "check_settings", None)) is not None:
+                check(agent.settings, agent.provider_options)
+        except DefinitionError as error:
+            if len(agent.chain) == 1:
+                raise
+            raise type(error)(f"model {str(model)!r}: {error.message}", hint=error.hint) from None
