@@ -7,11 +7,17 @@ import json
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
+from temporalio.client import (
+    WorkflowExecutionDescription,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import RunCancelledError, RunNotFoundError, ServerUnreachableError, from_type
 from .following import follow_turn
+from .following.last import last_turn
 from .ports import TurnRow
 from .reading import QUERY
 from .runs import closed_status
@@ -141,10 +147,25 @@ class Turn:
             seen = await self.run.describe()
         except ServerUnreachableError:
             return running
+        if closed_status(seen) is not None:
+            return await self._of_closed(seen)
         raw = seen.raw_description
-        if closed_status(seen) is None and (raw.pending_activities or raw.HasField("pending_workflow_task")):
+        if raw.pending_activities or raw.HasField("pending_workflow_task"):
             return running
         return await self._recorded() or running
+
+    async def _of_closed(self, seen: WorkflowExecutionDescription) -> TurnStatus:
+        """How a turn of a run stands that has ended, where nobody answers for its workflow."""
+        if self.task_id is None and self.run.has_store:
+            self.task_id = await last_turn(await self.run.store(), seen)
+        if (recorded := await self._recorded()) is not None:
+            return recorded
+        last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
+        status = TurnStatus(task_id=self.task_id or "", state="running")
+        over = await self._over_as_its_run(last, status)
+        if not self.run.has_store:  # nobody can say whether the turn had its answer before the run failed
+            return over if over.state == "completed" else status
+        return over if over.state != "running" else await self._left(over.model_copy(update={"state": "unknown"}))
 
     async def _of_ended(self, status: TurnStatus) -> TurnStatus:
         """A turn of a run that has ended without a word on it (terminated, timed out, refused) is over as the run is.
@@ -166,14 +187,21 @@ class Turn:
             return status
         except WorkflowQueryFailedError:
             pass
+        return await self._over_as_its_run(last, status)
+
+    async def _over_as_its_run(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
+        """``status``, or what the end of the run says of a turn that it ended, or that was the last one."""
         try:
-            await last.result(follow_runs=False)
+            response = Response.model_validate(await last.result(follow_runs=False))
         except WorkflowFailureError as error:
             why = run_error(self.run.id, error)
             state = "cancelled" if isinstance(why, RunCancelledError) else "failed"
             over = {"task_id": status.task_id, "state": state, "error_type": type(why).__name__, "error": why.message}
             return TurnStatus.model_validate(over)
-        return status
+        if not response.task_id or status.task_id not in ("", response.task_id):
+            return status
+        self.task_id = response.task_id
+        return TurnStatus(task_id=response.task_id, state="completed", response=response)
 
     async def _left(self, status: TurnStatus) -> TurnStatus:
         """A turn that the store knows, and that the execution which had it never ended."""

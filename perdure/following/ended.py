@@ -90,7 +90,7 @@ async def _closed(run: Reading) -> None:
 
 
 async def _how(run: Reading, seen: WorkflowExecutionDescription, state: State) -> RunEvent:
-    if state == "completed":
+    if state in ("completed", "cancelled"):  # as a worker says it
         return RunEvent(state=state)
     execution = run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id)
     try:

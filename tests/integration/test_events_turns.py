@@ -1,0 +1,209 @@
+"""Following one turn of a conversation, and arguments of calls while they are written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.errors import PerdureError, RunNotFoundError
+from perdure.ports import Completed, ModelRequest, StreamEvent, ToolCallDelta
+from perdure.testing import ScriptedProvider
+from perdure.testing import hang as hang_reply
+from perdure.types.events import MessageInjected, ModelDelta, TurnEvent
+from perdure.types.messages import ToolCallPart
+from tests.support.engine import Engine
+from tests.support.following import Slow, all_of, assert_whole, next_of, shown
+from tests.support.scripts import Gate, replied
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+TURN = ["turn started", "message.injected"]
+ANSWER = ["model.started", "model.completed", "turn completed", "run waiting"]
+
+
+async def test_each_turn_of_a_session_has_its_own_events(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        live = await all_of(run.turn().events())
+        assert shown(live) == ["run started", *TURN, *ANSWER]
+        turns = [await run.send(f"Number {n}?") for n in range(3)]
+        said = [await all_of(turn.events()) for turn in turns]
+        await run.close()
+        await run.result()
+        again = [await all_of(run.turn(turn.task_id).events(wait=wait)) for turn in turns for wait in (True, False)]
+    first, *rest = said
+    # Sent at once they may be one turn or three.
+    assert shown(first)[:2] == TURN
+    assert [one[0].task_id for one in said] == [turn.task_id for turn in turns]
+    assert [one[: len(live)] for live, one in zip([one for one in said for _ in range(2)], again, strict=True)] == [
+        one for one in said for _ in range(2)
+    ]
+    assert [shown(one)[-1] for one in again[-2:]] == ["run completed"] * 2  # closed behind its last turn
+    for one in (live, first, *rest):
+        assert {event.task_id for event in one} == {one[0].task_id}
+        ends = [event for event in one if isinstance(event, TurnEvent) and event.state == "completed"]
+        assert ends
+        assert shown(one)[-1] == "run waiting"
+
+
+async def test_behind_its_end_a_turn_has_nothing_more(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        turn = run.turn()
+        events = await all_of(turn.events())
+        await (await run.send("Two?")).result()
+        assert await all_of(turn.events(after=events[-1].seq)) == []
+        assert await all_of(turn.events(after=events[-1].seq + 1000)) == []
+        assert await all_of(turn.events(after=events[-3].seq)) == events[-2:]
+
+
+async def test_a_turn_that_nobody_knows(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        await run.turn().result()
+        for wait in (True, False):
+            with pytest.raises(RunNotFoundError, match="no turn 'other'"):
+                await all_of(run.turn("other").events(wait=wait))
+
+
+async def test_a_message_that_joins_while_the_turn_ends_is_in_it(engine: Engine) -> None:
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> str:
+        if replied(request) == 0:
+            await gate()
+        return f"Answer {replied(request) + 1}."
+
+    async with engine.served(Agent("talker", ScriptedProvider(reply))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        turn = run.turn()
+        events = turn.events()
+        await next_of(events, "model.started")
+        await run.inject("And two?")  # the model is giving its answer: that is none any more
+        gate.open()
+        rest = await all_of(events)
+        response = await turn.result()
+    assert response.content == "Answer 2."
+    assert [event.content for event in rest if isinstance(event, MessageInjected)] == ["And two?"]
+    assert shown(rest)[-3:] == ["model.completed", "turn completed", "run waiting"]
+    ends = [event.content for event in rest if isinstance(event, TurnEvent) and event.state == "completed"]
+    assert ends == ["Answer 1.", "Answer 2."]
+
+
+async def test_a_turn_that_is_interrupted(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider([hang_reply("Half of it", after=4), "Yes."]))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        events = run.turn().events()
+        await next_of(events, "model.delta")
+        await run.interrupt()
+        rest = await all_of(events)
+        assert shown(rest) == ["model.retracted", "turn completed", "run waiting"]
+        turn = await run.send("Two?")
+        assert shown(await all_of(turn.events())) == [*TURN, *ANSWER]
+
+
+@pytest.mark.parametrize("served", [True, False])
+async def test_a_turn_of_a_terminated_run(engine: Engine, served: bool) -> None:
+    async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
+        run = await client.start("slow", "Go.", mode="session")
+        turn = run.turn()
+        events = turn.events()
+        await next_of(events, "model.delta")
+        if served:
+            await run.handle.terminate()
+            rest = await all_of(events)
+    if not served:
+        await run.handle.terminate()
+        rest = await all_of(events)
+    assert {event.type for event in rest} <= {"model.retracted", "model.started", "model.delta", "error"}
+
+
+async def test_a_turn_of_a_run_that_ended_when_nobody_serves_any_more(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
+        run = await client.start("talker", "One?")
+        await run.result()
+    assert shown(await all_of(client.run(run.id).turn().events()))[-1] == "turn completed"
+
+
+class Writes:
+    """Calls ``keep`` with arguments that come piece by piece."""
+
+    def __init__(self, *pieces: str) -> None:
+        self.gates = [Gate() for _ in pieces]
+        self._pieces = pieces
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+        if replied(request):
+            yield Completed((), model=request.model)
+            return
+        for n, (piece, gate) in enumerate(zip(self._pieces, self.gates, strict=True)):
+            yield ToolCallDelta(0, id="c" if n == 0 else "", name="keep" if n == 0 else "", arguments=piece)
+            await gate()
+        arguments = {"name": "Ana", "tags": ["a", "b"]}
+        yield Completed((ToolCallPart(id="c", name="keep", arguments=arguments),), model=request.model)
+
+
+@tool
+async def keep(name: str, tags: list[str]) -> str:
+    """Keep it."""
+    return f"{name}: {', '.join(tags)}"
+
+
+async def test_arguments_as_far_as_they_are_written_also_from_the_middle(engine: Engine) -> None:
+    model = Writes('{"name": "A', 'na", "ta', 'gs": ["a", ', '"b"]}')
+    async with engine.served(Agent("keeper", model, tools=[keep])) as client:
+        run = await client.start("keeper", "Go.")
+        events = run.events()
+        seen: list[Any] = []
+        for number, gate in enumerate(model.gates):
+            delta = await next_of(events, "model.delta")
+            assert isinstance(delta, ModelDelta)
+            seen.append(delta.partial)
+            if number == 1:  # somebody comes when two pieces are gone
+                late = run.events(after=delta.seq)
+                coming = asyncio.ensure_future(anext(late))
+            gate.open()
+        came = await coming
+        rest = [came, *(await all_of(late))]
+        everything = await all_of(run.events())
+    assert seen == [{"name": "A"}, {"name": "Ana"}, {"name": "Ana", "tags": ["a"]}, {"name": "Ana", "tags": ["a", "b"]}]
+    assert isinstance(came, ModelDelta)
+    assert came.partial == {"name": "Ana", "tags": ["a"]}
+    assert shown(rest)[-1] == "run completed"
+    assert_whole(everything)
+
+
+async def test_who_follows_is_not_kept_waiting_for_a_turn_to_begin(engine: Engine) -> None:
+    client = await engine.client()
+    run = await client.start("talker", "One?")
+    following = asyncio.ensure_future(all_of(run.turn().events()))
+    async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))):
+        assert shown(await following)[-2:] == ["model.completed", "turn completed"]
+
+
+def left() -> list[str]:
+    """Of what following does in tasks of its own, what still runs."""
+    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    return [name for name in names if name in ("_over", "_ended", "_turn_over", "until_ended", "Reader._changed")]
+
+
+async def test_a_follower_that_leaves_takes_its_work_with_it(engine: Engine) -> None:
+    async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
+        run = await client.start("slow", "Go.")
+        turn = run.turn()
+        for events in (run.events(), turn.events()):
+            await next_of(events, "model.delta")
+            await events.aclose()
+        following = asyncio.ensure_future(all_of(run.events(after=10_000)))
+        await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await eventually(lambda: not left(), what="no task that is left")
+        await run.cancel()
+        with pytest.raises(PerdureError):
+            await run.result()
