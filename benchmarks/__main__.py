@@ -17,7 +17,7 @@ from typing import Any
 import benchmarks
 from benchmarks.contestants import CONTESTANTS, STREAM
 from benchmarks.lab import open_lab
-from benchmarks.measures import MEASURES, QUICK, Figures, Scale, chosen
+from benchmarks.measures import MEASURES, QUICK, Figures, Scale, chosen, following
 from benchmarks.report import tables
 
 
@@ -25,6 +25,8 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
     """What ``only`` names, measures or contestants; nothing named, everything."""
     measures = [name for name in MEASURES if name in only] or list(MEASURES)
     who = chosen([name for name in CONTESTANTS if name in only])
+    if measures == ["events"]:
+        who = following(chosen([]))
     results: dict[str, Figures] = {}
     async with open_lab([one.name for one in who]) as lab:
         for name in measures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -23,6 +24,9 @@ from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home, current_home
 from perdure.embedded.server import ensure_server, stop_server
 
+_LINE = 64 * 1024 * 1024
+"""Bytes that a process may say in one line."""
+
 
 class WorkerProcess:
     """One worker in a process of its own."""
@@ -35,7 +39,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if line != b"ready\n":
-            raise RuntimeError(f"a worker did not start: {line!r}")
+            raise RuntimeError(f"a process did not start: {line!r}")
 
     async def cpu(self) -> float:
         """CPU seconds of all its threads so far."""
@@ -49,6 +53,20 @@ class WorkerProcess:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+
+
+class FollowerProcess(WorkerProcess):
+    """Starts runs and follows them, in a process of its own."""
+
+    async def ages(self, runs: int, message: str) -> list[float]:
+        """How old every piece of text was when it came, in milliseconds, of so many runs at once."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([runs, message]).encode() + b"\n")
+        line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a follower ended")
+        return list(json.loads(line))
 
 
 @dataclass(slots=True)
@@ -85,6 +103,27 @@ class Lab:
         )
         worker = self.workers[contestant.name] = WorkerProcess(process)
         return worker
+
+    @asynccontextmanager
+    async def follower(self, contestant: Contestant) -> AsyncIterator[FollowerProcess]:
+        """A follower for the length of the block."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "benchmarks.follower",
+            self.address,
+            self.store_url(contestant),
+            self.queue(contestant),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=_LINE,
+        )
+        follower = FollowerProcess(process)
+        try:
+            await follower.ready()
+            yield follower
+        finally:
+            await follower.kill()
 
     async def start(
         self, contestant: Contestant, iterations: int, size: int, kill: str | None = None

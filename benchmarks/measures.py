@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 import time
 import uuid
@@ -23,6 +24,8 @@ TINY = 64
 """Bytes of a tool result where time is measured."""
 RESULT = 4096
 """Bytes of a tool result where history is measured."""
+PACE = 20
+"""Milliseconds from one piece of a streamed reply to the next."""
 _SETTLE = 0.05  # what a worker does behind a result belongs to the run
 
 
@@ -39,9 +42,14 @@ class Scale:
     run_rounds: int = 3
     histories: tuple[int, ...] = (10, 50, 100, 200)
     kills: int = 3
+    streams: int = 20
+    """Replies that are streamed at once, where events are measured."""
+    pieces: int = 100
+    """Of each reply, one every 20 ms."""
+    stream_rounds: int = 5
 
 
-QUICK = Scale(iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1)
+QUICK = Scale(iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1, stream_rounds=1)
 
 Figures = dict[str, dict[str, Any]]
 """By contestant."""
@@ -171,11 +179,45 @@ async def _seen(lab: Lab, name: str, count: int) -> list[float]:
         await asyncio.sleep(0.05)
 
 
+async def events(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
+    """From the moment a piece of a reply leaves the model to ``run.events()`` in another process, in milliseconds.
+
+    One reply at a time, and many at once. Of the contestants that have events.
+    """
+    message = f"say {scale.pieces} every {PACE}"
+    figures: Figures = {}
+    for one in following(who):
+        mine: dict[str, Any] = {}
+        async with lab.follower(one) as follower:
+            await follower.ages(1, f"say 5 every {PACE}")  # warms up
+            for streams in dict.fromkeys((1, scale.streams)):
+                cpu = await lab.workers[one.name].cpu()
+                ages = [age for _ in range(scale.stream_rounds) for age in await follower.ages(streams, message)]
+                spent = await lab.workers[one.name].cpu() - cpu
+                mine[str(streams)] = _spread(ages) | {"cpu_ms": spent * 1000 / len(ages)}
+        figures[one.name] = mine
+    return figures
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    at = {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in _SHARES.items()}
+    return {"pieces": len(ordered), **at}
+
+
+_SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+
+
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-MEASURES = {"single": single, "concurrent": concurrent, "history": histories, "recovery": recovery}
+MEASURES = {"single": single, "concurrent": concurrent, "history": histories, "recovery": recovery, "events": events}
+
+
+def following(who: Sequence[Contestant]) -> list[Contestant]:
+    """Those whose events are measured: an inline tool changes nothing of them."""
+    return [one for one in who if one.name == "perdure"]
 
 
 def chosen(names: Sequence[str]) -> list[Contestant]:

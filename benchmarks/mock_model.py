@@ -5,6 +5,9 @@ request has fewer than 50 assistant messages, then answer with text. ``kill 7f3a
 reply to a request with 3 assistant messages in its middle, for good; ``GET /seen/7f3a`` then has the times
 (``time.time()``) at which that request arrived. Streams if the request says so; all events leave in one write.
 
+``say 100 every 20`` is answered with 100 pieces of text, one every 20 ms. Each piece is the moment at which it left:
+``time.monotonic_ns()``, a clock that all processes of a machine share.
+
 ``python -m benchmarks.mock_model`` prints its base URL and serves until its standard input ends.
 """
 
@@ -19,6 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 _ORDER = re.compile(rb"until (\d+) size (\d+)(?: kill (\w+) at (\d+))?")
+_SAY = re.compile(rb"say (\d+) every (\d+)")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MODEL = re.compile(rb'"model": ?"([^"]+)"')
 _STREAM = re.compile(rb'"stream": ?true')
@@ -64,8 +68,11 @@ class Model(asyncio.Protocol):
             name = line.split(b" ")[1].rpartition(b"/")[2].decode()
             self._transport.write(_json(json.dumps(_seen.get(name, []))))
             return
-        order = _ORDER.search(body, 0, _SHORT)
         model = _MODEL.search(body, 0, _SHORT) or _MODEL.search(body)
+        if model is not None and (say := _SAY.search(body, 0, _SHORT)):
+            _Slow(self._transport, model[1].decode(), int(say[1]), int(say[2]) / 1000).begin()
+            return
+        order = _ORDER.search(body, 0, _SHORT)
         if order is None or model is None:
             self._transport.write(_json('{"error": {"message": "no order"}}', b"400 Bad Request"))
             return
@@ -79,6 +86,37 @@ class Model(asyncio.Protocol):
             if len(seen) == 1:
                 reply = reply[: len(reply) // 2]
         self._transport.write(reply)
+
+
+class _Slow:
+    """A reply whose pieces say when they left. They leave on a schedule, which no delay moves."""
+
+    def __init__(self, transport: asyncio.Transport, model: str, pieces: int, interval: float) -> None:
+        self._transport = transport
+        self._model = model
+        self._left = pieces
+        self._interval = interval
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time()
+
+    def begin(self) -> None:
+        """Begin the answer."""
+        self._transport.write(_STREAM_HEAD + _chunk(_delta(self._model, 0, {"role": "assistant", "content": ""})))
+        self._later()
+
+    def _later(self) -> None:
+        self._due += self._interval
+        self._loop.call_at(self._due, self._next)
+
+    def _next(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._left:
+            self._left -= 1
+            self._transport.write(_chunk(_delta(self._model, 0, {"content": f"{time.monotonic_ns()} "})))
+            self._later()
+            return
+        self._transport.write(b"".join(map(_chunk, _ending(self._model, 0, None))) + _STREAM_END)
 
 
 def _json(body: str, status: bytes = b"200 OK") -> bytes:
@@ -106,14 +144,33 @@ def _stream(model: str, said: int, size: int | None) -> bytes:
         first = call | {"index": 0, "function": {"name": "work", "arguments": ""}}
         piece = {"index": 0, "function": {"arguments": arguments}}
         deltas = [{"role": "assistant", "content": None, "tool_calls": [first]}, {"tool_calls": [piece]}]
+    events = [*(_delta(model, said, delta) for delta in deltas), *_ending(model, said, size)]
+    return _STREAM_HEAD + b"".join(map(_chunk, events)) + _STREAM_END
+
+
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+def _chunk(event: dict[str, Any]) -> bytes:
+    data = f"data: {json.dumps(event)}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _event(model: str, said: int, **more: Any) -> dict[str, Any]:
     head = {"id": f"chatcmpl-{said}", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": model}
-    chunks = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    chunks.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": _reason(size)}]})
-    chunks.append(head | {"choices": [], "usage": _USAGE})
-    events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks] + [b"data: [DONE]\n\n"]
-    body = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
-    head_line = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked"
-    return head_line + b"\r\n\r\n" + body + b"0\r\n\r\n"
+    return head | more
+
+
+def _delta(model: str, said: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return _event(model, said, choices=[{"index": 0, "delta": delta, "finish_reason": None}])
+
+
+def _ending(model: str, said: int, size: int | None) -> list[dict[str, Any]]:
+    last = {"index": 0, "delta": {}, "finish_reason": _reason(size)}
+    return [_event(model, said, choices=[last]), _event(model, said, choices=[], usage=_USAGE)]
 
 
 _USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}

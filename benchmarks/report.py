@@ -16,6 +16,7 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
     ("concurrent", "rate_ratio", "perdure-inline"): 1.25,
     ("recovery", "seconds", "perdure"): 9.0,
     ("recovery", "seconds", "perdure-inline"): 9.0,
+    ("events", "p95", "perdure"): 150.0,
 }
 """At most, but for a rate: at least."""
 GROWTH = 2.1
@@ -32,7 +33,7 @@ _ROWS = (
 
 def tables(results: Mapping[str, Figures], *, runs: int) -> str:
     """Everything that was measured, as text."""
-    names = list(next(iter(results.values()))) if results else []
+    names = list(dict.fromkeys(name for figures in results.values() for name in figures))
     lines = [["", *names]]
     for measure, title, key, form, ratio in _ROWS:
         if measure in results:
@@ -41,6 +42,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
             lines.append([title.format(runs=runs), *cells])
     if "history" in results:
         lines += _history(results["history"], names)
+    if "events" in results:
+        lines += _events(results["events"], names)
     return _aligned(lines) + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
 
 
@@ -68,6 +71,18 @@ def _history(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
     yield [f"of 1.3 x messages + 3 kB an iteration, at {lengths[-1]}", *(_share(figures[name]) for name in names)]
     replay = [f"{figures[name]['replay_ms']:.0f} ms" for name in names]
     yield [f"replay of {lengths[-1]} iterations", *replay]
+
+
+def _events(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    for streams in next(iter(figures.values()), {}):
+        title = f"byte to event, {streams} stream{'s' if streams != '1' else ''}: p50 / p95 / max"
+        yield [title, *(_ages(name, figures[name][streams]) if name in figures else "-" for name in names)]
+
+
+def _ages(name: str, mine: Mapping[str, float]) -> str:
+    text = f"{mine['p50']:.0f} / {mine['p95']:.0f} / {mine['max']:.0f} ms"
+    target = TARGETS.get(("events", "p95", name))
+    return text if target is None else f"{text} {_mark(mine['p95'] <= target)} p95 ≤ {target:g}"
 
 
 def growth(mine: Mapping[str, Any]) -> float:

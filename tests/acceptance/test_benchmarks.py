@@ -17,7 +17,7 @@ from perdure.embedded.binary import ensure_binary
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-TINY = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 -o json"
+TINY = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 -o json"
 CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline"]
 ROWS = [
     "one run, wall per iteration",
@@ -30,6 +30,8 @@ ROWS = [
     "bytes at 12 / bytes at 6",
     "of 1.3 x messages + 3 kB an iteration, at 12",
     "replay of 12 iterations",
+    "byte to event, 1 stream:",
+    "byte to event, 3 streams:",
 ]
 
 
@@ -53,9 +55,9 @@ def test_all_rows_are_printed(measured: dict[str, Any]) -> None:
     assert heads.split() == CONTESTANTS
     for row in ROWS:
         assert any(line.startswith(row) for line in lines), row
-    assert set(measured["results"]) == {"single", "concurrent", "history", "recovery"}
-    for figures in measured["results"].values():
-        assert list(figures) == CONTESTANTS
+    assert set(measured["results"]) == {"single", "concurrent", "history", "recovery", "events"}
+    for name, figures in measured["results"].items():
+        assert list(figures) == (CONTESTANTS if name != "events" else ["perdure"])
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
@@ -75,3 +77,9 @@ def test_history_is_bounded_by_the_messages(measured: dict[str, Any], name: str)
 def test_a_killed_worker_costs_one_call(measured: dict[str, Any]) -> None:
     for name in CONTESTANTS:
         assert measured["results"]["recovery"][name]["seconds"] > 0
+
+
+def test_every_piece_of_a_reply_reaches_whoever_follows(measured: dict[str, Any]) -> None:
+    events = measured["results"]["events"]["perdure"]
+    assert {streams: mine["pieces"] for streams, mine in events.items()} == {"1": 4, "3": 12}
+    assert all(0 < mine["p50"] <= mine["p95"] <= mine["max"] for mine in events.values())
