@@ -128,8 +128,8 @@ class Engine:
             await client.close()
 
 
-def run_worker(agents: Iterable[Agent]) -> None:
-    """Main of a worker process: connect by the environment, serve, say ``ready``.
+def run_worker(agents: Iterable[Agent], **options: Any) -> None:
+    """Main of a worker process: connect by the environment, serve, say ``ready``. ``options`` are ``Worker``'s.
 
     With ``TEST_KILL_AT`` it kills itself at that named point, the first time in this test.
     """
@@ -138,7 +138,7 @@ def run_worker(agents: Iterable[Agent]) -> None:
 
     async def main() -> None:
         client = await Client.connect()
-        async with Worker(client, agents):
+        async with Worker(client, agents, **options):
             Path(os.environ["TEST_READY"]).touch()
             stop = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
