@@ -48,11 +48,11 @@ def facts(call: ModelCall | ToolCall) -> dict[str, Any]:
 def began(call: ModelCall) -> list[NewEvent]:
     """What is so as soon as the call begins: run and turn are under way, and what the model is told."""
     task, said = call.input, facts(call)
-    events = [NewEvent(RunEvent(**said, state="started", agent=task.agent), key=f"run/{task.scope}")]
-    if task.task_id:
-        events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
-    if task.iteration > 1:
-        events = []
+    events: list[NewEvent] = []
+    if task.iteration <= 1:
+        events.append(NewEvent(RunEvent(**said, state="started", agent=task.agent), key=f"run/{task.scope}"))
+        if task.task_id:
+            events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
     events += _given(call, said)
     if task.purpose == "force_finish":
         events.append(_limit(call, task.iteration, task.iteration - 1))

@@ -40,13 +40,11 @@ class _Event(Data):
 
 
 class RunEvent(_Event):
-    """The conversation was begun, waits, is paused, goes on, or has ended."""
+    """The conversation was begun, waits, is paused, or has ended."""
 
     type: Literal["run"] = "run"
-    state: Literal[
-        "started", "waiting", "paused", "running", "completed", "failed", "cancelled", "terminated", "timed_out"
-    ]
-    """``waiting`` for the next message; ``paused`` until an operator resumes it; ``running`` again after a pause."""
+    state: Literal["started", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed_out"]
+    """``waiting`` for the next message; ``paused`` until an operator resumes it: then its model is asked again."""
     agent: str = ""
     reason: str | None = None
     """Why it is paused; who or what ended it."""
@@ -236,7 +234,11 @@ _OWN = {"context_id", "task_id", "seq", "type", "replaces", "retracts", "partial
 
 def event_body(event: Event) -> bytes:
     """What is stored of ``event`` beside its number, type, conversation and turn: JSON, defaults left out."""
-    return json.dumps(event.model_dump(mode="json", exclude_defaults=True, exclude=_OWN)).encode()
+    try:
+        # The serialiser itself: a third of the time that a model's method takes, and this is done for every event.
+        return event.__pydantic_serializer__.to_json(event, exclude_defaults=True, exclude=_OWN)
+    except ValueError:  # a lone surrogate, in somebody else's error message for instance
+        return json.dumps(event.model_dump(mode="json", exclude_defaults=True, exclude=_OWN)).encode()
 
 
 def read_event(
