@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import RunCancelledError, RunNotFoundError, ServerUnreachableError, from_type
 from .following import follow_turn
-from .following.last import last_turn
+from .following.turns import had_turn, last_turn
 from .ports import TurnRow
 from .reading import QUERY
 from .runs import closed_status
@@ -119,10 +119,10 @@ class Turn:
         raise self._unknown(status)
 
     def _unknown(self, status: TurnStatus) -> RunNotFoundError:
-        return RunNotFoundError(
-            f"run {self.run.id!r} has no turn {status.task_id!r}",
-            hint="A turn of long ago is in the store: give this client store_url=….",
-        )
+        hint = f"perdure events {self.run.id} shows the turns that it had."
+        if not self.run.has_store:
+            hint = "A turn of long ago is in the store: give this client store_url=…."
+        return RunNotFoundError(f"run {self.run.id!r} has no turn {status.task_id!r}", hint=hint)
 
     async def _in_a_task(self) -> bool:
         """Whether the workflow has something to do that it has not done for good.
@@ -205,7 +205,7 @@ class Turn:
 
     async def _left(self, status: TurnStatus) -> TurnStatus:
         """A turn that the store knows, and that the execution which had it never ended."""
-        if await self._row() is None:
+        if not await self._begun():
             return status
         why = f"run {self.run.id!r} was ended before this turn had its answer, and has been opened again since"
         return TurnStatus(task_id=status.task_id, state="cancelled", error=why)
@@ -229,6 +229,12 @@ class Turn:
         if self.task_id is None or not self.run.has_store:
             return None
         return await (await self.run.store()).turn(self.run.id, self.task_id)
+
+    async def _begun(self) -> bool:
+        """Whether the store knows the turn; one that was cut off in its first model call has no row."""
+        if self.task_id is None or not self.run.has_store:
+            return False
+        return await self._row() is not None or await had_turn(await self.run.store(), self.run.id, self.task_id)
 
     async def _recorded(self) -> TurnStatus | None:
         """What the store says of a turn that has ended."""

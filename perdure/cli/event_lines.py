@@ -80,7 +80,7 @@ class EventLines:
                 yield self._styled(f"error: {event.error_type}: {_cut(event.error)}{then}", "red")
 
     def _run(self, event: RunEvent) -> Iterator[str]:
-        ordinary = ("started", "waiting", "running", "completed")
+        ordinary = ("started", "waiting", "completed")
         if event.state in ordinary and self._brief:
             return
         said = ": ".join(part for part in (event.error_type, event.error or event.reason) if part)

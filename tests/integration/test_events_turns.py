@@ -9,46 +9,121 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
-from perdure.errors import PerdureError, RunNotFoundError
+from perdure.errors import PerdureError, RunNotFoundError, TranscriptUnavailableError
 from perdure.ports import Completed, ModelRequest, StreamEvent, ToolCallDelta
 from perdure.testing import ScriptedProvider
 from perdure.testing import hang as hang_reply
 from perdure.types.events import MessageInjected, ModelDelta, TurnEvent
+from perdure.types.interface import WORKFLOW
 from perdure.types.messages import ToolCallPart
 from tests.support.engine import Engine
-from tests.support.following import Slow, all_of, assert_whole, next_of, shown
-from tests.support.scripts import Gate, replied
+from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, shown
+from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
-TURN = ["turn started", "message.injected"]
-ANSWER = ["model.started", "model.completed", "turn completed", "run waiting"]
+TURN = BEGIN[1:]
+WAITING = [*ANSWER, "run waiting"]
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
 
 
 async def test_each_turn_of_a_session_has_its_own_events(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
-        live = await all_of(run.turn().events())
-        assert shown(live) == ["run started", *TURN, *ANSWER]
-        turns = [await run.send(f"Number {n}?") for n in range(3)]
-        said = [await all_of(turn.events()) for turn in turns]
-        await run.close()
-        await run.result()
-        again = [await all_of(run.turn(turn.task_id).events(wait=wait)) for turn in turns for wait in (True, False)]
-    first, *rest = said
-    # Sent at once they may be one turn or three.
-    assert shown(first)[:2] == TURN
-    assert [one[0].task_id for one in said] == [turn.task_id for turn in turns]
-    assert [one[: len(live)] for live, one in zip([one for one in said for _ in range(2)], again, strict=True)] == [
-        one for one in said for _ in range(2)
-    ]
-    assert [shown(one)[-1] for one in again[-2:]] == ["run completed"] * 2  # closed behind its last turn
-    for one in (live, first, *rest):
-        assert {event.task_id for event in one} == {one[0].task_id}
-        ends = [event for event in one if isinstance(event, TurnEvent) and event.state == "completed"]
-        assert ends
+        turns = [run.turn()]
+        said = [await all_of(turns[0].events())]
+        for text in ("Two?", "Three?"):
+            turns.append(await run.send(text))
+            said.append(await all_of(turns[-1].events()))
+        everything = await all_of(run.events(wait=False))
+        late = [await all_of(run.turn(turn.task_id).events(wait=wait)) for turn in turns for wait in (True, False)]
+    assert [shown(one) for one in said] == [[*BEGIN, *WAITING], [*TURN, *WAITING], [*TURN, *WAITING]]
+    assert [{event.task_id for event in one} for one in said] == [{turn.task_id} for turn in turns]
+    assert late == [said[0], said[0], said[1], said[1], said[2], said[2]]
+    assert [event for one in said for event in one] == [event for event in everything if event.type != "model.delta"]
+
+
+async def test_turns_that_are_asked_for_at_once(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        turns = await asyncio.gather(*(run.send(f"Number {n}?") for n in range(3)))
+        said = await asyncio.gather(*(all_of(turn.events()) for turn in turns))
+    for turn, one in zip(turns, said, strict=True):  # some may have joined a turn
+        assert {event.task_id for event in one} == {turn.task_id}
         assert shown(one)[-1] == "run waiting"
+    heard = {event.content for one in said for event in one if isinstance(event, MessageInjected)}
+    assert heard >= {"Number 0?", "Number 1?", "Number 2?"}
+
+
+async def test_a_turn_so_far_and_from_a_number_on(engine: Engine) -> None:
+    model = Slow("One ", "two.")
+    async with engine.served(Agent("slow", model)) as client:
+        run = await client.start("slow", "Go.", mode="session")
+        turn = run.turn()
+        events = turn.events()
+        delta = await next_of(events, "model.delta")
+        there = await all_of(turn.events(wait=False))
+        assert shown(there, deltas=True) == [*BEGIN, "model.started", "model.delta"]
+        behind = turn.events(after=delta.seq)
+        model.gate.open()
+        assert await all_of(behind) == await all_of(events)
+        assert shown(await all_of(turn.events(after=there[-2].seq))) == [
+            "model.completed",
+            "turn completed",
+            "run waiting",
+        ]
+
+
+async def test_a_turn_of_a_plain_temporal_clients_run(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
+        start = {"agent": "talker", "message": "One?", "mode": "session"}
+        where: dict[str, Any] = {"id": f"plain-{engine.task_queue}", "task_queue": engine.task_queue}
+        await client.temporal.start_workflow(WORKFLOW, start, **where)
+        assert shown(await all_of(client.run(where["id"]).turn().events())) == [*BEGIN, *WAITING]
+
+
+async def test_a_turn_that_continues_as_new(engine: Engine) -> None:
+    model = ScriptedProvider(calls_then(9, "look"))
+    async with engine.served(Agent("long", model, tools=[look])) as client:
+        run = await client.start("long", "Go.", mode="session", max_history_events=20)
+        events = await all_of(run.turn().events())
+        assert (await client.run(run.id).handle.describe()).run_id != run.handle.result_run_id
+    assert shown(events) == [*BEGIN, *(STEP * 9), *WAITING]
+    assert_whole(events)
+
+
+async def test_a_client_without_a_store_follows_no_turn(engine: Engine) -> None:
+    async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
+        run = await client.start("talker", "One?", mode="session")
+        bare = await engine.client(store=False)
+        with pytest.raises(TranscriptUnavailableError):
+            await all_of(bare.run(run.id).turn().events())
+
+
+async def test_a_turn_that_was_cut_off_by_the_end_of_its_execution(engine: Engine) -> None:
+    model = Slow("One ", "two.")
+    async with engine.served(Agent("slow", model)) as client:
+        run = await client.start("slow", "Go.", mode="session")
+        turn = run.turn()
+        events = turn.events()
+        await next_of(events, "model.delta")
+        await run.handle.terminate()
+        with pytest.raises(PerdureError):
+            await turn.result()
+        await eventually(lambda: model.gate.left, what="a worker that has heard of it")  # else it may give its answer
+        model.gate.open()
+        await run.resume()
+        again = await run.send("Again.")
+        assert shown(await all_of(again.events()))[-3:] == WAITING[-3:]
+        cut = await all_of(events)
+        assert {event.task_id for event in await all_of(turn.events())} == {turn.task_id}
+    assert not [event for event in cut if isinstance(event, TurnEvent)]
 
 
 async def test_behind_its_end_a_turn_has_nothing_more(engine: Engine) -> None:
@@ -104,30 +179,21 @@ async def test_a_turn_that_is_interrupted(engine: Engine) -> None:
         rest = await all_of(events)
         assert shown(rest) == ["model.retracted", "turn completed", "run waiting"]
         turn = await run.send("Two?")
-        assert shown(await all_of(turn.events())) == [*TURN, *ANSWER]
+        assert shown(await all_of(turn.events())) == [*TURN, *WAITING]
 
 
-@pytest.mark.parametrize("served", [True, False])
-async def test_a_turn_of_a_terminated_run(engine: Engine, served: bool) -> None:
+async def test_who_follows_a_turn_hears_of_its_end_when_its_workers_are_gone(engine: Engine) -> None:
     async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
         run = await client.start("slow", "Go.", mode="session")
-        turn = run.turn()
-        events = turn.events()
+        events = run.turn().events()
         await next_of(events, "model.delta")
-        if served:
-            await run.handle.terminate()
-            rest = await all_of(events)
-    if not served:
-        await run.handle.terminate()
-        rest = await all_of(events)
-    assert {event.type for event in rest} <= {"model.retracted", "model.started", "model.delta", "error"}
-
-
-async def test_a_turn_of_a_run_that_ended_when_nobody_serves_any_more(engine: Engine) -> None:
-    async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
-        run = await client.start("talker", "One?")
-        await run.result()
-    assert shown(await all_of(client.run(run.id).turn().events()))[-1] == "turn completed"
+    await run.handle.terminate()
+    assert {event.type for event in await all_of(events)} <= {
+        "model.retracted",
+        "model.started",
+        "model.delta",
+        "error",
+    }
 
 
 class Writes:
