@@ -4,7 +4,8 @@ Addresses, authentication, connections, the event stream and errors are the SDK'
 ``generate_content_stream()`` makes pydantic models of the whole transcript with every call, and of each chunk: 11, 44
 and 87 ms of CPU at 20, 100 and 200 tool results of 4 KB. Its public way round (``extra_body``) costs 2.4, 4.3 and
 5.5 ms and still loses what it does not know of a chunk. Below that is the client that both go through, which takes
-bytes: 1.1, 1.0 and 1.5 ms. It is private, so the tests of this adapter are what says that a newer SDK still has it.
+bytes: 1.1, 1.0 and 1.5 ms. It is private, so perdure takes one major version of the SDK alone, and the tests of this
+adapter are what says that a newer one still has it.
 """
 
 from __future__ import annotations
