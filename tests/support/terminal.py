@@ -63,6 +63,11 @@ class Terminal:
         self._rest = self._screen.feed(self._rest + self._drawn.decode(data))
         self._more.set()
 
+    @property
+    def shown(self) -> str:
+        """What is on the screen, and above it."""
+        return self._screen.text
+
     def type(self, text: str) -> None:
         """Press these keys."""
         os.write(self._descriptor, text.encode())
