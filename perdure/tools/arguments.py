@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 from perdure.errors import ToolError
 from perdure.tools.function import Function, Parameter
+from perdure.tools.schema import PlainSchema, explained, runs_code, untitled
 from perdure.types.messages import clean
-
-_SHOWN_ERRORS = 10
-_SHOWN_VALUE = 200  # characters
 
 
 class ArgumentsError(ToolError):
     """The model's arguments do not fit the tool; the message is written for the model."""
-
-
-class _Schema(GenerateJsonSchema):
-    """Without what costs tokens, without warnings, and the same in every process (its hash is compared)."""
-
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's own attribute
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def encode_default(self, dft: Any) -> Any:
-        encoded = super().encode_default(sorted(dft, key=repr) if isinstance(dft, set | frozenset) else dft)
-        try:
-            json.dumps(encoded, allow_nan=False)
-        except ValueError as error:  # infinity is no JSON: leave the default out, as pydantic does for others
-            raise PydanticSerializationError(str(error)) from error
-        return encoded
 
 
 class Arguments:
@@ -60,7 +40,7 @@ class Arguments:
         except Exception as error:  # a type's own schema hook may raise anything
             raise self._no_schema(fields, error) from error
         self._validator = model.__pydantic_validator__
-        self.runs_code = _runs_code(model.__pydantic_core_schema__)
+        self.runs_code = runs_code(model.__pydantic_core_schema__)
         """Whether validating may run a function of the author's, which must not block the worker's loop."""
         self._check_defaults(model)
 
@@ -80,12 +60,7 @@ class Arguments:
         return {name: values[field] for field, name in self._names.items()}
 
     def _explain(self, error: ValidationError) -> str:
-        details = error.errors(include_url=False, include_context=False)
-        takes = ", ".join(self._names.values()) or "none"
-        lines = [f"- {_one(detail, takes)}" for detail in details[:_SHOWN_ERRORS]]
-        if len(details) > _SHOWN_ERRORS:
-            lines.append(f"- and {len(details) - _SHOWN_ERRORS} more")
-        return clean("\n".join([f"the arguments of {self._tool} are not valid:", *lines]))
+        return explained(error, f"the arguments of {self._tool} are not valid:", self._names.values())
 
     def _no_schema(self, fields: Mapping[str, tuple[Any, FieldInfo]], error: Exception) -> Exception:
         for field, (hint, info) in fields.items():
@@ -123,7 +98,7 @@ def _model(fields: Mapping[str, tuple[Any, FieldInfo]]) -> type[BaseModel]:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema: dict[str, Any] = _untitled(model.model_json_schema(schema_generator=_Schema))
+    schema: dict[str, Any] = untitled(model.model_json_schema(schema_generator=PlainSchema))
     schema.setdefault("properties", {})  # some APIs want it also where there is nothing in it
     json.dumps(schema, allow_nan=False)  # an author's json_schema_extra may hold anything
     return schema
@@ -141,56 +116,8 @@ def _field(parameter: Parameter, described: str | None) -> tuple[Any, FieldInfo]
     return hint, Field(**options)
 
 
-_NAMED = {"properties", "$defs", "patternProperties", "dependentSchemas"}
-_DATA = {"default", "examples", "example", "enum", "const"}
-
-
-def _untitled(schema: Any) -> Any:
-    """``schema`` without titles; a property, or data, that happens to be called "title" stays."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _DATA:
-            kept[key] = value
-        elif key in _NAMED and isinstance(value, dict):
-            kept[key] = {name: _untitled(item) for name, item in value.items()}
-        elif key != "title":
-            kept[key] = _untitled(value)
-    return kept
-
-
 def _encode(arguments: Mapping[str, Any]) -> bytes:
     try:
         return to_json(arguments)
     except ValueError:  # a lone surrogate
         return clean(json.dumps(arguments, ensure_ascii=False)).encode()
-
-
-def _one(detail: ErrorDetails, takes: str) -> str:
-    path = _path(detail["loc"])
-    if detail["type"] == "missing":
-        return f"{path}: missing, and it has no default"
-    if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
-        return f"{path}: there is no such argument; the arguments are: {takes}"
-    given = to_json(detail["input"], serialize_unknown=True, inf_nan_mode="constants").decode()
-    if len(given) > _SHOWN_VALUE:
-        given = given[:_SHOWN_VALUE] + "…"
-    return f"{path}: {detail['msg']}; given: {given}"
-
-
-def _path(loc: Sequence[str | int]) -> str:
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
-    return path.removeprefix(".") or "arguments"
-
-
-def _runs_code(schema: Any) -> bool:
-    """Whether a core schema calls Python functions (validators, ``__init__``, default factories)."""
-    if isinstance(schema, Mapping):
-        kind = schema.get("type")
-        called = isinstance(kind, str) and (kind.startswith("function-") or kind == "call")
-        custom = schema.get("custom_init") or schema.get("post_init") or "default_factory" in schema
-        return bool(called or custom) or any(map(_runs_code, schema.values()))
-    return isinstance(schema, list | tuple) and any(map(_runs_code, schema))

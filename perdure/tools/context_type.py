@@ -1,4 +1,4 @@
-"""The declared type of a run's context: checked where a run starts, and read back where authors' code runs."""
+"""Declared types of what a run is given (its context, its input): checked where it is given, read where it is used."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ _NO_OBJECT = {
 class ContextType:
     """A type that pydantic can take, built once. Values travel as JSON objects, and are read as such."""
 
-    def __init__(self, agent: str, kind: Any) -> None:
-        """Raises ``DefinitionError`` for what pydantic cannot take, and for what no JSON object can be."""
+    def __init__(self, agent: str, kind: Any, field: str = "context") -> None:
+        """``field`` is the agent's that declares it. Raises ``DefinitionError`` for what pydantic cannot take, and for
+        what no JSON object can be."""
         self._agent = agent
         self._kind = kind
+        self._field = field
         self._name = getattr(kind, "__name__", None) or repr(kind)
         if isinstance(kind, BaseModel | Mapping):
-            raise self._wrong("is a value", f"Give its type: context={type(kind).__name__}.")
+            raise self._wrong("is a value", f"Give its type: {field}={type(kind).__name__}.")
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
             self._adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
@@ -51,6 +53,11 @@ class ContextType:
             ) from error
         if shape in _NO_OBJECT:
             raise self._wrong("cannot be a JSON object", "A pydantic model, a dataclass or a TypedDict can.")
+
+    @property
+    def adapter(self) -> TypeAdapter[Any]:
+        """Pydantic's own for the type."""
+        return self._adapter
 
     def read(self, raw: Mapping[str, Any] | None) -> Any:
         """The validated object. Raises ``InvalidInputError`` that names each wrong field."""
@@ -93,12 +100,12 @@ class ContextType:
         named = getattr(self._kind, "model_fields", None) or getattr(self._kind, "__annotations__", {})
         fields = [getattr(field, "alias", None) or name for name, field in named.items()]
         return InvalidInputError(
-            f"the context does not fit agent {self._agent!r}: {why}",
+            f"the {self._field} does not fit agent {self._agent!r}: {why}",
             hint=f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else "."),
         )
 
     def _wrong(self, why: str, hint: str) -> DefinitionError:
-        return DefinitionError(f"agent {self._agent!r}: context={self._name:.100} {why}", hint=hint)
+        return DefinitionError(f"agent {self._agent!r}: {self._field}={self._name:.100} {why}", hint=hint)
 
 
 def plain_context(agent: str, value: Any) -> dict[str, Any]:
@@ -128,4 +135,4 @@ def _explained(error: ValidationError) -> str:
 
 def _path(loc: tuple[int | str, ...]) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
-    return path.removeprefix(".") or "context"
+    return path.removeprefix(".") or "it"
