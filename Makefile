@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 ARGS   ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some images set it: each of the hundreds of processes that the tests start would compile perdure anew, for 0.25 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup venv server demo test lint fmt check docs bench lock clean

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -31,6 +33,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What could not be tested on this machine is said where nobody overlooks it."""
     for said in npm.left_out:
         terminalreporter.section(said, sep="!", yellow=True, bold=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """The SDKs read the machine's certificates for each client that they make, which takes 25 to 75 ms; the servers
+    of our tests speak plain HTTP on loopback, where nobody looks at one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session")

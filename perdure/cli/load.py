@@ -12,6 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def author_files(root: Path) -> set[Path]:
     files = set()
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if path and _is_authors(Path(path)) and root in Path(path).parents:
+        if path and root in Path(path).parents and _is_authors(Path(path)):
             files.add(Path(path))
     return files
 
@@ -201,6 +202,7 @@ def _is_authors(path: Path) -> bool:
     return not any(root in resolved.parents for root in _foreign_roots())
 
 
+@cache
 def _foreign_roots() -> Iterable[Path]:
     paths = sysconfig.get_paths()
     named = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
