@@ -8,6 +8,7 @@
 - ``ledger``: :class:`Ledger`, a file to which side effects are appended across processes, so that a double one shows.
 - ``scripts``: replies for ``perdure.testing.ScriptedProvider``.
 - ``checks``: what every closed transcript must fulfil.
+- ``transcripts``: hypothesis strategies for transcripts; ``formats``: the four wire formats, and what each can hold.
 
 Worker files for processes stand in tests/workers/.
 """
