@@ -1,0 +1,207 @@
+"""Views: what of a conversation a model is sent. They follow from the transcript alone, and change at steps.
+
+A :class:`Fold` reads a conversation message by message. What it leaves out or cuts at a message depends only on the
+messages up to there, so every worker comes to the same view, and the views of two calls begin alike but where a step
+lies between them: that is what a provider's cache lives on.
+
+What is sent stays valid for every wire format: calls keep their results, it begins with a user's message, and a
+thinking block that is cut is sent no more as its provider's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..types.compaction import Compactions, Window
+from ..types.messages import Message
+from .cutting import cleared, shortened
+from .tokens import tokens_of
+
+NOTE_ID = "perdure:left-out"
+"""Message id of the note that stands for what a window leaves out."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """How many replies from the front are old: ``after`` have followed them, in steps of ``every``."""
+
+    after: int
+    every: int
+
+    def old(self, replies: int) -> int:
+        return max(0, (replies - self.after) // self.every * self.every)
+
+
+class Fold:
+    """Reads a conversation (without system prompts) and keeps the view of it.
+
+    ``tighter``: how often the window was halved, because a model refused what it let through.
+    """
+
+    def __init__(self, ways: Compactions, tighter: int = 0) -> None:
+        cut, clear = ways.truncate, ways.clear_results
+        self._cut = _Steps(cut.after, cut.every or cut.after) if cut else None
+        self._clear = _Steps(clear.after, clear.every or clear.after) if clear else None
+        self._keep = cut.keep if cut else 0
+        self._window = _Frame(ways.window, tighter) if ways.window else None
+        self.read: list[Message] = []
+        """What it has read."""
+        self._sent: list[Message] = []
+        self._replies: list[int] = []
+        """Where they stand."""
+        self._cut_to = self._cleared_to = 0
+
+    def feed(self, messages: Iterable[Message]) -> None:
+        """Read on."""
+        for message in messages:
+            self.read.append(message)
+            self._sent.append(message)
+            if message.role == "assistant":
+                self._replies.append(len(self.read) - 1)
+            if self._window is not None:
+                self._window.add(message)
+            if message.role == "assistant":
+                self._age()
+            if self._window is not None:
+                self._window.slide()
+
+    def view(self) -> list[Message]:
+        """What a model is sent now."""
+        return self._sent.copy() if self._window is None else self._window.of(self._sent)
+
+    @property
+    def can_tighten(self) -> bool:
+        """Whether a narrower window would leave out more."""
+        return self._window is not None and self._window.can_slide
+
+    def _age(self) -> None:
+        """A reply more: what has become old by it."""
+        count = len(self._replies)
+        if self._cut is not None and (old := self._cut.old(count)):
+            end = self._replies[old - 1] + 1
+            for place in range(self._cut_to, end):
+                if self.read[place].role == "assistant":
+                    self._put(place, shortened(self._sent[place], self._keep))
+            self._cut_to = max(self._cut_to, end)
+        if self._clear is not None and (old := self._clear.old(count)):
+            end = self._replies[old]  # the results of a reply stand before the next one
+            for place in range(self._cleared_to, end):
+                if self.read[place].role == "tool":
+                    self._put(place, cleared(self._sent[place]))
+            self._cleared_to = max(self._cleared_to, end)
+
+    def _put(self, place: int, message: Message) -> None:
+        if message is not self._sent[place]:
+            self._sent[place] = message
+            if self._window is not None:
+                self._window.put(place, message)
+
+
+class _Frame:
+    """The window: from which message on a conversation is sent, besides the first user's."""
+
+    def __init__(self, window: Window, tighter: int) -> None:
+        self._most_messages = None if window.messages is None else max(2, window.messages >> tighter)
+        self._most_tokens = None if window.tokens is None else max(50, window.tokens >> tighter)
+        self._tighter = tighter
+        self._roles: list[str] = []
+        self._tokens: list[int] = []
+        """An estimate for each message, as it is sent."""
+        self._first: int | None = None
+        """The first user's message."""
+        self._start = 0
+        self._size = 0.0
+        """Tokens that a call would have now: what the last one had, and an estimate of what is new."""
+        self._kept = 0
+        """The estimate for what is sent."""
+        self._ratio = 1.0
+        """By how much the last call had more tokens than estimated."""
+
+    @property
+    def can_slide(self) -> bool:
+        """Whether there is anything left to leave out."""
+        return any(True for _ in self._beginnings())
+
+    def add(self, message: Message) -> None:
+        """A message more."""
+        if self._first is None and message.role == "user":
+            self._first = len(self._roles)
+        self._roles.append(message.role)
+        if self._most_tokens is None:
+            return
+        tokens = tokens_of(message)
+        self._tokens.append(tokens)
+        self._kept += tokens
+        self._size += tokens
+        usage = message.usage
+        if usage is None or not usage.input_tokens:
+            return
+        had = usage.input_tokens + usage.output_tokens
+        if self._tighter and had > self._most_tokens:
+            return  # it was given more than this window lets through
+        self._size = had
+        self._ratio = min(3.0, max(0.5, had / self._kept))
+
+    def put(self, place: int, message: Message) -> None:
+        """The message at ``place`` is sent in another form."""
+        if self._most_tokens is None:
+            return
+        less = self._tokens[place] - tokens_of(message)
+        self._tokens[place] -= less
+        if place >= self._start or place == self._first:
+            self._kept -= less
+            self._size = max(0.0, self._size - less)
+
+    def slide(self) -> None:
+        """Leave out what is too much, and more, so that the next time is far off."""
+        most = self._most_messages
+        if most is not None and self._messages_from(self._start) > most:
+            self._begin_at(next((p for p in self._beginnings() if self._messages_from(p) <= most // 2), None))
+        if self._most_tokens is not None and self._size > self._most_tokens:
+            self._begin_at(self._of_half(self._most_tokens))
+
+    def _of_half(self, most_tokens: int) -> int | None:
+        """The first beginning from which there are half of ``most_tokens``."""
+        kept, seen = self._kept, self._start
+        for place in self._beginnings():
+            kept -= sum(self._tokens[p] for p in range(seen, place) if p != self._first)
+            seen = place
+            if kept * self._ratio <= most_tokens / 2:
+                return place
+        return None
+
+    def of(self, sent: Sequence[Message]) -> list[Message]:
+        """What is in the window, of ``sent``."""
+        start, first = self._start, self._first
+        if start == 0:
+            return list(sent)
+        left_out = start - (first is not None and first < start)
+        head = [sent[first]] if first is not None and first < start else []
+        return [*head, *([_note(left_out)] if left_out else []), *sent[start:]]
+
+    def _begin_at(self, place: int | None) -> None:
+        """Begin at ``place``; where nothing is short enough, at the last place that there is."""
+        last = next((p for p in range(len(self._roles) - 1, self._start, -1) if self._may_begin(p)), self._start)
+        self._start = last if place is None else place
+        if self._most_tokens is not None:
+            apart = self._tokens[self._first] if self._first is not None and self._first < self._start else 0
+            self._kept = apart + sum(self._tokens[self._start :])
+            self._size = self._kept * self._ratio
+
+    def _beginnings(self) -> Iterator[int]:
+        return (place for place in range(self._start + 1, len(self._roles)) if self._may_begin(place))
+
+    def _may_begin(self, place: int) -> bool:
+        """A result stays with its call."""
+        return self._roles[place] != "tool"
+
+    def _messages_from(self, start: int) -> int:
+        apart = self._first is not None and self._first < start
+        return len(self._roles) - start + apart
+
+
+def _note(count: int) -> Message:
+    noun = "message was" if count == 1 else "messages were"
+    text = f"[{count:,} earlier {noun} left out here to save space.]"
+    return Message.user(text, id=NOTE_ID)
