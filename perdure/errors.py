@@ -181,6 +181,8 @@ class ContextLengthError(BadRequestError):
     """The conversation is longer than the model takes."""
 
     fallback = True  # another model may take more
+    ways: tuple[str, ...] = ()
+    """Ways of the agent's (``Agent(compaction=…)``) by which the same call may be made shorter: those that are left."""
 
 
 class ContentFilterError(ProviderError):

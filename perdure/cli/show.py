@@ -182,7 +182,11 @@ def activity(status: Status) -> str | None:
     elif status.doing == "message":
         at = "waits for a message"
     else:
-        at = {"model": "the model thinks", "closing": "recording the end"}[status.doing]
+        at = {
+            "model": "the model thinks",
+            "compacting": "summing up what was said",
+            "closing": "recording the end",
+        }[status.doing]
     at = f"iteration {status.iteration + (status.doing == 'model')} · {at}"
     if status.queued and status.doing == "tools":  # what a model call was given is queued until it has answered
         at += f" · {status.queued} message{'s' if status.queued > 1 else ''} waiting to be read"

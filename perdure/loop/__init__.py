@@ -6,6 +6,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 
 from .answer import response
 from .apply import apply_closed, apply_model, apply_result
+from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .past import turn_status
@@ -16,11 +17,13 @@ from .status import status
 __all__ = [
     "CallModel",
     "Close",
+    "Compact",
     "End",
     "Next",
     "RunCalls",
     "Wait",
     "apply_closed",
+    "apply_compacted",
     "apply_model",
     "apply_result",
     "cancel",
@@ -39,5 +42,7 @@ __all__ = [
     "send",
     "status",
     "stopped",
+    "too_long",
+    "tried",
     "turn_status",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..types.state import Answer, Failure, PendingCall, RunState, Turn
 from ..types.wire import AsActivity, AsSubagent, Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult, Refused
+from .compacting import after_reply
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
 
@@ -16,6 +17,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     _take(state, step.taken)
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
+    after_reply(state, output)
     if step.purpose == "force_finish":
         _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
         state.carry = [_ran(call) or _not_run(call) for call in output.calls]

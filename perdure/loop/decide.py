@@ -9,6 +9,7 @@ from ..types.state import PendingCall, RunState, Turn
 from ..types.wire import Closing, New, NewMessage
 from . import sizes
 from .answer import response
+from .compacting import Compact, compaction
 from .finish import REMINDER_ID, force
 from .sizes import size
 
@@ -54,7 +55,7 @@ class End:
     status: Literal["completed", "failed", "cancelled"]
 
 
-Next = CallModel | RunCalls | Close | Wait | End
+Next = CallModel | Compact | RunCalls | Close | Wait | End
 
 
 def decide(state: RunState) -> Next:
@@ -90,6 +91,8 @@ def _between_turns(state: RunState) -> Next:
 def _model_or_limit(state: RunState, turn: Turn) -> Next:
     if _fitting(state.carry) < len(state.carry) and any(isinstance(item, NewMessage) for item in state.carry):
         return _closing(state, "waiting")  # what a stopped turn was told is more than one call is given
+    if (shorter := compaction(state)) is not None:
+        return shorter
     taken = _room(state)
     new = (*state.carry, *state.inbox[:taken])
     limits = state.limits

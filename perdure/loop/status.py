@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..types.interface import ChildStatus, Status
 from ..types.state import RunState
+from .compacting import Compact
 from .decide import CallModel, Close, End, RunCalls, Wait, decide
 
 
@@ -13,6 +14,8 @@ def status(state: RunState, since: str | None = None) -> Status:
     match step:
         case CallModel():
             phase, work = "running", "model"
+        case Compact():
+            phase, work = "running", "compacting"
         case RunCalls():
             phase, work = "running", "tools"
         case Close():

@@ -35,6 +35,8 @@ class ModelCall:
     attempt: int = 1
     asked_at: str = ""
     """When its first attempt was scheduled (``RunRow.asked_at``)."""
+    head: str | None = None
+    """The transcript's last node; set by the transcript stage."""
     prefix: Sequence[Message] = ()
     """The transcript up to the head; set by the transcript stage."""
     fresh: Sequence[Message] = ()
@@ -64,6 +66,8 @@ class ModelReply:
     """What the model said; None when nothing was called (``close``)."""
     system: str | None = None
     """The system prompt that the model was given."""
+    rewritten: Sequence[Message] = ()
+    """The conversation written anew, in the place of ``ModelCall.prefix``: it is recorded as a chain of its own."""
     commit: Commit = field(default_factory=Commit)
     """What the journal stage writes together with the outcome; made by the transcript stage."""
 

@@ -106,6 +106,7 @@ def _as_temporal(verdict: Verdict) -> ApplicationError:
     """What Temporal is told: the class by its name, whether to try again, and when."""
     return ApplicationError(
         verdict.message,
+        *verdict.details,
         type=verdict.kind,
         non_retryable=not verdict.retry,
         next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),

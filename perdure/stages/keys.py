@@ -19,6 +19,7 @@ def model_key(task: ModelInput) -> str:
         "new": [{"kind": item.kind, **_given(item)} for item in task.new],
         "overrides": task.overrides,
         "closing": _given(task.closing) if task.closing else None,
+        **({} if task.tighter is None else {"tighter": task.tighter}),
     }
     return _key(task.scope, task.op, "model", digest)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.calls import closed_calls
-from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Runs, ToolCall
+from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Node, Runs, ToolCall
 from ..types.messages import Message, ToolResultPart
 from ..types.wire import (
     INLINE_BYTES,
@@ -40,28 +40,36 @@ class TranscriptStage:
         check_store(task, self._store_id)
         sent = Sent(self._chain, self._store_id)
         call.fresh = await self._fresh(task, sent)
-        head = await self._last_head(task) if task.resume else task.head
+        call.head = head = await self._last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
         behind = call.prefix or await self._behind(head, call.fresh)
         fresh = _unheard(behind, call.fresh) if task.resume else call.fresh
-        call.fresh = [*closed_calls(behind, fresh), *fresh]
+        if task.purpose != "compact":  # what is open there is open behind it
+            call.fresh = [*closed_calls(behind, fresh), *fresh]
         if task.purpose != "close":
             known = {blob.hash: blob.body for blob in sent.blobs}
             call.files = await self._chain.files([*call.prefix, *call.fresh], known)
         reply = await next(call)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
         blobs = list(sent.blobs)
-        nodes = []
+        nodes: list[Node] = []
+        if reply.rewritten:
+            head = self._node(None, reply.rewritten, nodes, blobs)
         if said:
-            node, more = self._chain.extend(head, said)
-            blobs += more
-            self._chain.remember(node, said)
-            head, nodes = node.hash, [node]
+            head = self._node(head, said, nodes, blobs)
         reply.output = _fit(reply.output, blobs).model_copy(update={"head": head, "store_id": self._store_id})
         run, turn = run_row(call, reply.output), turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
+
+    def _node(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
+        """Put ``said`` behind ``head``: its node into ``nodes``, and what that takes into ``blobs``; the new head."""
+        node, more = self._chain.extend(head, said)
+        self._chain.remember(node, said)
+        nodes.append(node)
+        blobs += more
+        return node.hash
 
     async def _last_head(self, task: ModelInput) -> str | None:
         """Where the conversation of this id ended; where it is to begin, if there never was one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import AgentNotFoundError, PerdureError, ProviderError, ProviderTimeoutError
+from ..errors import AgentNotFoundError, ContextLengthError, PerdureError, ProviderError, ProviderTimeoutError
 
 AGENT_ATTEMPTS = 7
 """How often an unknown agent is looked for: a minute, with the delays of workflows/options.py. A deploy may be under
@@ -28,6 +28,13 @@ class Verdict:
     retry: bool
     delay: float | None = None
     """Seconds until the next attempt, where the provider said so."""
+    ways: tuple[str, ...] = ()
+    """What the loop may do before it asks again: ``ContextLengthError.ways``."""
+
+    @property
+    def details(self) -> tuple[dict[str, list[str]], ...]:
+        """For the loop, as details of the failure that Temporal is told."""
+        return ({"compaction": list(self.ways)},) if self.ways else ()
 
 
 def verdict(error: Exception, attempt: int) -> Verdict:
@@ -41,7 +48,8 @@ def verdict(error: Exception, attempt: int) -> Verdict:
         return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
     retry = error.retryable and (most is None or attempt < most)
     delay = error.retry_after if isinstance(error, ProviderError) else None
-    return Verdict(type(error).__name__, _short(str(error)), retry, delay)
+    ways = error.ways if isinstance(error, ContextLengthError) else ()
+    return Verdict(type(error).__name__, _short(str(error)), retry, delay, ways)
 
 
 def _short(text: str) -> str:

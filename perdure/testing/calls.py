@@ -42,7 +42,7 @@ class Calls:
                     await asyncio.sleep(0)  # at once, whatever delay is asked for
                     continue
                 text = f"{found.message} (given up after {ATTEMPTS} attempts)" if found.retry else found.message
-                raise ApplicationError(text, type=found.kind, non_retryable=True) from None
+                raise ApplicationError(text, *found.details, type=found.kind, non_retryable=True) from None
             return json.loads(output.model_dump_json(exclude_none=True))
         raise AssertionError("counting does not end")
 

@@ -151,7 +151,7 @@ class Status(Data):
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
     """``waiting`` for a message, ``paused`` until an operator resumes it; or how the run ended."""
-    doing: Literal["model", "tools", "message", "closing", "nothing"] = "nothing"
+    doing: Literal["model", "compacting", "tools", "message", "closing", "nothing"] = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
     """When that began: ISO 8601, UTC."""

@@ -161,6 +161,17 @@ class Usage(Data):
 FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "other"]
 
 
+class Replaced(Data):
+    """What a summary stands for: an earlier form of the conversation, which stays in the store."""
+
+    head: str
+    """Where that ends."""
+    messages: int
+    """How many it has."""
+    kept: int
+    """How many of its last ones stand behind the summary again."""
+
+
 class Message(Data):
     """One message. Assistant messages also say which model wrote them, at what cost, and why it stopped."""
 
@@ -174,6 +185,8 @@ class Message(Data):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     cost_usd: float | None = None
+    replaces: Replaced | None = None
+    """Of a summary (``Compaction.summarise``): what it stands for."""
 
     _wire: dict[str, bytes] = PrivateAttr(default_factory=dict)
 

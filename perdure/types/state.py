@@ -59,6 +59,17 @@ class Pause(Part):
     since: str
 
 
+class Compacting(Part):
+    """How the conversation is kept short."""
+
+    due: bool = False
+    """It is compacted before the next model call."""
+    done: int = 0
+    """Compactions since the last reply."""
+    tighter: int = 0
+    """How often the window was halved, because a model takes less than it lets through."""
+
+
 class Turn(Part):
     """One turn: from a user's message to the answer."""
 
@@ -111,6 +122,7 @@ class RunState(Part):
     """Ids of messages, the latest last, and the turn that each joined or opened."""
     refused: list[str] = []
     limits: AgentLimits = AgentLimits()
+    compaction: Compacting | None = None
     usage: Usage = Usage()
     cost_usd: float | None = None
     iterations: int = 0

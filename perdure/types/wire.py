@@ -80,8 +80,11 @@ class ModelInput(CallFacts):
 
     head: str | None = None
     new: tuple[New, ...] = ()
-    purpose: Literal["call", "force_finish", "close"] = "call"
-    """``force_finish`` asks for the answer now, without tools; ``close`` only records what is new."""
+    purpose: Literal["call", "force_finish", "close", "compact"] = "call"
+    """``force_finish`` asks for the answer now, without tools; ``close`` only records what is new; ``compact`` writes
+    the conversation up to ``head`` anew, shorter."""
+    tighter: int | None = None
+    """How often a window was halved, or how often the same step was compacted before; left out where it is 0."""
     closing: Closing | None = None
     overrides: dict[str, Any] | None = None
     """An ``Override``: the run's and the turn's together."""
@@ -164,6 +167,17 @@ class AgentLimits(Data):
     protocol: FinishProtocol = "text"
 
 
+class Compacted(Data):
+    """What a rewrite of the conversation came to. Tokens are counted by a provider or estimated."""
+
+    replaces: str
+    """The head before; it stays in the store."""
+    messages_before: int
+    messages_after: int
+    tokens_before: int
+    tokens_after: int
+
+
 class ModelOutput(Data):
     """Output of ``perdure.model``: the new head and everything that control needs."""
 
@@ -171,6 +185,10 @@ class ModelOutput(Data):
     """None only where the run ended before anything was said."""
     store_id: str | None = None
     """Set by the transcript stage, like ``head``."""
+    compact: bool | None = None
+    """The conversation is to be compacted before the next call; left out where it is not."""
+    compacted: Compacted | None = None
+    """Of ``purpose="compact"``; left out where there was nothing to make shorter."""
     text: str = ""
     """The reply's text; empty where it is longer than ``INLINE_BYTES`` (``blob``)."""
     blob: BlobRef | None = None

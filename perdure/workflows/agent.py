@@ -1,7 +1,7 @@
 """``AgentWorkflow``: carries out what the pure loop decides, and remembers what it answers.
 
     signals, updates → receive ─┐
-                                ├→ RunState → decide → CallModel · RunCalls · Close · Wait · End
+                                ├→ RunState → decide → CallModel · Compact · RunCalls · Close · Wait · End
     outcomes → apply ───────────┘
 
 The state is all there is: continue-as-new hands it on, a query shows it, an end returns what is in it.
@@ -56,6 +56,10 @@ class AgentWorkflow:
                     await self._continue_as_new_if_long(state)
                     if not work.stopping():
                         await work.through([steps.call_model(state, step, work.stopping)])
+                case loop.Compact():
+                    await self._continue_as_new_if_long(state)
+                    if not work.stopping():
+                        await work.through([steps.compact(state, step, work.stopping)])
                 case loop.RunCalls(calls=calls):
                     await work.through([steps.run_call(state, pending, work.stopping) for pending in calls])
                 case loop.Close():

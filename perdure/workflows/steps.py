@@ -25,6 +25,8 @@ from ..types.wire import (
 from . import host
 from .options import close_options, model_options, tool_options
 
+TOO_LONG = "ContextLengthError"
+
 Stopping = Callable[[], bool]
 """Whether an activity that comes back cancelled was cancelled by the run itself."""
 
@@ -37,6 +39,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         head=state.head,
         new=step.new,
         purpose=step.purpose,
+        tighter=(state.compaction.tighter or None) if state.compaction else None,
         overrides=_overrides(state),
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
@@ -51,10 +54,37 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         kind, message = _cause(error)
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
-        else:
+        elif kind != TOO_LONG:
             loop.fail(state, kind, message)
+        elif not loop.too_long(state, _ways(error)):
+            loop.fail(state, kind, message + loop.tried(state))
     else:
         loop.apply_model(state, step, ModelOutput.model_validate(raw))
+
+
+async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> None:
+    """Have the conversation written anew, shorter. What is new since the head waits for the call that follows."""
+    task = ModelInput(
+        **_facts(state, state.op),
+        head=state.head,
+        purpose="compact",
+        tighter=step.tighter or None,
+        overrides=_overrides(state),
+        mode=state.mode if state.mode != "run" else None,
+        resume=state.resume or None,
+    )
+    try:
+        raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
+    except ActivityError as error:
+        if _stopped(error) and stopping():
+            return  # it is compacted before the next call that there is
+        kind, message = _cause(error)
+        if kind in PAUSING:
+            loop.pause(state, f"{kind}: {message}", host.now().isoformat())
+        else:
+            loop.fail(state, kind, f"the conversation could not be summed up: {message}")
+    else:
+        loop.apply_compacted(state, ModelOutput.model_validate(raw))
 
 
 async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) -> None:
@@ -147,6 +177,14 @@ def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str
 
 def _plain(task: ModelInput | ToolInput) -> dict[str, Any]:
     return task.model_dump(mode="json", exclude_none=True)
+
+
+def _ways(error: BaseException) -> list[str]:
+    """By which a conversation that is too long may be made shorter, as the activity says (``Verdict.details``)."""
+    cause = error.__cause__
+    details = cause.details if isinstance(cause, ApplicationError) else ()
+    said = details[0] if details else None
+    return [str(way) for way in said.get("compaction", ())] if isinstance(said, dict) else []
 
 
 def _cause(error: BaseException) -> tuple[str, str]:
