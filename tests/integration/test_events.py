@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -171,17 +172,33 @@ async def test_a_message_that_joins_is_told_before_the_reply_to_it(engine: Engin
     assert (joined.content, joined.id, joined.by) == ("And quickly.", "m-1", "ana")
 
 
-async def test_long_replies_are_filled_in_and_pages_of_them_are_read_to_their_end(engine: Engine) -> None:
-    text = "long " * 200_000
+async def test_long_replies_are_filled_in(engine: Engine) -> None:
+    text = "long " * 20_000
     async with engine.served(Agent("long", ScriptedProvider(lambda _: text))) as client:
         run = await client.start("long", "One?", mode="session")
-        for _ in range(3):
-            await (await run.send("More?")).result()
+        await (await run.send("More?")).result()
         await run.close()
         await run.result()
         events = await all_of(run.events(wait=False))
+        stored = await (await client.store()).events(run.id)
     replies = [event for event in events if isinstance(event, ModelCompleted)]
     turns = [event for event in events if isinstance(event, TurnEvent) and event.state == "completed"]
     assert {event.text for event in replies} == {text} == {event.content for event in turns}
-    assert run_end(events).state == "completed"
+    assert all(len(row.body) < len(text) for row in stored)
     assert_whole(events)
+
+
+async def test_pages_are_read_to_their_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("follow", "reader"):
+        # Not by its path: the function ``follow`` hides the module of its name.
+        monkeypatch.setattr(import_module(f"perdure.following.{module}"), "PAGE", 3)
+    async with engine.served(Agent("busy", ScriptedProvider(calls_then(5, "look")), tools=[look])) as client:
+        run = await client.start("busy", "Go.")
+        live = await all_of(run.events())
+        late, so_far = await all_of(run.events()), await all_of(run.events(wait=False))
+        turn = await all_of(run.turn().events())
+    assert shown(live) == [*BEGIN, *(STEP * 5), *ANSWER, "run completed"]
+    assert shown(late) == shown(so_far) == shown(live)
+    assert shown(turn) == shown(live)[:-1]
+    for events in (live, late, so_far):
+        assert_whole(events)

@@ -147,8 +147,8 @@ async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any
     turns = [late.turn(), late.turn(first.task_id), late.turn(second.task_id)]
     responses = await asyncio.gather(*(turn.result() for turn in turns))
     assert [one.task_id for one in responses] == [second.task_id, first.task_id, second.task_id]
-    for turn in turns:
-        assert shown(await all_of(turn.events()))[-2:] == ["turn completed", "run waiting"]
+    for said in await asyncio.gather(*(all_of(turn.events()) for turn in turns)):
+        assert shown(said)[-2:] == ["turn completed", "run waiting"]
 
 
 async def test_opened_again_and_ended_before_anybody_took_it_up(engine: Engine) -> None:
