@@ -15,18 +15,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import benchmarks
-from benchmarks.contestants import CONTESTANTS, STREAM
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.events import events, following, streaming
 from benchmarks.lab import open_lab
-from benchmarks.measures import MEASURES, QUICK, Figures, Scale, chosen, following
+from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
 from benchmarks.report import tables
+
+MEASURES = {
+    "single": single,
+    "concurrent": concurrent,
+    "history": histories,
+    "recovery": recovery,
+    "events": events,
+    "streaming": streaming,
+}
 
 
 async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
     """What ``only`` names, measures or contestants; nothing named, everything."""
     measures = [name for name in MEASURES if name in only] or list(MEASURES)
     who = chosen([name for name in CONTESTANTS if name in only])
-    if measures == ["events"]:
-        who = following(chosen([]))
+    if set(measures) <= {"events", "streaming"}:
+        who = following(who) or following(chosen([]))  # no floor has to be there
     results: dict[str, Figures] = {}
     async with open_lab([one.name for one in who]) as lab:
         for name in measures:
@@ -56,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [*MEASURES, *CONTESTANTS]
     parser.add_argument("--quick", action="store_true", help="less of everything: about a minute, and noisy")
     parser.add_argument("--only", action="append", default=[], choices=names, help="a measure or contestant; repeat it")
-    parser.add_argument("--stream", choices=("on", "off"), default="on", help="whether perdure's workers stream")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     for given in dataclasses.fields(Scale):
         default = getattr(Scale(), given.name)
@@ -66,7 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     changed = {
         given.name: value for given in dataclasses.fields(Scale) if (value := getattr(options, given.name)) is not None
     }
-    os.environ[STREAM] = options.stream
     scale = dataclasses.replace(QUICK if options.quick else Scale(), **changed)
     logging.basicConfig(level=logging.ERROR)
     where = machine()  # before the load is our own

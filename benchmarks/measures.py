@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import statistics
 import time
 import uuid
@@ -24,8 +23,6 @@ TINY = 64
 """Bytes of a tool result where time is measured."""
 RESULT = 4096
 """Bytes of a tool result where history is measured."""
-PACE = 20
-"""Milliseconds from one piece of a streamed reply to the next."""
 _SETTLE = 0.05  # what a worker does behind a result belongs to the run
 
 
@@ -57,35 +54,35 @@ Figures = dict[str, dict[str, Any]]
 
 async def single(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
     """One run at a time: wall and worker CPU per iteration."""
-    rounds = await _rounds(lab, who, scale.rounds, runs=1, each=scale.iterations)
+    rounds = await in_rounds(lab, who, scale.rounds, runs=1, each=scale.iterations)
     figures: Figures = {}
     for one in who:
         mine, base = rounds[one.name], rounds[BASE]
         figures[one.name] = {
-            "wall_ms": _median([wall * 1000 for wall, _ in mine]),
-            "cpu_ms": _median([cpu * 1000 for _, cpu in mine]),
-            "wall_ratio": _median([a / b for (a, _), (b, _) in zip(mine, base, strict=True)]),
-            "cpu_ratio": _median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+            "wall_ms": median([wall * 1000 for wall, _ in mine]),
+            "cpu_ms": median([cpu * 1000 for _, cpu in mine]),
+            "wall_ratio": median([a / b for (a, _), (b, _) in zip(mine, base, strict=True)]),
+            "cpu_ratio": median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
         }
     return figures
 
 
 async def concurrent(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
     """Many runs at once: iterations a second, and worker CPU per iteration."""
-    rounds = await _rounds(lab, who, scale.run_rounds, runs=scale.runs, each=scale.each)
+    rounds = await in_rounds(lab, who, scale.run_rounds, runs=scale.runs, each=scale.each)
     figures: Figures = {}
     for one in who:
         mine, base = rounds[one.name], rounds[BASE]
         figures[one.name] = {
-            "iterations_s": _median([1 / wall for wall, _ in mine]),
-            "cpu_ms": _median([cpu * 1000 for _, cpu in mine]),
-            "rate_ratio": _median([b / a for (a, _), (b, _) in zip(mine, base, strict=True)]),
-            "cpu_ratio": _median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
+            "iterations_s": median([1 / wall for wall, _ in mine]),
+            "cpu_ms": median([cpu * 1000 for _, cpu in mine]),
+            "rate_ratio": median([b / a for (a, _), (b, _) in zip(mine, base, strict=True)]),
+            "cpu_ratio": median([a / b for (_, a), (_, b) in zip(mine, base, strict=True)]),
         }
     return figures
 
 
-async def _rounds(
+async def in_rounds(
     lab: Lab, who: Sequence[Contestant], rounds: int, *, runs: int, each: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Wall and worker CPU seconds per iteration of every round; a round before the first warms everything up."""
@@ -152,7 +149,7 @@ async def recovery(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures
     figures: Figures = {}
     for one in who:
         seconds = [await _kill(lab, one) for _ in range(scale.kills)]
-        figures[one.name] = {"seconds": _median(seconds), "most": max(seconds)}
+        figures[one.name] = {"seconds": median(seconds), "most": max(seconds)}
     return figures
 
 
@@ -179,45 +176,8 @@ async def _seen(lab: Lab, name: str, count: int) -> list[float]:
         await asyncio.sleep(0.05)
 
 
-async def events(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figures:
-    """From the moment a piece of a reply leaves the model to ``run.events()`` in another process, in milliseconds.
-
-    One reply at a time, and many at once. Of the contestants that have events.
-    """
-    message = f"say {scale.pieces} every {PACE}"
-    figures: Figures = {}
-    for one in following(who):
-        mine: dict[str, Any] = {}
-        async with lab.follower(one) as follower:
-            await follower.ages(1, f"say 5 every {PACE}")  # warms up
-            for streams in dict.fromkeys((1, scale.streams)):
-                cpu = await lab.workers[one.name].cpu()
-                ages = [age for _ in range(scale.stream_rounds) for age in await follower.ages(streams, message)]
-                spent = await lab.workers[one.name].cpu() - cpu
-                mine[str(streams)] = _spread(ages) | {"cpu_ms": spent * 1000 / len(ages)}
-        figures[one.name] = mine
-    return figures
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    at = {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in _SHARES.items()}
-    return {"pieces": len(ordered), **at}
-
-
-_SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-
-
-def _median(values: Sequence[float]) -> float:
+def median(values: Sequence[float]) -> float:
     return statistics.median(values)
-
-
-MEASURES = {"single": single, "concurrent": concurrent, "history": histories, "recovery": recovery, "events": events}
-
-
-def following(who: Sequence[Contestant]) -> list[Contestant]:
-    """Those whose events are measured: an inline tool changes nothing of them."""
-    return [one for one in who if one.name == "perdure"]
 
 
 def chosen(names: Sequence[str]) -> list[Contestant]:

@@ -19,6 +19,8 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
     ("events", "p95", "perdure"): 150.0,
 }
 """At most, but for a rate: at least."""
+STREAMING = 1.15
+"""Wall time with streaming by that without."""
 GROWTH = 2.1
 """Bytes of history at twice the length."""
 
@@ -44,6 +46,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _history(results["history"], names)
     if "events" in results:
         lines += _events(results["events"], names)
+    if "streaming" in results:
+        lines += _streaming(results["streaming"], names, runs)
     return _aligned(lines) + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
 
 
@@ -83,6 +87,18 @@ def _ages(name: str, mine: Mapping[str, float]) -> str:
     text = f"{mine['p50']:.0f} / {mine['p95']:.0f} / {mine['max']:.0f} ms"
     target = TARGETS.get(("events", "p95", name))
     return text if target is None else f"{text} {_mark(mine['p95'] <= target)} p95 ≤ {target:g}"
+
+
+def _streaming(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[str]]:
+    titles = {"single": "one run", "concurrent": f"{runs} runs", "slow": "slow replies at once"}
+    for which, title in titles.items():
+        mine = {name: figures[name][which] for name in names if name in figures}
+        cells = [_streamed(mine[name]) if name in mine else "-" for name in names]
+        yield [f"streamed / unstreamed, {title}: wall, CPU", *cells]
+
+
+def _streamed(mine: Mapping[str, float]) -> str:
+    return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= STREAMING)} ≤ {STREAMING}, {mine['cpu_ratio']:.2f}"
 
 
 def growth(mine: Mapping[str, Any]) -> float:

@@ -12,13 +12,13 @@ import time
 
 from temporalio.client import Client
 
-from benchmarks.contestants import CONTESTANTS
+from benchmarks.contestants import SERVED
 
 
 async def main(name: str, address: str, task_queue: str, store_url: str) -> None:
     """Serve until standard input ends."""
     client = await Client.connect(address)
-    async with CONTESTANTS[name].serve(client, task_queue, store_url):
+    async with SERVED[name].serve(client, task_queue, store_url):
         print("ready", flush=True)
         await asyncio.to_thread(_answer)
 

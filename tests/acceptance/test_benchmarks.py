@@ -32,6 +32,9 @@ ROWS = [
     "replay of 12 iterations",
     "byte to event, 1 stream:",
     "byte to event, 3 streams:",
+    "streamed / unstreamed, one run:",
+    "streamed / unstreamed, 3 runs:",
+    "streamed / unstreamed, slow replies at once:",
 ]
 
 
@@ -55,9 +58,9 @@ def test_all_rows_are_printed(measured: dict[str, Any]) -> None:
     assert heads.split() == CONTESTANTS
     for row in ROWS:
         assert any(line.startswith(row) for line in lines), row
-    assert set(measured["results"]) == {"single", "concurrent", "history", "recovery", "events"}
+    assert set(measured["results"]) == {"single", "concurrent", "history", "recovery", "events", "streaming"}
     for name, figures in measured["results"].items():
-        assert list(figures) == (CONTESTANTS if name != "events" else ["perdure"])
+        assert list(figures) == (["perdure"] if name in ("events", "streaming") else CONTESTANTS)
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
