@@ -10,12 +10,19 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from tests.support import npm
 from tests.support.engine import Engine
+
+# A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
+# pytest --hypothesis-profile=thorough. Neither is timed: that would be a test of the machine.
+settings.register_profile("suite", max_examples=50, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

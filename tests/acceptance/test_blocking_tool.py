@@ -19,7 +19,7 @@ from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.alone]
 
 BLOCK = 12.0
 """Seconds; well past the heartbeat timeout."""

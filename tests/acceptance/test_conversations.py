@@ -21,7 +21,7 @@ from tests.support.engine import Engine, WorkerProcess
 from tests.support.histories import weights
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.alone]
 
 USERS = 50
 TURNS = 20

@@ -49,6 +49,7 @@ class Model:
         return next((at for at, _ in self.asked if at > moment), None)
 
 
+@pytest.mark.alone
 async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> None:
     seed = int(os.environ.get("TEST_SEED", random.randrange(10**6)))
     dice = random.Random(seed)
@@ -103,6 +104,7 @@ async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> N
     assert max(recoveries) <= RECOVERY + TOOL_SECONDS + _slack(), recoveries
 
 
+@pytest.mark.alone
 async def test_a_kill_in_the_middle_of_a_reply(engine: Engine) -> None:
     def rule(request: dict[str, Any]) -> Reply:
         asked.append(time.monotonic())
@@ -180,6 +182,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_its_tool(engine: Engine) -
     assert engine.ledger.counts("work") == {"0": 1}
 
 
+@pytest.mark.alone
 async def test_a_kill_in_the_middle_of_a_workflow_task(engine: Engine) -> None:
     asked: list[float] = []
 

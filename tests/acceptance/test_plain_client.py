@@ -90,7 +90,9 @@ BAD_STARTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("start", "named"), BAD_STARTS, ids=[repr(start)[:60] for start, _ in BAD_STARTS])
+@pytest.mark.parametrize(
+    ("start", "named"), BAD_STARTS, ids=["nothing", *(repr(start)[:60] for start, _ in BAD_STARTS[1:])]
+)
 async def test_a_badly_shaped_start_fails_at_once(engine: Engine, start: Any, named: str) -> None:
     temporal = await engine.temporal()
     async with engine.served(Agent("support", ScriptedProvider([]))):
