@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agent import Agent
     from .client import Client
+    from .errors import Abort
+    from .hooks import HookSet, Veto, hook
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
     from .worker import PerdurePlugin, Worker
 
 _HOME = {
+    "Abort": "errors",
     "Agent": "agent",
     "Client": "client",
     "File": "types.files",
+    "HookSet": "hooks",
     "Limits": "types.limits",
     "Memory": "tools",
     "Message": "types.messages",
@@ -38,16 +42,20 @@ _HOME = {
     "Tool": "tools",
     "ToolContext": "tools",
     "Turn": "turn",
+    "Veto": "hooks",
     "Worker": "worker",
+    "hook": "hooks",
     "local": "runtime",
     "register_provider": "providers.registry",
     "tool": "tools",
 }
 
 __all__ = [
+    "Abort",
     "Agent",
     "Client",
     "File",
+    "HookSet",
     "Limits",
     "Memory",
     "Message",
@@ -60,7 +68,9 @@ __all__ = [
     "Tool",
     "ToolContext",
     "Turn",
+    "Veto",
     "Worker",
+    "hook",
     "local",
     "register_provider",
     "tool",

@@ -70,7 +70,7 @@ class Agent:
         max_iterations: int = 50,
         on_limit: OnLimit = "finish",
         limits: Limits | None = None,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[Hook | HookSet] = (),
     ) -> None:
         self.name = checked_name(name)
         self.chain = checked_models(name, model)

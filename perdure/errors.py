@@ -93,6 +93,14 @@ class HookError(RunError):
 class AbortError(RunError):
     """An author's hook, step policy or tool ended the run on purpose."""
 
+    def plain(self) -> AbortError:
+        """Itself, of a subclass of the author's without what only that has: it is told apart by its name."""
+        return AbortError(self.message, hint=self.hint)
+
+
+Abort = AbortError
+"""``raise Abort("…")``: as authors write it."""
+
 
 class ModelRetry(Exception):  # noqa: N818  # it is no error of the run: the model is told, and tries again
     """Raised by an output validator: the model is told why its answer will not do, and is to give another."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..agent import Agent
+from ..hooks import HookSet
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..tools import Memory, RunContext
 from ..tools.memory import Writes
@@ -13,6 +14,7 @@ from ..types.wire import ModelOutput, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .epilogue import Epilogue
+from .firing import Firing
 from .prologue import Prologue
 
 
@@ -26,12 +28,17 @@ class IterationStage:
         *,
         resources: Callable[[], Any] = lambda: None,
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
+        hooks: HookSet | None = None,
     ) -> None:
-        """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded."""
+        """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
+
+        ``hooks`` are those of the worker.
+        """
         self._agents = agents
         self._author = author
         self._resources = resources
         self._memory = memory
+        self._firing = Firing(author, HookSet() if hooks is None else hooks)
         self._prologue = Prologue(author)
         self._epilogue = Epilogue(author)
 
@@ -42,27 +49,36 @@ class IterationStage:
         ``DefinitionError`` for overrides that do not fit it.
         """
         if call.input.purpose == "close":
+            await self._firing.at_the_end(self._agents.get, call, lambda agent: self._told(agent, call))
             return ModelReply(ModelOutput(), message=None)
         agent = self._agents.get(call.input.agent).overridden(call.input.overrides)
-        told = await self._told(agent, call)
+        call.agent, call.told = agent, await self._told(agent, call)
         try:
-            call.agent, call.request = agent, await self._prologue.request(agent, call, told)
-            reply = await next(call)
-            assert reply.message is not None, "a model says something"
-            reply.output = await self._epilogue.output(agent, call, reply.message)
-            reply.system = call.request.system
-            return reply
+            return await self._iteration(agent, call, call.told, next)
+        except Exception as error:
+            await self._firing.failed(agent, call, call.told, error)
+            raise
         finally:
-            told.memory.close()
+            call.told.memory.close()
+
+    async def _iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
+        await self._firing.messages(agent, call, told)
+        call.request = request = await self._prologue.request(agent, call, told)
+        reply = await next(call)
+        assert reply.message is not None, "a model says something"
+        output = await self._epilogue.output(agent, call, reply.message)
+        reply.output = await self._firing.finished(agent, call, told, reply.message, output)
+        reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
+        return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do."""
         return await next(call)
 
-    async def _told(self, agent: Agent, call: ModelCall) -> RunContext[Any]:
+    async def _told(self, agent: Agent | None, call: ModelCall) -> RunContext[Any]:
         task = call.input
         context: Any = task.context
-        if agent.has_context:
+        if agent is not None and agent.has_context:
             context = await self._author.run(f"context of agent {agent.name}", agent.read_context, context)
         return RunContext(
             run_id=task.context_id,

@@ -9,9 +9,9 @@ from temporalio import activity
 
 from ..agent import Agent
 from ..errors import MalformedReplyError, TruncatedStreamError
-from ..loop.calls import with_ids
+from ..loop.calls import sound_part, with_ids
 from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, StreamEvent
-from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
+from ..types.messages import Message, Part, ToolCallPart, Usage
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
 Cost = Callable[[str, str, Usage], float | None]
@@ -36,9 +36,10 @@ class ModelActivity:
         assert request is not None, "the iteration stage makes the request"
         completed = await self._stream(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
+        parts = [sound_part(part) for part in completed.parts if not _cut_off(part, completed)]
         message = Message(
             role="assistant",
-            parts=with_ids([_sound(part) for part in completed.parts if not _cut_off(part, completed)], call.input.op),
+            parts=with_ids(parts, call.input.op),
             model=completed.model or agent.model_name,
             finish_reason=completed.finish_reason,
             usage=completed.usage,
@@ -70,20 +71,3 @@ def _cut_off(part: Part, reply: Completed) -> bool:
     """Whether ``part`` is a call that the model could not write to its end: it is none."""
     ended = reply.finish_reason in ("length", "content_filter", "refusal")
     return ended and isinstance(part, ToolCallPart) and part.malformed is not None
-
-
-def _sound(part: Part) -> Part:
-    """``part`` as it can be stored: text without lone surrogates, and arguments that are JSON.
-
-    Whatever a provider lets through must not fail here: the reply is paid for.
-    """
-    if isinstance(part, ToolCallPart):
-        try:
-            part.model_dump_json()
-        except (ValueError, RecursionError) as error:
-            shown = clean(f"{error}: {str(part.arguments)[:200]}")
-            return part.model_copy(update={"arguments": {}, "malformed": part.malformed or shown})
-        return part
-    if isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
-        return part.model_copy(update={"text": sound})
-    return part

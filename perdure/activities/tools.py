@@ -12,6 +12,7 @@ from temporalio import activity
 from temporalio.common import RawValue
 
 from ..agent import Agent
+from ..errors import AbortError
 from ..loop.calls import unknown
 from ..ports import Blob, ToolCall
 from ..tools import ArgumentsError, Memory, Result, Tool, ToolContext, error_text, read_result
@@ -61,7 +62,7 @@ class ToolActivity:
         if tool is None:  # the code changed since the model was shown the tool
             return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
         given_up, cancelled = threading.Event(), self._cancellation()
-        context = self._context(call, lambda: given_up.is_set() or cancelled.requested())
+        context = self.context(call, call.writes, lambda: given_up.is_set() or cancelled.requested())
         try:
             return await self._execute(call, tool, _work(agent, tool, call, context))
         except asyncio.CancelledError:
@@ -83,16 +84,21 @@ class ToolActivity:
                 return ToolOutput(key=call.key, content=result.text, files=files)
         except TimeoutError as error:
             if not limit.expired():  # the tool's own, not ours
-                return _failed(call, error_text(error))
-            return _failed(
-                call, f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_may_go_on(tool)}"
-            )
+                return _failed(call, error_text(error), error)
+            late = f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_may_go_on(tool)}"
+            return _failed(call, late, error)
         except ArgumentsError as error:
-            return _failed(call, str(error))
+            return _failed(call, str(error), error)
+        except AbortError as error:
+            text = error_text(error.plain())
+            return _failed(call, text, error).model_copy(update={"status": "aborted"})
         except Exception as error:
-            return _failed(call, error_text(error))
+            return _failed(call, error_text(error), error)
 
-    def _context(self, call: ToolCall, cancelled: Callable[[], bool]) -> ToolContext[Any]:
+    def context(
+        self, call: ToolCall, writes: Writes, cancelled: Callable[[], bool] = lambda: False
+    ) -> ToolContext[Any]:
+        """What the author's code is told in ``call``; its memory writes into ``writes``."""
         task = call.input
         return ToolContext(
             run_id=task.context_id,
@@ -101,7 +107,7 @@ class ToolActivity:
             iteration=task.iteration,
             context=task.context,
             resources=self._resources(),
-            memory=self._memory(call.writes),
+            memory=self._memory(writes),
             call_id=task.call_id,
             attempt=call.attempt,
             idempotency_key=call.key,
@@ -147,7 +153,8 @@ def _nothing(*details: Any) -> None:
     """Outside Temporal nobody waits for a heartbeat."""
 
 
-def _failed(call: ToolCall, text: str) -> ToolOutput:
+def _failed(call: ToolCall, text: str, error: Exception | None = None) -> ToolOutput:
+    call.error = error
     return ToolOutput(key=call.key, content=text, is_error=True)
 
 

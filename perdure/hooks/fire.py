@@ -1,60 +1,186 @@
-"""Running hooks: in the order in which they were given, on the author's side, each with what it asks for."""
+"""Running hooks: in the order in which they were given, on the author's side, each with what it asks for.
+
+Hooks that follow each other and are of a kind, sync or async, take one way to the author's side together: the way
+there and back costs more than most of them do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import HookError, PerdureError
-from .hook import Event, Hook
+from ..errors import AbortError, HookError
+from .hook import TIMEOUT, Hook
 
 logger = logging.getLogger("perdure.worker")
 
 Run = Callable[..., Awaitable[Any]]
-"""``run(name, fn, **kwargs)``: calls an author's function, sync or async, away from the worker's loop."""
+"""``run(name, fn, *args)``: calls an author's function, sync or async, away from the worker's loop."""
+Given = dict[str, Any]
+"""What hooks are given, by the names of their parameters."""
+Take = Callable[[Hook, Any, Given], object]
+"""``take(hook, returned, given)``: changes ``given`` for the hooks behind; whether these are not to run any more.
+Raises for what ``hook`` may not return."""
 
 
-class HookSet:
-    """Hooks by event, in order."""
-
-    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        self.all = tuple(hooks)
-        by_event: dict[Event, list[Hook]] = defaultdict(list)
-        for one in self.all:
-            by_event[one.event].append(one)
-        self._by_event = {event: tuple(hooks) for event, hooks in by_event.items()}
-
-    def __bool__(self) -> bool:
-        return bool(self.all)
-
-    def on(self, event: Event) -> tuple[Hook, ...]:
-        """Those of ``event``."""
-        return self._by_event.get(event, ())
-
-    def __add__(self, other: HookSet) -> HookSet:
-        if not other.all:
-            return self
-        return HookSet((*self.all, *other.all)) if self.all else other
+def _drop(hook: Hook, returned: Any, given: Given) -> None:
+    """Nobody asks what it returned."""
 
 
-async def fire(run: Run, hook: Hook, given: Mapping[str, Any]) -> Any:
-    """What ``hook`` returns; None where it failed and only logs that.
+async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _drop) -> None:
+    """Run ``hooks`` one behind the other; each is given what ``take`` made of the ones before.
 
-    Raises ``HookError`` that names it; a ``PerdureError`` that it raises on purpose (``Abort``) as it is.
+    Raises ``HookError`` that names the one which failed, or did not return in time, unless it only logs that; and
+    ``AbortError`` of any as it is.
     """
+    rest = tuple(hooks)
+    while rest:
+        other = (place for place, one in enumerate(rest) if one.is_async != rest[0].is_async)
+        group = _Group(rest[: next(other, len(rest))], given, take)
+        await _go(run, group)
+        if group.stopped:
+            return
+        rest = rest[group.at :]
+
+
+async def fire(run: Run, hook: Hook, given: Given) -> Any:
+    """What ``hook`` returns; None where it failed and only logs that. Raises as :func:`fire_all`."""
+    returned: list[Any] = []
+
+    def take(_: Hook, value: Any, __: Given) -> None:
+        returned.append(value)
+
+    await fire_all(run, [hook], given, take)
+    return returned[0] if returned else None
+
+
+class _Group:
+    """Hooks of one kind on their way. The author's side moves ``at`` and ``began``, ours looks at them."""
+
+    def __init__(self, hooks: tuple[Hook, ...], given: Given, take: Take) -> None:
+        self.hooks = hooks
+        self.at = 0
+        """The place of the one that runs, or runs next."""
+        self.began = time.monotonic()
+        self.stopped = False
+        """Those behind are not to run."""
+        self.abandoned = False
+        """One took too long. It may still run somewhere, and counts no longer."""
+        self._given = given
+        self._take = take
+
+    @property
+    def hook(self) -> Hook:
+        """The one that runs."""
+        return self.hooks[self.at]
+
+    async def asynchronous(self) -> None:
+        """Run them on the author's loop. They are named in its warning of what blocks it."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        for hook in self._rest():
+            task.set_name(f"hook {hook.name}")
+            try:
+                self._took(await self._call(hook))
+            except Exception as error:
+                _failed(hook, error)
+
+    def plain(self) -> _Left | None:
+        """Run them in a thread; what one of them left to be awaited, if so."""
+        for hook in self._rest():
+            try:
+                value = self._call(hook)
+                if isinstance(value, Awaitable):  # a partial, a lambda, a decorator around a coroutine function
+                    return _Left(value)
+                self._took(value)
+            except Exception as error:
+                _failed(hook, error)
+        return None
+
+    async def left(self, left: _Left) -> None:
+        """Await it on the author's loop."""
+        try:
+            self._took(await left.value)
+        except Exception as error:
+            _failed(self.hook, error)
+
+    def _rest(self) -> Iterator[Hook]:
+        while self.at < len(self.hooks) and not self.stopped and not self.abandoned:
+            self.began = time.monotonic()
+            yield self.hook
+            self.at += not self.abandoned
+
+    def _call(self, hook: Hook) -> Any:
+        return hook.fn(**{name: self._given[name] for name in hook.takes})
+
+    def _took(self, value: Any) -> None:
+        if not self.abandoned:
+            self.stopped = bool(self._take(self.hook, value, self._given))
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    value: Awaitable[Any]
+
+
+async def _go(run: Run, group: _Group) -> None:
+    """Run ``group`` to its end, or until one of it has failed and that is logged."""
     try:
-        async with asyncio.timeout(hook.timeout) as limit:
-            return await run(f"hook {hook.name}", hook.fn, **{name: given[name] for name in hook.takes})
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        if isinstance(error, TimeoutError) and limit.expired():
-            why = f"it did not return within {hook.timeout:g} s"
-        if hook.on_error == "log":
-            logger.warning("the hook %s (%s) failed, and the call goes on: %s", hook.name, hook.event, why)
-            return None
-        if isinstance(error, PerdureError):
-            raise
-        raise HookError(f"the hook {hook.name} ({hook.event}) failed: {why}") from error
+        async with asyncio.timeout(None) as limit:
+            with _watched(group, limit):
+                await _run(run, group)
+    except TimeoutError:
+        group.abandoned = True
+        _failed(group.hook, TimeoutError(f"it did not return within {group.hook.timeout:g} s"))
+        group.at += 1
+
+
+async def _run(run: Run, group: _Group) -> None:
+    name = f"hook {group.hook.name}"
+    try:
+        left = await run(name, group.asynchronous if group.hook.is_async else group.plain)
+        if isinstance(left, _Left):
+            await run(name, group.left, left)
+            group.at += 1
+    except (HookError, AbortError):
+        raise
+    except Exception as error:  # it was none when it was raised (sys.exit): it ended the task, or the thread's job
+        _failed(group.hook, error)
+        group.at += 1
+
+
+@contextmanager
+def _watched(group: _Group, limit: asyncio.Timeout) -> Iterator[None]:
+    """Let ``limit`` expire when the hook that runs has taken its time."""
+    clock = asyncio.get_running_loop()
+    waiting: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        due = group.began + group.hook.timeout - time.monotonic() if group.at < len(group.hooks) else TIMEOUT
+        if due <= 0:
+            limit.reschedule(clock.time())
+        else:
+            waiting[:] = [clock.call_later(due, look)]
+
+    look()
+    try:
+        yield
+    finally:
+        for timer in waiting:
+            timer.cancel()
+
+
+def _failed(hook: Hook, error: Exception) -> None:
+    """Raise what is to be raised, or log it."""
+    if isinstance(error, AbortError):
+        raise error
+    why = f"{type(error).__name__}: {error}"
+    if hook.on_error == "log":
+        logger.warning("the hook %s (%s) failed, and the call goes on: %s", hook.name, hook.event, why)
+        return
+    raise HookError(f"the hook {hook.name} ({hook.event}) failed: {why}") from error

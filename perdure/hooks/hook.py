@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,8 @@ EVENTS: dict[Event, tuple[str, ...]] = {
 }
 """Every event, and what its hooks may ask for: a parameter is given what has its name."""
 
+OF_TOOLS: tuple[Event, ...] = ("before_tool_call", "after_tool_call", "on_error")
+"""What hooks of a tool may be for."""
 TIMEOUT = 60.0
 """Seconds that a hook may take."""
 
@@ -58,6 +60,8 @@ class Hook:
     timeout: float
     takes: tuple[str, ...]
     """Names of the parameters that it is given."""
+    is_async: bool
+    """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -98,17 +102,72 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
             raise DefinitionError(
                 f"hook {called!r}: {event} gives no {parameter.name!r}", hint=f"It gives: {', '.join(given)}."
             )
-    return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)))
+    is_async = any(map(inspect.iscoroutinefunction, (fn, getattr(fn, "__call__", None))))  # noqa: B004  # asks what kind its call is, not whether it has one
+    return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)), is_async)
 
 
-def checked_hooks(owner: str, hooks: Iterable[Any]) -> tuple[Hook, ...]:
-    """``hooks`` of ``owner``. Raises ``DefinitionError`` for what is none."""
+def checked_hooks(owner: str, hooks: Iterable[Any], events: Iterable[Event] = EVENTS) -> tuple[Hook, ...]:
+    """``hooks`` of ``owner``, those of a ``HookSet`` among them one by one.
+
+    Raises ``DefinitionError`` for what is none, and for one of an event that is not among ``events``.
+    """
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable) or isinstance(hooks, str):
         raise DefinitionError(f"{owner}: hooks must be a list, not {hooks!r:.100}", hint="Write hooks=[audit].")
-    listed = tuple(hooks)
-    for one in listed:
-        if not isinstance(one, Hook):
+    listed: list[Hook] = []
+    for one in hooks:
+        if not isinstance(one, Hook | HookSet):
             raise DefinitionError(
                 f"{owner}: {one!r:.100} is no hook", hint='Say which event it is for: @hook("before_llm_call").'
             )
-    return listed
+        listed += [one] if isinstance(one, Hook) else one
+    possible = tuple(events)
+    for one in listed:
+        if one.event not in possible:
+            raise DefinitionError(
+                f"{owner}: the hook {one.name} is for {one.event}",
+                hint=f"Here there is: {', '.join(possible)}. Give it to the agent, or to the worker.",
+            )
+    return tuple(listed)
+
+
+class HookSet:
+    """Hooks by event, in order: ``agent.hooks``. What changes it changes what the next call runs.
+
+    A set may stand among the hooks of an agent or a worker, as those of ``perdure.contrib.hooks`` do.
+    """
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self._by_event: dict[Event, tuple[Hook, ...]] = {}
+        self.all: tuple[Hook, ...] = ()
+        """All of them, in the order in which they were given."""
+        self.add(*hooks)
+
+    def add(self, *hooks: Hook) -> None:
+        """Behind those that are there. Raises ``DefinitionError`` for what is no hook."""
+        self._set((*self.all, *checked_hooks("hooks", hooks)))
+
+    def clear(self, event: Event | None = None) -> None:
+        """Take those of ``event`` out, or all."""
+        self._set(tuple(one for one in self.all if event is not None and one.event != event))
+
+    def on(self, event: Event) -> tuple[Hook, ...]:
+        """Those of ``event``."""
+        return self._by_event.get(event, ())
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __add__(self, other: HookSet) -> HookSet:
+        return HookSet((*self.all, *other.all))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(f'{one.name} on {one.event}' for one in self.all) or 'none'}>"
+
+    def _set(self, hooks: tuple[Hook, ...]) -> None:
+        by_event: dict[Event, tuple[Hook, ...]] = {}
+        for one in hooks:
+            by_event[one.event] = (*by_event.get(one.event, ()), one)
+        self.all, self._by_event = hooks, by_event

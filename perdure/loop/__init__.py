@@ -5,7 +5,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 """
 
 from .answer import response
-from .apply import apply_closed, apply_model, apply_result
+from .apply import abort, apply_closed, apply_model, apply_result
 from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
@@ -22,6 +22,7 @@ __all__ = [
     "Next",
     "RunCalls",
     "Wait",
+    "abort",
     "apply_closed",
     "apply_compacted",
     "apply_model",

@@ -31,6 +31,22 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
         state.carry = [NewMessage(content=reminder(output.limits.protocol), id=REMINDER_ID)]
     collect(state)
     _limit(state, turn, output)
+    for call in output.calls:
+        if isinstance(call.disposition, Inline) and call.disposition.aborted is not None:
+            abort(state, call.disposition.aborted)
+
+
+def abort(state: RunState, text: str) -> None:
+    """A tool, or a hook of it, ended the run (``raise Abort``). Calls under way are let end; no other one begins."""
+    turn = state.turn
+    if turn is None or state.cancelled or turn.failure is not None:
+        return
+    turn.failure = Failure(type="AbortError", message=text.removeprefix("AbortError: "))
+    turn.at_limit = False
+    turn.answer = None
+    state.recorded = False
+    state.pause = None
+    state.interrupt = None
 
 
 def _count(state: RunState, turn: Turn, output: ModelOutput) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types.messages import Message, Part, ToolCallPart, ToolResultPart
+from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
 
 
 def with_ids(parts: Sequence[Part], op: int) -> tuple[Part, ...]:
@@ -29,6 +29,23 @@ def _free(wanted: str, taken: set[str]) -> str:
     while wanted in taken:
         wanted += "x"
     return wanted
+
+
+def sound_part(part: Part) -> Part:
+    """``part`` as it can be stored: text without lone surrogates, and arguments that are JSON.
+
+    Whatever a provider lets through must not fail: the reply is paid for.
+    """
+    if isinstance(part, ToolCallPart):
+        try:
+            part.model_dump_json()
+        except (ValueError, RecursionError) as error:
+            shown = clean(f"{error}: {str(part.arguments)[:200]}")
+            return part.model_copy(update={"arguments": {}, "malformed": part.malformed or shown})
+        return part
+    if isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
+        return part.model_copy(update={"text": sound})
+    return part
 
 
 def unknown(name: str, known: Sequence[str]) -> str:

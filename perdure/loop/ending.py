@@ -66,6 +66,8 @@ def stopped(state: RunState) -> None:
     """Nothing is in flight any more: close what was interrupted, and end the turn unless there is something to say."""
     how, state.interrupt = state.interrupt, None
     turn = state.turn
+    if turn is not None and turn.failure is not None and state.calls:
+        _close_calls(state, "not run: the run was aborted")
     if how is None or turn is None:
         return
     state.op += OPS_OF_A_REPLY

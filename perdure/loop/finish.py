@@ -27,12 +27,12 @@ def classify(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> 
     """The answer in ``reply``, or None when the loop goes on.
 
     A reply that calls tools is never the answer: what it asks for is done first. A refusal is the answer, and
-    ``finish_reason`` says what it is.
+    so is a veto; ``finish_reason`` says what it is.
     """
     if reply.tool_calls:
         return None
     text = reply.text
-    if reason in ("refusal", "content_filter"):
+    if reason in ("refusal", "content_filter", "veto"):
         return Finish(content=text)
     match protocol:
         case "text":

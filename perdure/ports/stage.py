@@ -25,6 +25,10 @@ def _unasked(model: str) -> None:
     """Nobody follows."""
 
 
+def _ungiven(messages: Sequence[Message]) -> None:
+    """Nobody follows."""
+
+
 @dataclass(slots=True)
 class ModelCall:
     """A model call on its way through the stages. Stages fill in what the inner ones need."""
@@ -45,14 +49,20 @@ class ModelCall:
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
     agent: Any = None
     """The ``Agent``, with what run and turn change of it; set by the iteration stage."""
+    told: Any = None
+    """The ``RunContext`` that the author's code is given; set by the iteration stage."""
     request: ModelRequest | None = None
     """What the model is asked; set by the iteration stage, and changed by hooks."""
     asking: Callable[[str], None] = _unasked
     """Told which model (``"<provider>:<model>"``) is asked, right before; set by the events stage."""
     emit: Callable[[StreamEvent], None] = _unheard
     """Told of everything that the model streams, as it comes; set by the events stage."""
+    heard: Callable[[Sequence[Message]], None] = _ungiven
+    """Told of the users' messages as hooks have left them, before the model is asked; set by the events stage."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the author's code wrote into memory during the call; committed with its outcome."""
+    blobs: list[Blob] = field(default_factory=list)
+    """Files that the author's code put into ``fresh``; committed with the outcome."""
     pending: list[NewEvent] = field(default_factory=list)
     """What is to be said of this attempt and is not recorded yet; whoever writes the next events takes them along."""
 
@@ -86,6 +96,10 @@ class ToolCall:
     """From the input, or set by the transcript stage where they are too large for history."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the tool wrote into memory; committed with its outcome, unless that is an error."""
+    kept: list[MemoryWrite] = field(default_factory=list)
+    """What hooks wrote into memory; committed with the outcome, whatever it is."""
+    error: Exception | None = None
+    """What the tool raised, where that is its outcome."""
     blobs: list[Blob] = field(default_factory=list)
     """The files that the tool gave; committed with its outcome."""
     progress: Callable[[str, Any], None] = _unsaid

@@ -14,6 +14,7 @@ from ..ports import Batch, Events, ModelCall, ModelReply, NewEvent, NextModel, N
 from ..types.wire import ToolOutput
 from .feed import Feed
 from .happened import answered, began, closed, retracted
+from .heard import as_heard, taken_out
 from .progress import Progress
 from .writer import say
 
@@ -23,21 +24,33 @@ class EventsStage:
 
     Without ``stream`` a model call writes nothing before its outcome: no deltas, and no transaction of its own.
     ``stopped_by_run`` says of a cancelled call whether the run stopped it; else it is the worker that stops.
+    ``changed_by_hooks`` says whether those of an agent may change what users say: then that is told when they have.
     """
 
-    def __init__(self, store: Events, stopped_by_run: Callable[[], bool], *, stream: bool = True) -> None:
+    def __init__(
+        self,
+        store: Events,
+        stopped_by_run: Callable[[], bool],
+        *,
+        stream: bool = True,
+        changed_by_hooks: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._store = store
         self._stopped_by_run = stopped_by_run
         self._stream = stream
+        self._changed_by_hooks = changed_by_hooks
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call, or the recording of an ending."""
         call.pending += began(call)
+        said = taken_out(call.pending) if self._changed_by_hooks(call.input.agent) else []
         if call.input.purpose == "close":
+            call.heard = lambda messages: call.pending.extend(as_heard(said, messages))
             reply = await next(call)
             return self._with_events(call, reply, closed(call))
         feed = Feed(self._store, call, stream=self._stream)
         call.asking, call.emit = feed.asking, feed.emit
+        call.heard = lambda messages: feed.add(as_heard(said, messages))
         try:
             reply = await next(call)
         except asyncio.CancelledError:

@@ -8,6 +8,7 @@ A reply that is whole before the first write adds none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -73,6 +74,10 @@ class Feed:
         """``model`` is asked now."""
         self._waiting.append(asked(self._call, model, self._models))
         self._models += 1
+
+    def add(self, events: Sequence[NewEvent]) -> None:
+        """``events`` have happened."""
+        self._waiting += events
 
     def emit(self, event: StreamEvent) -> None:
         """The model has streamed ``event``."""

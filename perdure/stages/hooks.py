@@ -1,21 +1,131 @@
-"""The innermost stage: hooks see the whole conversation and run under the journal.
+"""The innermost stage but one: hooks see the whole conversation and run under the journal.
 
-Hooks come with their own issue; the stage holds their place in the order, so that adding them touches nothing else.
+What a retry finds in the journal came behind the hooks, so they do not run again. Outside them stands only what makes
+the request and reads the reply (the iteration); inside them the limits of a call, which a slow hook does not use up.
 """
 
 from __future__ import annotations
 
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..types.wire import ToolOutput
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from ..agent import Agent
+from ..errors import DefinitionError, HookError
+from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
+from ..hooks.files import by_reference
+from ..hooks.returned import reply_from, request_from
+from ..loop.calls import with_ids
+from ..overriding import check_agent_settings
+from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..types.messages import Message, TextPart, Usage, clean
+from ..types.wire import ModelOutput, ToolOutput
+from .tool_hooks import ToolContexts, ToolHooks
 
 
 class HookStage:
-    """Runs the hooks of the agent, the worker and the tool around the bare call; there are none yet."""
+    """Runs the hooks of the worker, then the agent's, then the tool's around the bare call.
+
+    ``run`` calls an author's function on the author's side; ``find_agent`` and ``contexts`` give the agent and the
+    context of a tool call.
+    """
+
+    def __init__(
+        self, run: Run, find_agent: Callable[[str], Agent], contexts: ToolContexts, worker: HookSet | None = None
+    ) -> None:
+        self._run = run
+        self._worker = HookSet() if worker is None else worker
+        self._tools = ToolHooks(run, find_agent, contexts, self._worker)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call."""
-        return await next(call)
+        """Around a model call. Raises ``HookError``, ``AbortError``."""
+        before = self._on("before_llm_call", call)
+        if before and (veto := await self._before(before, call)) is not None:
+            return ModelReply(ModelOutput(), _vetoed(veto))
+        reply = await next(call)
+        if (after := self._on("after_llm_call", call)) and reply.message is not None:
+            reply.message = await self._after(after, call, reply.message)
+        return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call."""
-        return await next(call)
+        return await self._tools.around(call, next)
+
+    def _on(self, event: Event, call: ModelCall) -> tuple[Hook, ...]:
+        agent: Agent = call.agent
+        return (*self._worker.on(event), *agent.hooks.on(event))
+
+    async def _before(self, hooks: tuple[Hook, ...], call: ModelCall) -> Veto | None:
+        """Change the request; or what says that there is none."""
+        agent: Agent = call.agent
+        given: Given = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.told}
+        vetoes: list[Veto] = []
+
+        def show(request: ModelRequest) -> None:
+            given.update(request=request, messages=tuple(request.messages), tools=tuple(request.tools))
+
+        def take(hook: Hook, returned: Any, given: Given) -> bool:
+            found = request_from(hook, returned, given["request"])
+            if isinstance(found, Veto):
+                vetoes.append(found)
+                return True
+            if found is not given["request"]:
+                _check_settings(hook, agent, found)
+                show(_with_files(found))
+            return False
+
+        assert call.request is not None, "the iteration stage makes the request"
+        show(call.request)
+        await fire_all(self._run, hooks, given, take)
+        call.request = given["request"]
+        return vetoes[0] if vetoes else None
+
+    async def _after(self, hooks: tuple[Hook, ...], call: ModelCall, reply: Message) -> Message:
+        assert call.request is not None, "it was asked"
+        given: Given = {
+            "messages": tuple(call.request.messages),
+            "usage": reply.usage,
+            "cost_usd": reply.cost_usd,
+            "iteration": call.input.iteration,
+            "ctx": call.told,
+            "reply": reply,
+            "response": reply,
+        }
+
+        def take(hook: Hook, returned: Any, given: Given) -> None:
+            found = reply_from(hook, returned, given["reply"])
+            if found is not given["reply"]:
+                found = found.model_copy(update={"parts": with_ids(found.parts, call.input.op)})
+                given.update(reply=found, response=found)
+
+        await fire_all(self._run, hooks, given, take)
+        changed: Message = given["reply"]
+        return changed
+
+
+def _vetoed(veto: Veto) -> Message:
+    """What stands in the transcript in the place of the reply that nobody was asked for."""
+    said = (TextPart(text=clean(str(veto.reason))),)
+    return Message(role="assistant", parts=said, finish_reason="veto", usage=Usage(), cost_usd=0.0)
+
+
+def _check_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
+    """Those of an agent are checked when it is defined; these can only be checked now."""
+    given: Any = SimpleNamespace(
+        chain=agent.chain, settings=request.settings, provider_options=request.provider_options
+    )
+    try:
+        check_agent_settings(given)
+    except DefinitionError as error:
+        raise HookError(
+            f"the hook {hook.name} ({hook.event}) changed the settings: {error.message}", hint=error.hint
+        ) from None
+
+
+def _with_files(request: ModelRequest) -> ModelRequest:
+    """``request`` with the bytes of files, where a hook put some into its messages, beside them."""
+    messages, blobs = by_reference(request.messages)
+    if not blobs:
+        return request
+    return replace(request, messages=messages, files={**request.files, **{blob.hash: blob.body for blob in blobs}})

@@ -47,7 +47,9 @@ class InlineStage:
             for index, asked in enumerate(calls):
                 # A tool that was cancelled comes back with a result that says so: the next must not begin.
                 if _is_inline(asked) and self._clock() < until and not task.cancelling():
-                    calls[index] = await self._one(call, output, index)
+                    calls[index] = done = await self._one(call, output, index)
+                    if isinstance(done.disposition, Inline) and done.disposition.aborted is not None:
+                        break  # the run ends
         except asyncio.CancelledError:
             # The reply is paid for and recorded: hand it over, and let the workflow close what is left.
             pass
@@ -79,7 +81,9 @@ class InlineStage:
             asked_at=call.asked_at,
         )
         result = await self._run(inner)
-        done = Inline(key=result.key, content=result.content, blob=result.blob, is_error=result.is_error)
+        aborted = result.content if result.status == "aborted" else None
+        content = None if aborted else result.content
+        done = Inline(key=result.key, content=content, blob=result.blob, is_error=result.is_error, aborted=aborted)
         return asked.model_copy(update={"disposition": done})
 
 

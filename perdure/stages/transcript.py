@@ -52,7 +52,7 @@ class TranscriptStage:
             call.files = await self._chain.files([*call.prefix, *call.fresh], known)
         reply = await next(call)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
-        blobs = list(sent.blobs)
+        blobs = [*sent.blobs, *call.blobs]
         nodes: list[Node] = []
         if reply.rewritten:
             head = self._node(None, reply.rewritten, nodes, blobs)

@@ -96,6 +96,11 @@ class Memory:
         """The same for plain ``def`` functions: nothing is awaited."""
         return BlockingMemory(self)
 
+    def absorb(self, writes: Writes) -> None:
+        """Take over what another memory of the same call has written."""
+        for write in writes:
+            self._write(write)
+
     def close(self) -> None:
         """The call has ended: from now on a write raises ``RuntimeError`` instead of being lost."""
         with _lock:

@@ -7,12 +7,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
 from perdure.errors import DefinitionError
+from perdure.hooks import Hook, HookSet, checked_hooks
+from perdure.hooks.hook import OF_TOOLS
 from perdure.ports import ToolSpec
 from perdure.tools.arguments import Arguments
 from perdure.tools.context import RunContext
@@ -43,6 +45,7 @@ class Tool(Generic[P, R]):
         inline: bool = False,
         retries: int | None = None,
         task_queue: str | None = None,
+        hooks: Sequence[Hook | HookSet] = (),
     ) -> None:
         """Arguments as of :func:`tool`. Raises ``DefinitionError``."""
         function = read(fn)
@@ -56,6 +59,8 @@ class Tool(Generic[P, R]):
         self.inline = inline
         self.retries = retries
         self.task_queue = task_queue
+        self.hooks = HookSet(checked_hooks(f"tool {self.name!r} ({self.where})", hooks, OF_TOOLS))
+        """What runs around each call of it, innermost."""
         self.is_async = function.is_async
         """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
         self.context_parameter = function.context
@@ -108,6 +113,7 @@ def tool(
     inline: bool = False,
     retries: int | None = None,
     task_queue: str | None = None,
+    hooks: Sequence[Hook | HookSet] = (),
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 @overload
 def tool(
@@ -121,6 +127,7 @@ def tool(
     inline: bool = False,
     retries: int | None = None,
     task_queue: str | None = None,
+    hooks: Sequence[Hook | HookSet] = (),
 ) -> Tool[P, R]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function a tool: ``@tool``, ``@tool(timeout=60)``, ``tool(instance.method, name="search")``.
@@ -128,7 +135,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     ``name`` and ``description`` default to the function's own. ``timeout`` is in seconds, for one attempt.
     ``idempotent`` says that running the call twice does no harm, so a lost worker's call is run again; then
     ``retries`` bounds how often. ``inline`` runs a quick tool inside the model's activity, without one of its
-    own. ``task_queue`` sends the call to other workers.
+    own. ``task_queue`` sends the call to other workers. ``hooks`` run around each call of it, inside those of the
+    agent and of the worker: ``before_tool_call``, ``after_tool_call`` and ``on_error``.
 
     Raises ``DefinitionError`` for a function that a model could not call.
     """

@@ -158,7 +158,8 @@ class Usage(Data):
         )
 
 
-FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "other"]
+FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "veto", "other"]
+"""Why a reply ended. ``veto``: a hook has answered in the model's place."""
 
 
 class Replaced(Data):

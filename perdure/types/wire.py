@@ -126,6 +126,8 @@ class Inline(Data):
     content: str | None = None
     blob: BlobRef | None = None
     is_error: bool = False
+    aborted: str | None = None
+    """The call ended the run: the error's text, as of ``ToolOutput.status``."""
 
 
 class AsSubagent(Data):
@@ -224,4 +226,5 @@ class ToolOutput(Data):
     is_error: bool = False
     files: tuple[FilePart, ...] = Field(default=(), exclude_if=operator.not_)
     """Images and files, in the store. Left out where there are none: the same outcome is the same bytes as before."""
-    status: Literal["done", "unknown", "cancelled"] = "done"
+    status: Literal["done", "unknown", "cancelled", "aborted"] = "done"
+    """``aborted``: the tool, or a hook of it, ended the run; ``content`` is the error's text."""

@@ -10,7 +10,9 @@ from typing import Any
 from .. import config
 from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
 from ..activities.cancellation import cancellation
+from ..activities.firing import ON_MESSAGES
 from ..agent import Agent
+from ..hooks import Hook, HookSet, checked_hooks
 from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
 from ..ports.seams import model_in_place
 from ..providers.chain import ModelChain
@@ -55,8 +57,10 @@ class Engine:
         lifespan: Lifespan | None = None,
         stream: bool = True,
         provider_limits: Mapping[str, RateLimit] | None = None,
+        hooks: Iterable[Hook | HookSet] = (),
     ) -> None:
         self._stream = stream
+        self.hooks = HookSet(checked_hooks("worker", hooks))
         self.agents = Agents(agents)
         self._provider_limits = checked_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
@@ -65,7 +69,13 @@ class Engine:
         self._resources = Resources(lifespan, self.author)
         memory = StoredMemory(self.store, note)
         self.model = ModelActivity(self._provider, cost_usd)
-        self._iteration = IterationStage(self.agents, self.author, resources=self._shared, memory=memory)
+        self._iteration = IterationStage(
+            self.agents,
+            self.author,
+            resources=self._shared,
+            memory=memory,
+            hooks=self.hooks,
+        )
         self.tool = ToolActivity(self.agents, self.author, self._shared, heartbeat=reporter, memory=memory)
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
         self._stages: Sequence[Stage] = ()
@@ -114,13 +124,16 @@ class Engine:
     def _make_stages(self) -> list[Stage]:
         """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
         chain = Chain(self.store)
-        tracing, hooks = TracingStage(), HookStage()
+        tracing = TracingStage()
+        hooks = HookStage(self.author.run, self.agents.get, self.tool.context, self.hooks)
         outcomes = CachedJournal(self.store)
         journal = JournalStage(outcomes, waiting=note)
         transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id)
         prepare = PrepareStage(chain, self.store.store_id, self.agents.get)
         failures = FailuresStage(self.store)
-        events = EventsStage(self.store, lambda: cancellation().by_run(), stream=self._stream)
+        events = EventsStage(
+            self.store, lambda: cancellation().by_run(), stream=self._stream, changed_by_hooks=self._changes_messages
+        )
         outer: list[Stage] = [failures, prepare, journal, events, transcript]
         behind_inline = [*outer, self._iteration, hooks, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
@@ -138,6 +151,11 @@ class Engine:
 
     def _limits(self, agent: str) -> Limits:
         return self.agents.get(agent).limits
+
+    def _changes_messages(self, agent: str) -> bool:
+        """Whether hooks may change what users say to the agent; those of the worker, where nobody knows it."""
+        sets = [self.hooks, *(one.hooks for one in self.agents if one.name == agent)]
+        return any(some.on(event) for some in sets for event in ON_MESSAGES)
 
     def _is_ours(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

@@ -11,6 +11,7 @@ from temporalio.worker import WorkerConfig
 
 from ..agent import Agent
 from ..errors import DefinitionError
+from ..hooks import Hook, HookSet
 from ..ports import Store
 from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
@@ -29,8 +30,9 @@ class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
-    the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``, ``stream`` and
-    ``provider_limits``: see ``Worker``. Its ``calls_per_second`` is ``max_task_queue_activities_per_second`` here.
+    the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``, ``stream``,
+    ``provider_limits`` and ``hooks``: see ``Worker``. Its ``calls_per_second`` is here
+    ``max_task_queue_activities_per_second``.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class PerdurePlugin(SimplePlugin):
         lifespan: Lifespan | None = None,
         stream: bool = True,
         provider_limits: Mapping[str, RateLimit] | None = None,
+        hooks: Iterable[Hook | HookSet] = (),
     ) -> None:
         self.engine = Engine(
             agents,
@@ -50,6 +53,7 @@ class PerdurePlugin(SimplePlugin):
             lifespan=lifespan,
             stream=stream,
             provider_limits=provider_limits,
+            hooks=hooks,
         )
         super().__init__(
             "perdure.PerdurePlugin",

@@ -15,6 +15,7 @@ from .. import config
 from ..agent import Agent
 from ..client import Client
 from ..errors import RuntimeSetupError
+from ..hooks import Hook, HookSet
 from ..types.limits import RateLimit
 from .plugin import PerdurePlugin
 from .rates import checked_rate
@@ -46,6 +47,8 @@ class Worker:
     ``calls_per_second`` is of all workers of the task queue together, kept by the Temporal server: it counts every
     activity of that queue, so tool calls and retries too, and holds them back before they start. Workers of one queue
     should all give the same.
+
+    ``hooks`` run around the calls of every agent, before the agent's own.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Worker:
         stream: bool = True,
         provider_limits: Mapping[str, RateLimit] | None = None,
         calls_per_second: float | None = None,
+        hooks: Iterable[Hook | HookSet] = (),
     ) -> None:
         rate = checked_rate(calls_per_second)
         plugin = PerdurePlugin(
@@ -69,6 +73,7 @@ class Worker:
             lifespan=lifespan,
             stream=stream,
             provider_limits=provider_limits,
+            hooks=hooks,
         )
         self.task_queue = config.task_queue(task_queue or client.task_queue)
         self.agents = tuple(plugin.engine.agents)

@@ -105,10 +105,12 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
         idempotent=how.idempotent,
         retries=how.retries,
     )
+    aborted: str | None = None
     try:
         raw = await host.execute_activity(TOOL_ACTIVITY + call.name, _plain(task), **tool_options(how))
         output = ToolOutput.model_validate(raw)
         result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
+        aborted = (output.content or "") if output.status == "aborted" else None
     except ActivityError as error:
         if is_cancelled_exception(error) and stopping():
             return  # closed by the loop
@@ -118,6 +120,8 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
             return  # the call is run when the run is resumed
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
     loop.apply_result(state, pending.op, result)
+    if aborted is not None:
+        loop.abort(state, aborted)
 
 
 async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:

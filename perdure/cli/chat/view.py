@@ -20,6 +20,7 @@ _ENDS = {
     "limit": "it has reached its limit of iterations",
     "length": "cut off: the reply has reached its limit of tokens",
     "refusal": "the model has declined",
+    "veto": "a hook has answered in the model's place",
     "content_filter": "the provider's filter has stopped the reply",
 }
 

@@ -1,0 +1,147 @@
+"""Hooks of an iteration beside those around the call: on messages as they join, on the answer, on errors.
+
+What a user's message has become is what is recorded, and what whoever follows is told. An ending records messages that
+no model was given: they go through the same hooks, and the ending is recorded whatever these do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..agent import Agent
+from ..errors import AbortError, AgentNotFoundError
+from ..hooks import Event, Given, Hook, HookSet, Veto, fire_all
+from ..hooks.files import by_reference
+from ..hooks.returned import message_from, text_from, withheld
+from ..loop.finish import REMINDER_ID
+from ..ports import ModelCall
+from ..tools import RunContext
+from ..types.messages import Message
+from ..types.wire import MODEL_ACTIVITY, ModelOutput
+from .author_loop import AuthorLoop
+
+logger = logging.getLogger("perdure.worker")
+
+ON_MESSAGES: tuple[Event, Event] = ("on_user_message", "on_user_injection")
+
+
+class Firing:
+    """Runs the hooks of the worker, then those of the agent."""
+
+    def __init__(self, author: AuthorLoop, worker: HookSet) -> None:
+        self._author = author
+        self._worker = worker
+
+    def on(self, event: Event, agent: Agent | None) -> tuple[Hook, ...]:
+        """The hooks of ``event``, in their order; the worker's alone where nobody knows the agent."""
+        return (*self._worker.on(event), *(agent.hooks.on(event) if agent is not None else ()))
+
+    # --- messages
+
+    async def messages(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
+        """Let hooks change the users' messages among ``call.fresh``. Raises ``HookError``, ``AbortError``."""
+        hooks = {event: self.on(event, agent) for event in ON_MESSAGES}
+        if not any(hooks.values()):
+            return
+        fresh, users = list(call.fresh), 0
+        for place, message in enumerate(fresh):
+            if not _said_by_user(message):
+                continue
+            opens = call.input.iteration <= 1 and users == 0
+            users += 1
+            due = hooks["on_user_message"] + (() if opens else hooks["on_user_injection"])
+            fresh[place] = await self._message(due, message, (*call.prefix, *fresh[:place]), call, told)
+        self._heard(call, fresh)
+
+    async def at_the_end(
+        self, find: Callable[[str], Agent], call: ModelCall, told: Callable[[Agent | None], Any]
+    ) -> None:
+        """The same for messages that are recorded with an ending. What fails withholds them; it raises nothing."""
+        try:
+            agent = find(call.input.agent)
+        except AgentNotFoundError:
+            agent = None
+        if not any(self.on(event, agent) for event in ON_MESSAGES):
+            return
+        context: RunContext[Any] | None = None
+        try:
+            context = await told(agent)
+            await self.messages(agent, call, context)
+        except Exception as error:
+            logger.warning("messages of run %s are withheld from its transcript: %s", call.input.context_id, error)
+            why = f"{type(error).__name__} when it was recorded"
+            self._heard(call, [withheld(one, why) if _said_by_user(one) else one for one in call.fresh])
+        finally:
+            if context is not None:
+                context.memory.close()
+
+    async def _message(
+        self, hooks: Sequence[Hook], message: Message, before: Sequence[Message], call: ModelCall, told: RunContext[Any]
+    ) -> Message:
+        def take(hook: Hook, returned: Any, given: Given) -> bool:
+            given["message"] = message_from(hook, returned, given["message"])
+            return isinstance(returned, Veto)
+
+        given: Given = {"message": message, "messages": tuple(before), "ctx": told}
+        await fire_all(self._author.run, hooks, given, take)
+        changed: Message = given["message"]
+        if changed is message:
+            return message
+        (changed,), blobs = by_reference([changed])
+        call.blobs += blobs
+        call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
+        return changed
+
+    def _heard(self, call: ModelCall, fresh: Sequence[Message]) -> None:
+        call.fresh = fresh
+        call.heard([message for message in fresh if _said_by_user(message)])
+
+    # --- the answer, and errors
+
+    async def finished(
+        self, agent: Agent, call: ModelCall, told: RunContext[Any], reply: Message, output: ModelOutput
+    ) -> ModelOutput:
+        """Let hooks change the answer, where ``output`` has one. Raises ``HookError``, ``AbortError``."""
+        finish = output.finish
+        if finish is None or not (hooks := self.on("on_finish", agent)):
+            return output
+
+        def take(hook: Hook, returned: Any, given: Given) -> None:
+            given["content"] = text_from(hook, returned, given["content"])
+
+        given: Given = {
+            "content": finish.content,
+            "raw_content": reply.text,
+            "output": getattr(finish, "output", None),
+            "messages": (*call.prefix, *call.fresh, reply),
+            "iterations": call.input.iteration,
+            "ctx": told,
+        }
+        await fire_all(self._author.run, hooks, given, take)
+        if given["content"] == finish.content:
+            return output
+        return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
+
+    async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
+        """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""
+        for hook in self.on("on_error", agent):
+            given: Given = {
+                "error": error,
+                "error_type": type(error).__name__,
+                "name": MODEL_ACTIVITY,
+                "attempt": call.attempt,
+                "ctx": told,
+            }
+            try:
+                await fire_all(self._author.run, [hook], given)
+            except AbortError as abort:
+                raise abort.plain() from error
+            except Exception as wrong:
+                logger.warning("%s", wrong)
+
+
+def _said_by_user(message: Message) -> bool:
+    """Reminders are the engine's own."""
+    return message.role == "user" and message.id != REMINDER_ID

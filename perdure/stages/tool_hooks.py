@@ -1,0 +1,187 @@
+"""Hooks around a tool call: they change or veto it before, and change its result afterwards.
+
+Whatever they do, the call has a result: a hook that fails makes it an error that names the hook, and one that fails
+behind the tool does not hide that the tool has acted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..agent import Agent
+from ..errors import AbortError
+from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
+from ..hooks.files import by_reference
+from ..hooks.hook import OF_TOOLS
+from ..hooks.returned import arguments_from
+from ..ports import NextTool, ToolCall
+from ..tools import ArgumentsError, ToolContext, error_text, read_result
+from ..tools.memory import Writes
+from ..types.messages import FilePart, Message, ToolResultPart, clean
+from ..types.wire import ToolOutput
+
+logger = logging.getLogger("perdure.worker")
+
+
+class ToolContexts(Protocol):
+    """Makes contexts of tool calls."""
+
+    def __call__(self, call: ToolCall, writes: Writes) -> ToolContext[Any]:
+        """One whose memory writes into ``writes``."""
+        ...
+
+
+class ToolHooks:
+    """See :class:`~perdure.stages.hooks.HookStage`."""
+
+    def __init__(self, run: Run, find_agent: Callable[[str], Agent], contexts: ToolContexts, worker: HookSet) -> None:
+        self._run = run
+        self._find_agent = find_agent
+        self._contexts = contexts
+        self._worker = worker
+
+    async def around(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Run the hooks around ``next``."""
+        agent = self._find_agent(call.input.agent)
+        tool = agent.toolbox.get(call.input.name)
+        sets = (self._worker, agent.hooks, *([tool.hooks] if tool is not None else []))
+        hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in OF_TOOLS if any(sets)}
+        if not any(hooks.values()):
+            return await next(call)
+        context = self._contexts(call, call.kept)
+        try:
+            return await _Around(self._run, agent, context, hooks).call(call, next)
+        finally:
+            context.memory.close()
+
+
+class _Around:
+    """The hooks of one call. What they write into memory is kept whatever the call comes to."""
+
+    def __init__(self, run: Run, agent: Agent, context: ToolContext[Any], hooks: dict[Event, tuple[Hook, ...]]) -> None:
+        self._run = run
+        self._agent = agent
+        self._context = context
+        self._hooks = hooks
+        self._changed_by: Hook | None = None
+        """Who has changed the arguments."""
+
+    async def call(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """The call between its hooks."""
+        name = call.input.name
+        try:
+            await self._read_context()
+            veto = await self._before(call)
+        except Exception as error:
+            return _failed(call, error, f"{name} was not run")
+        if veto is not None:
+            return ToolOutput(key=call.key, content=clean(f"Vetoed: {veto.reason}"), is_error=True)
+        output = self._explained(call, await next(call))
+        if not output.is_error:
+            self._context.memory.absorb(call.writes)
+            call.writes.clear()
+        ran = f"{name} {'failed' if output.is_error else 'was run'}, and its result cannot be shown"
+        try:
+            await self._tell_error(call)
+            return output if output.status == "aborted" else await self._after(call, output)
+        except asyncio.CancelledError:
+            if call.input.idempotent:
+                raise
+            text = f"Cancelled: {ran}: the call was cancelled before its hooks had ended"
+            return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
+        except Exception as error:
+            return _failed(call, error, ran)
+
+    async def _read_context(self) -> None:
+        """``ctx.context`` as the agent's type. Its validators are the author's."""
+        if self._agent.has_context and any("ctx" in hook.takes for some in self._hooks.values() for hook in some):
+            name = f"context of agent {self._agent.name}"
+            self._context.context = await self._run(name, self._agent.read_context, self._context.context)
+
+    async def _before(self, call: ToolCall) -> Veto | None:
+        vetoes: list[Veto] = []
+
+        def take(hook: Hook, returned: Any, given: Given) -> bool:
+            found = arguments_from(hook, returned, given["arguments"])
+            if isinstance(found, Veto):
+                vetoes.append(found)
+            elif found is not given["arguments"]:
+                given["arguments"], self._changed_by = found, hook
+            return bool(vetoes)
+
+        given = self._given(call)
+        await fire_all(self._run, self._hooks["before_tool_call"], given, take)
+        if self._changed_by is not None:
+            call.arguments = given["arguments"]
+        return vetoes[0] if vetoes else None
+
+    def _explained(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
+        """The model must not think that it gave arguments which a hook has given."""
+        if self._changed_by is None or not isinstance(call.error, ArgumentsError):
+            return output
+        text = f"{output.content}\n(the hook {self._changed_by.name} had changed the arguments)"
+        return output.model_copy(update={"content": text})
+
+    async def _tell_error(self, call: ToolCall) -> None:
+        """Whoever observes errors only ends the run (``Abort``); else it fails for itself."""
+        if call.error is None or not self._hooks["on_error"]:
+            return
+        given = self._given(call)
+        given |= {"error": call.error, "error_type": type(call.error).__name__, "attempt": call.attempt}
+        for hook in self._hooks["on_error"]:
+            try:
+                await fire_all(self._run, [hook], given)
+            except AbortError:
+                raise
+            except Exception as error:
+                logger.warning("%s", error)
+
+    async def _after(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
+        if not self._hooks["after_tool_call"]:
+            return output
+
+        def take(_: Hook, returned: Any, given: Given) -> None:
+            if returned is not None:
+                given["result"] = self._read(call, given["result"], returned)
+
+        task = call.input
+        before = ToolResultPart(
+            call_id=task.call_id,
+            name=task.name,
+            content=output.content or "",
+            is_error=output.is_error,
+            files=output.files,
+        )
+        given = self._given(call) | {"result": before}
+        await fire_all(self._run, self._hooks["after_tool_call"], given, take)
+        result: ToolResultPart = given["result"]
+        if result is before:
+            return output
+        said = {"content": result.content, "is_error": result.is_error, "files": result.files}
+        return output.model_copy(update=said)
+
+    def _read(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
+        """What a hook has made of the result: whole, or as a tool gives one. An error stays one then."""
+        if isinstance(returned, ToolResultPart):
+            text, files, is_error = clean(returned.content), returned.files, returned.is_error
+        else:
+            result = read_result(returned)
+            text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
+        (message,), blobs = by_reference([Message(role="tool", parts=files)])
+        call.blobs += blobs
+        kept = tuple(part for part in message.parts if isinstance(part, FilePart))
+        return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
+
+    def _given(self, call: ToolCall) -> Given:
+        task = call.input
+        return {"name": task.name, "arguments": dict(call.arguments), "call_id": task.call_id, "ctx": self._context}
+
+
+def _failed(call: ToolCall, error: Exception, what: str) -> ToolOutput:
+    """The result of a call of which a hook has failed, or that a hook has ended the run at."""
+    if isinstance(error, AbortError):
+        return ToolOutput(key=call.key, content=error_text(error.plain()), is_error=True, status="aborted")
+    return ToolOutput(key=call.key, content=f"{error_text(error)}\n({what})", is_error=True)
