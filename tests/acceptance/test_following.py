@@ -194,7 +194,6 @@ async def test_a_killed_follower_misses_nothing_while_three_workers_write_and_on
         assert_whole(seen[place])
         gone = replaced(events)
         assert plain(seen[place], gone) == plain(events)
-        assert any(event.seq in gone for event in seen[place])
         told = Counter(event.content for event in events if isinstance(event, ToolCompleted))
         assert told == {f"told {n}": 1 for n in range(ROUNDS * CALLS)}
     _assert_retracted(seen[0])
@@ -229,5 +228,6 @@ def _assert_retracted(events: Sequence[Event]) -> None:
     assert [event.seq for event in first] == numbers
     assert "".join(event.text for event in first) == SAID[: len("".join(event.text for event in first))]
     [done] = [event for event in events if isinstance(event, ModelCompleted) and event.iteration == HANGS + 1]
-    assert (done.attempt, done.text) == (2, SAID)
+    assert done.text == SAID
+    assert done.attempt > undone.attempt
     assert done.seq > undone.seq
