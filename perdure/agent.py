@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from .definition import (
+    checked_compaction,
     checked_instructions,
     checked_limits,
     checked_models,
@@ -24,6 +25,7 @@ from .overriding import check_agent_settings, overridden
 from .ports import Provider
 from .tools import RunContext, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
+from .types.compaction import Compaction
 from .types.interface import FinishProtocol, OnLimit, Override
 from .types.limits import Limits
 
@@ -70,6 +72,7 @@ class Agent:
         max_iterations: int = 50,
         on_limit: OnLimit = "finish",
         limits: Limits | None = None,
+        compaction: Compaction | Sequence[Compaction] | None = None,
         hooks: Sequence[Hook | HookSet] = (),
     ) -> None:
         self.name = checked_name(name)
@@ -90,6 +93,8 @@ class Agent:
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.max_iterations = iterations(name, max_iterations)
         self.limits = checked_limits(name, limits)
+        self.compaction = checked_compaction(name, compaction)
+        """How its conversations are kept short; None where they are not."""
         self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks))
         self._overridden: dict[str, Agent] = {}
 

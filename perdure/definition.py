@@ -9,6 +9,7 @@ from typing import Any
 from .errors import DefinitionError
 from .ports import ModelRef
 from .providers.registry import parse_model
+from .types.compaction import Compactions, compactions
 from .types.limits import Limits
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -64,6 +65,14 @@ def checked_limits(name: str, limits: Any) -> Limits:
             hint='For instance limits=Limits(attempts=3, call_timeout="10m").',
         )
     return limits or Limits()
+
+
+def checked_compaction(name: str, compaction: Any) -> Compactions | None:
+    """One ``Compaction``, or a list of them, by kind; None is none."""
+    ways = compactions(name, compaction)
+    if ways is not None and ways.summarise is not None and ways.summarise.model is not None:
+        checked_models(name, ways.summarise.model)
+    return ways
 
 
 def checked_instructions(name: str, instructions: Any) -> Any:

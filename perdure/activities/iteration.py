@@ -62,6 +62,9 @@ class IterationStage:
             call.told.memory.close()
 
     async def _iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
+        if call.input.purpose == "compact":
+            call.request = await self._prologue.request(agent, call, told)
+            return await next(call)
         await self._firing.messages(agent, call, told)
         call.request = request = await self._prologue.request(agent, call, told)
         reply = await next(call)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from .conversation import arguments, printable, styled
 
 if TYPE_CHECKING:
-    from ..types.events import Event, RunEvent, ToolCompleted, TurnEvent
+    from ..types.events import ConversationCompacted, Event, RunEvent, ToolCompleted, TurnEvent
 
 _RESULT_LINES = 3
 _RESULT_CHARS = 300
@@ -73,6 +73,8 @@ class EventLines:
                 yield self._styled(f"… {printable(event.name)}: {printable(event.message)}", "dim")
             case "tool.completed":
                 yield self._result(event)
+            case "compacted":
+                yield self._styled(_compacted(event), "yellow")
             case "limit":
                 yield self._styled(f"(the limit of {event.limit:g} iterations is reached)", "yellow")
             case "error":
@@ -102,6 +104,11 @@ class EventLines:
 
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, on=self._colour)
+
+
+def _compacted(event: ConversationCompacted) -> str:
+    messages = f"{event.messages_before:,} messages are {event.messages_after:,} now"
+    return f"(summed up: {messages}, {event.tokens_before:,} tokens about {event.tokens_after:,})"
 
 
 def retracted(reason: str) -> str:

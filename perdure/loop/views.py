@@ -10,6 +10,7 @@ thinking block that is cut is sent no more as its provider's own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,13 @@ class Fold:
             if self._window is not None:
                 self._window.slide()
 
+    def copy(self) -> Fold:
+        """One that reads on for itself."""
+        other = copy.copy(self)
+        other.read, other._sent, other._replies = self.read.copy(), self._sent.copy(), self._replies.copy()
+        other._window = self._window.copy() if self._window is not None else None
+        return other
+
     def view(self) -> list[Message]:
         """What a model is sent now."""
         return self._sent.copy() if self._window is None else self._window.of(self._sent)
@@ -117,6 +125,12 @@ class _Frame:
         """The estimate for what is sent."""
         self._ratio = 1.0
         """By how much the last call had more tokens than estimated."""
+
+    def copy(self) -> _Frame:
+        """One that slides for itself."""
+        other = copy.copy(self)
+        other._roles, other._tokens = self._roles.copy(), self._tokens.copy()
+        return other
 
     @property
     def can_slide(self) -> bool:

@@ -78,6 +78,8 @@ class ModelReply:
     """The system prompt that the model was given."""
     rewritten: Sequence[Message] = ()
     """The conversation written anew, in the place of ``ModelCall.prefix``: it is recorded as a chain of its own."""
+    due: bool = False
+    """The conversation is to be compacted before the next call; set by the compaction stage."""
     commit: Commit = field(default_factory=Commit)
     """What the journal stage writes together with the outcome; made by the transcript stage."""
 

@@ -1,6 +1,7 @@
 """What stands around the bare call of a model or a tool, from the outside in:
 
-tracing → inline tools → failures → prepare → journal → events → transcript → iteration → hooks → budget → the call.
+tracing → inline tools → failures → prepare → journal → events → transcript → iteration → compaction → hooks → budget
+→ the call.
 
 (The iteration stage is in :mod:`perdure.activities`: it knows the agents.)
 

@@ -17,6 +17,7 @@ from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
 from ..types.events import (
     CallSaid,
+    ConversationCompacted,
     ErrorEvent,
     LimitReached,
     MessageInjected,
@@ -73,6 +74,8 @@ def retracted(call: ModelCall, reason: str) -> NewEvent:
 def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     """The reply is whole; with an answer the turn has ended, and a session waits."""
     task, output, said = call.input, reply.output, facts(call)
+    if task.purpose == "compact":
+        return list(_compacted(call, reply))
     completed = ModelCompleted(
         **said,
         iteration=task.iteration,
@@ -103,6 +106,18 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**said, state="waiting", agent=task.agent)))
     return events
+
+
+def _compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+    """The conversation was summed up; nothing where there was nothing to sum up."""
+    output = reply.output
+    done = output.compacted
+    if done is not None:
+        counts = done.model_dump(exclude={"replaces"})
+        paid: dict[str, Any] = {"model": output.model, "usage": output.usage, "cost_usd": output.cost_usd}
+        yield NewEvent(
+            ConversationCompacted(**facts(call), **counts, **paid, head=output.head, head_before=done.replaces)
+        )
 
 
 def closed(call: ModelCall) -> list[NewEvent]:
@@ -223,7 +238,7 @@ def failed(call: ModelCall | ToolCall, found: Verdict) -> list[NewEvent]:
         activity=f"{TOOL_ACTIVITY}{tool.name}" if tool else MODEL_ACTIVITY,
         error_type=found.kind,
         error=found.message,
-        final=final,
+        final=final and not found.ways,  # the same call is made again with a shorter conversation
         retry_in=None if final else found.delay,
         call_id=tool.call_id if tool else None,
     )

@@ -58,7 +58,9 @@ class TranscriptStage:
             head = self._node(None, reply.rewritten, nodes, blobs)
         if said:
             head = self._node(head, said, nodes, blobs)
-        reply.output = _fit(reply.output, blobs).model_copy(update={"head": head, "store_id": self._store_id})
+        reply.output = _fit(reply.output, blobs).model_copy(
+            update={"head": head, "store_id": self._store_id, "compact": reply.due or None}
+        )
         run, turn = run_row(call, reply.output), turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply

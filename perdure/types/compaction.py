@@ -133,7 +133,7 @@ class Compactions:
         return not (self.truncate is None and self.clear_results is None and self.window is None)
 
 
-def checked_compaction(name: str, given: Any) -> Compactions | None:
+def compactions(name: str, given: Any) -> Compactions | None:
     """The ways of agent ``name``, one of a kind; None without any. Raises ``DefinitionError``."""
     if given is None:
         return None

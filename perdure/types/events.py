@@ -188,6 +188,25 @@ class ToolCompleted(_Event):
     is_error: bool = False
 
 
+class ConversationCompacted(_Event):
+    """The conversation was summed up: the next model call is given a summary, and the last messages behind it."""
+
+    type: Literal["compacted"] = "compacted"
+    messages_before: int = 0
+    messages_after: int = 0
+    tokens_before: int = 0
+    """As a provider counted them, or about so many; as ``tokens_after``."""
+    tokens_after: int = 0
+    head: str | None = None
+    """The transcript's node that the conversation goes on from."""
+    head_before: str | None = None
+    """Where it ended until now: it stays in the store."""
+    model: str = ""
+    usage: Usage = Usage()
+    """What the summary took; ``cost_usd`` is its cost."""
+    cost_usd: float | None = None
+
+
 class LimitReached(_Event):
     """A limit was reached: the model is asked for its answer now, or the turn ends."""
 
@@ -222,6 +241,7 @@ Event = Annotated[
     | ToolStarted
     | ToolProgress
     | ToolCompleted
+    | ConversationCompacted
     | LimitReached
     | ErrorEvent,
     Field(discriminator="type"),
@@ -272,6 +292,7 @@ EVENT_TYPES = frozenset(
         ToolStarted,
         ToolProgress,
         ToolCompleted,
+        ConversationCompacted,
         LimitReached,
         ErrorEvent,
     )

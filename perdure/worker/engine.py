@@ -33,6 +33,7 @@ from ..stages import (
     compose_tool,
 )
 from ..stages.budget import BudgetStage
+from ..stages.compaction import CompactionStage
 from ..stages.heartbeat import note, reporter
 from ..store import Chain, open_store
 from ..store.journal import CachedJournal
@@ -135,7 +136,7 @@ class Engine:
             self.store, lambda: cancellation().by_run(), stream=self._stream, changed_by_hooks=self._changes_messages
         )
         outer: list[Stage] = [failures, prepare, journal, events, transcript]
-        behind_inline = [*outer, self._iteration, hooks, BudgetStage(self._limits)]
+        behind_inline = [*outer, self._iteration, CompactionStage(), hooks, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure.errors import DefinitionError
 from perdure.loop.cutting import shortened
 from perdure.loop.views import NOTE_ID, Fold
-from perdure.types.compaction import Compaction, Compactions, checked_compaction
+from perdure.types.compaction import Compaction, Compactions, compactions
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -29,7 +29,7 @@ LONG = "x" * 1000
 
 
 def ways(*given: Compaction) -> Compactions:
-    checked = checked_compaction("test", list(given))
+    checked = compactions("test", list(given))
     assert checked is not None
     return checked
 
@@ -289,11 +289,11 @@ def test_numbers_without_sense_are_refused(make: Any, said: str) -> None:
 
 
 def test_an_agent_has_one_of_a_kind() -> None:
-    assert checked_compaction("a", None) is None
-    assert checked_compaction("a", []) is None
+    assert compactions("a", None) is None
+    assert compactions("a", []) is None
     assert ways(Compaction.truncate(after=2)) == Compactions(truncate=Compaction.truncate(after=2))
     with pytest.raises(DefinitionError, match="agent 'a': compaction has window twice"):
-        checked_compaction("a", [Compaction.window(messages=9), Compaction.window(tokens=900)])
+        compactions("a", [Compaction.window(messages=9), Compaction.window(tokens=900)])
     for wrong in (7, "window", [None], Compaction):
         with pytest.raises(DefinitionError, match="agent 'a': compaction must be a Compaction or a list"):
-            checked_compaction("a", wrong)
+            compactions("a", wrong)
