@@ -22,7 +22,8 @@ from .definition import (
 from .errors import DefinitionError
 from .hooks import Hook, HookSet, checked_hooks
 from .overriding import check_agent_settings, overridden
-from .ports import Provider
+from .ports import Provider, ToolSpec
+from .structured.typed import PARSE_RETRIES, Typed
 from .tools import RunContext, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
 from .types.compaction import Compaction
@@ -32,7 +33,7 @@ from .types.limits import Limits
 if TYPE_CHECKING:
     from .client import Client
     from .starting import History
-    from .types.files import Content
+    from .types.files import Asked
     from .types.interface import Response
 
 Instructions = str | Callable[[RunContext[Any]], Any] | None
@@ -41,17 +42,20 @@ _OVERRIDES = 64
 """Overridden copies that an agent keeps."""
 
 
-class Agent:
+class Agent(Typed):
     """What runs: a model with instructions and tools, under a name that workers and clients know it by.
 
     ``model`` is ``"<provider>:<model>"``, or a ``Provider`` object; or a list of them, a chain: where one fails, the
     next is asked at once. ``instructions`` is the system prompt, or a sync or async function of a ``RunContext`` that
     gives it. ``context`` is the type of the run's own data (a pydantic model, a dataclass, a TypedDict): it is checked
-    when a run starts, and ``ctx.context`` is of it. ``limits`` is what one model call may take before the run fails.
-    ``finish="text"``: a reply with text and no tool calls is the answer; ``finish="tag"``: the answer stands in
-    ``<finish>…</finish>``. At ``max_iterations`` model calls in a turn, ``on_limit`` says whether the model is asked
-    for its answer (``"finish"``), the last text is returned (``"return"``) or ``MaxIterationsError`` is raised
-    (``"error"``).
+    when a run starts, and ``ctx.context`` is of it. ``input`` and ``output`` are types of what it is asked and answers;
+    text without. ``finish="text"``: a reply with text and no tool calls is the answer; ``"tag"``: the answer stands in
+    ``<finish>…</finish>``; ``"tool"``, which every other output than text has: it is the arguments of the tool
+    ``__finish__``. What is not of the type, or what ``output_validators`` refuse, goes back to the model
+    ``parse_retries`` times. ``limits`` is what a run and its turns may use, and what a model call may take. At one of
+    them, and at ``max_iterations`` model calls in a turn (50), ``on_limit`` says whether the model is asked for its
+    answer (``"finish"``), the last text is returned (``"return"``), ``MaxIterationsError`` or ``BudgetExceededError``
+    is raised (``"error"``), or the run waits for somebody to raise the limit (``"pause"``).
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names what is wrong and the way out.
     """
@@ -63,13 +67,17 @@ class Agent:
         *,
         description: str = "",
         instructions: Instructions = None,
+        input: Any = str,
+        output: Any = str,
         context: Any = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
         subagents: Sequence[Agent | str] = (),
         settings: Mapping[str, Any] | None = None,
         provider_options: Mapping[str, Any] | None = None,
-        finish: FinishProtocol = "text",
-        max_iterations: int = 50,
+        finish: FinishProtocol | None = None,
+        parse_retries: int = PARSE_RETRIES,
+        output_validators: Sequence[Callable[..., Any]] = (),
+        max_iterations: int | None = None,
         on_limit: OnLimit = "finish",
         limits: Limits | None = None,
         compaction: Compaction | Sequence[Compaction] | None = None,
@@ -89,12 +97,12 @@ class Agent:
         self.settings = mapping(name, "settings", settings)
         self.provider_options = mapping(name, "provider_options", provider_options)
         check_agent_settings(self)
-        self.finish: FinishProtocol = one_of(name, "finish", finish, get_args(FinishProtocol))
+        self._declare(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
-        self.max_iterations = iterations(name, max_iterations)
         self.limits = checked_limits(name, limits)
         self.compaction = checked_compaction(name, compaction)
         """How its conversations are kept short; None where they are not."""
+        self.max_iterations = iterations(name, max_iterations, self.limits)
         self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks))
         self._overridden: dict[str, Agent] = {}
 
@@ -102,6 +110,11 @@ class Agent:
         """A changed agent makes its overridden copies anew."""
         super().__setattr__(name, value)
         self.__dict__.get("_overridden", {}).clear()
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools as the model sees them: the same at every call, ``__finish__`` the last."""
+        return (*self.toolbox.specs, self.output_type.spec) if self.finish == "tool" else self.toolbox.specs
 
     @property
     def model(self) -> str:
@@ -157,20 +170,22 @@ class Agent:
         """Whether it declares a context type."""
         return self._context is not None
 
-    def overridden(self, override: Override | Mapping[str, Any] | None) -> Agent:
+    def overridden(self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None) -> Agent:
         """The agent with what ``override`` changes, checked as a definition is; itself where nothing changes.
 
         ``settings`` and ``provider_options`` are merged over the agent's, and a setting of None is taken away;
-        ``tools`` are names of the agent's own, the others are not offered. Raises ``DefinitionError`` or
-        ``SettingsError`` that names the field.
+        ``tools`` are names of the agent's own, the others are not offered. What a step keeps may name tools of the
+        ``worker`` besides. Raises ``DefinitionError`` or ``SettingsError`` that names the field.
         """
         if not override:
             return self
         plain = override.model_dump() if isinstance(override, Override) else override
         key = json.dumps(plain, sort_keys=True, default=repr)
+        if worker is not None and (added := plain.get("add_tools")):
+            key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools, and so their ids
         found = self._overridden.get(key)
         if found is None:
-            found = overridden(self, override)
+            found = overridden(self, override, worker)
             while len(self._overridden) >= _OVERRIDES:
                 self._overridden.pop(next(iter(self._overridden)), None)
             self._overridden[key] = found
@@ -178,7 +193,7 @@ class Agent:
 
     async def call(
         self,
-        message: Content,
+        message: Asked,
         *,
         id: str | None = None,
         context: Any = None,
@@ -206,7 +221,7 @@ class Agent:
 
     async def stream(
         self,
-        message: Content,
+        message: Asked,
         *,
         id: str | None = None,
         context: Any = None,
@@ -232,7 +247,7 @@ class Agent:
 
     def call_sync(
         self,
-        message: Content,
+        message: Asked,
         *,
         id: str | None = None,
         context: Any = None,

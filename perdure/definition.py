@@ -62,7 +62,7 @@ def checked_limits(name: str, limits: Any) -> Limits:
     if limits is not None and not isinstance(limits, Limits):
         raise DefinitionError(
             f"agent {name!r}: limits must be Limits, not {limits!r:.100}",
-            hint='For instance limits=Limits(attempts=3, call_timeout="10m").',
+            hint='For instance limits=Limits(cost_usd=2.0, wall_time="1h").',
         )
     return limits or Limits()
 
@@ -116,8 +116,20 @@ def one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
     return value
 
 
-def iterations(name: str, value: Any) -> int:
-    """``max_iterations``: a whole number of at least 1."""
+DEFAULT_ITERATIONS = 50
+"""Of a turn."""
+
+
+def iterations(name: str, value: Any, limits: Limits) -> int:
+    """``max_iterations``, a whole number of at least 1: given as that, or as the turn's limit."""
+    of_turn = limits.turn.iterations if limits.turn is not None else None
+    if value is None:
+        return DEFAULT_ITERATIONS if of_turn is None else of_turn
+    if of_turn is not None:
+        raise DefinitionError(
+            f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit",
+            hint=f"Give one of them: max_iterations={value!r:.20}.",
+        )
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise DefinitionError(
             f"agent {name!r}: max_iterations must be a whole number of at least 1, not {value!r}",

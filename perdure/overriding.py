@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from .definition import checked_models
+from .definition import checked_models, iterations
 from .errors import DefinitionError
 from .providers.registry import check_settings
+from .structured.typed import checked_finish
 from .tools import Toolbox
+from .types.bounds import RunLimits
 from .types.interface import Override
+from .types.step import StepOverride
 
 if TYPE_CHECKING:
     from .agent import Agent
 
+logger = logging.getLogger("perdure.worker")
 
-def overridden(agent: Agent, override: Override | Mapping[str, Any]) -> Agent:
-    """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition."""
+
+def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Toolbox | None = None) -> Agent:
+    """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition. A step may have added
+    some of the worker's ``tools``."""
     try:
-        given = override if isinstance(override, Override) else Override.model_validate(override)
-        changes = {field: value for field in Override.model_fields if (value := getattr(given, field)) is not None}
-        return _changed(agent, changes) if changes else agent
+        given = override if isinstance(override, Override) else StepOverride.model_validate(override)
+        fields = type(given).model_fields
+        changes = {field: value for field in fields if (value := getattr(given, field)) is not None}
+        return _changed(agent, changes, tools) if changes else agent
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in wrong["loc"]) or "it"
@@ -36,23 +44,38 @@ def overridden(agent: Agent, override: Override | Mapping[str, Any]) -> Agent:
         raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
 
 
-def _changed(agent: Agent, changes: dict[str, Any]) -> Agent:
+def _changed(agent: Agent, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
     changed = copy.copy(agent)
     vars(changed)["_overridden"] = {}
     if (model := changes.pop("model", None)) is not None:
         changed.chain = checked_models(agent.name, list(model) if isinstance(model, tuple) else model)
     if (tools := changes.pop("tools", None)) is not None:
         changed.toolbox = _offered(agent, tools)
+    added, removed = changes.pop("add_tools", ()), changes.pop("remove_tools", ())
+    if added or removed:
+        changed.toolbox = _stepped(agent, changed.toolbox, added, removed, worker)
     if "settings" in changes:
         merged = agent.settings | changes["settings"]
         taken_away = {name for name, value in changes["settings"].items() if value is None}
         changes["settings"] = {name: value for name, value in merged.items() if name not in taken_away}
     if "provider_options" in changes:
         changes["provider_options"] = agent.provider_options | changes["provider_options"]
+    if "limits" in changes:
+        _limit(agent, changes)
+    if "finish" in changes:
+        checked_finish(agent.name, agent.output_type, changes["finish"])
     for field, value in changes.items():
         setattr(changed, field, value)
     check_agent_settings(changed)
     return changed
+
+
+def _limit(agent: Agent, changes: dict[str, Any]) -> None:
+    """``limits`` put in the place of the agent's, one by one; the turn's iterations are ``max_iterations``."""
+    limits: RunLimits = changes["limits"]
+    changes["limits"] = agent.limits.changed(limits)
+    if limits.turn is not None and limits.turn.iterations is not None:
+        changes["max_iterations"] = iterations(agent.name, changes.get("max_iterations"), changes["limits"])
 
 
 def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
@@ -65,6 +88,21 @@ def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
                 hint=f"Its tools are: {there}.",
             )
     return Toolbox([tool for tool in agent.toolbox if tool.name in names])
+
+
+def _stepped(
+    agent: Agent, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
+) -> Toolbox:
+    """``offered`` as steps have changed it, what they added last. A tool that is gone since then is left out: code may
+    change under a run."""
+    tools = [tool for tool in offered if tool.name not in removed and tool.name not in added]
+    for name in added:
+        found = agent.toolbox.get(name) or (worker.get(name) if worker is not None else None)
+        if found is None:
+            logger.warning("agent %s: a step added the tool %r, which this worker does not have", agent.name, name)
+        else:
+            tools.append(found)
+    return Toolbox(tools)
 
 
 def check_agent_settings(agent: Agent) -> None:

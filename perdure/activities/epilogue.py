@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from ..agent import Agent
 from ..errors import ToolError
 from ..loop.calls import malformed, unknown
-from ..loop.finish import classify, forced
-from ..ports import ModelCall
-from ..types.messages import Message, ToolCallPart, Usage
+from ..ports import ModelCall, ModelReply
+from ..tools import RunContext
+from ..types.messages import Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .author_loop import AuthorLoop
+from .finishing import Finishing
 
 
 class Epilogue:
@@ -19,37 +21,59 @@ class Epilogue:
 
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
+        self._finishing = Finishing(author)
 
-    async def output(self, agent: Agent, call: ModelCall, message: Message) -> ModelOutput:
+    async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
+        ending = await self._finishing.read(agent, call, message, told)
         return ModelOutput(
             text=message.text,
-            calls=await self._plan(agent, message),
-            finish=_finish(agent, call, message),
+            calls=await self._plan(agent, message, ending.answered),
+            finish=ending.finish,
+            rejected=ending.rejected,
+            reminder=ending.reminder,
+            failed=ending.failed,
             finish_reason=message.finish_reason or "stop",
             usage=message.usage or Usage(),
             cost_usd=message.cost_usd,
             model=message.model or "",
-            limits=AgentLimits(max_iterations=agent.max_iterations, on_limit=agent.on_limit, protocol=agent.finish),
+            limits=_limits(agent),
         )
 
-    async def _plan(self, agent: Agent, message: Message) -> tuple[Call, ...]:
+    async def _plan(self, agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
         """What is to become of each call. Validators of the author's run on the author's side."""
-        tools = [agent.toolbox.get(part.name) for part in message.tool_calls]
+        tools = [agent.toolbox.get(part.name) for part in message.tool_calls if part.id not in answered]
         if any(tool is not None and tool.validates_by_code for tool in tools):
-            planned = await self._author.run(f"validators of agent {agent.name}", _plan_all, agent, message)
+            planned = await self._author.run(f"validators of agent {agent.name}", _plan_all, agent, message, answered)
             return cast(tuple[Call, ...], planned)
-        return _plan_all(agent, message)
+        return _plan_all(agent, message, answered)
 
 
-def _finish(agent: Agent, call: ModelCall, message: Message) -> Finish | None:
-    if call.input.purpose == "force_finish":
-        return forced(agent.finish, message.text)
-    return classify(agent.finish, message, message.finish_reason or "stop")
+def answer(agent: Agent, finish: Finish) -> ModelReply:
+    """What a step policy has answered in a model's place; nothing is paid."""
+    said = (TextPart(text=finish.content),) if finish.content else ()
+    message = Message(role="assistant", parts=said, finish_reason="stop", usage=Usage(), cost_usd=0.0)
+    return ModelReply(ModelOutput(text=message.text, finish=finish, cost_usd=0.0, limits=_limits(agent)), message)
 
 
-def _plan_all(agent: Agent, message: Message) -> tuple[Call, ...]:
-    return tuple(plan(agent, part) for part in message.tool_calls)
+def _limits(agent: Agent) -> AgentLimits:
+    """What the loop is to keep to from now on."""
+    return AgentLimits(
+        max_iterations=agent.max_iterations,
+        on_limit=agent.on_limit,
+        protocol=agent.finish,
+        run=agent.limits.of_run,
+        turn=agent.limits.of_turn,
+    )
+
+
+def _plan_all(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
+    return tuple(
+        Call(id=part.id, name=part.name, arguments=part.arguments, disposition=answered[part.id])
+        if part.id in answered
+        else plan(agent, part)
+        for part in message.tool_calls
+    )
 
 
 def plan(agent: Agent, part: ToolCallPart) -> Call:
@@ -61,7 +85,7 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
             id=part.id,
             name=part.name,
             arguments=part.arguments,
-            disposition=Refused(text=unknown(part.name, [spec.name for spec in agent.toolbox.specs])),
+            disposition=Refused(text=unknown(part.name, [spec.name for spec in agent.specs])),
         )
     disposition = AsActivity(
         timeout=tool.timeout,

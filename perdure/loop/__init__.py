@@ -9,8 +9,10 @@ from .apply import abort, apply_closed, apply_model, apply_result
 from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
+from .limits import left, tick
 from .past import turn_status
 from .receive import check_message, receive, send
+from .settling import read_limits, settle
 from .start import carry_over, open_state, parse_start
 from .status import status
 
@@ -34,15 +36,19 @@ __all__ = [
     "decide",
     "fail",
     "interrupt",
+    "left",
     "open_state",
     "parse_start",
     "pause",
+    "read_limits",
     "receive",
     "response",
     "resume",
     "send",
+    "settle",
     "status",
     "stopped",
+    "tick",
     "too_long",
     "tried",
     "turn_status",

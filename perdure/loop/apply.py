@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from ..types.state import Answer, Failure, PendingCall, RunState, Turn
-from ..types.wire import AsActivity, AsSubagent, Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult, Refused
+from ..types.wire import (
+    Answered,
+    AsActivity,
+    AsSubagent,
+    Call,
+    Finish,
+    Inline,
+    ModelOutput,
+    New,
+    NewMessage,
+    NewResult,
+    Refused,
+)
 from .compacting import after_reply
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
+from .limits import admit, failure, most_iterations, uses
+from .overrides import keep
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
@@ -17,18 +31,29 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     _take(state, step.taken)
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
+    if output.overrides is not None:
+        keep(state, output.overrides)
     after_reply(state, output)
     if step.purpose == "force_finish":
-        _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
-        state.carry = [_ran(call) or _not_run(call) for call in output.calls]
+        turn.forced, turn.reached = True, step.limit
+        _forced(state, turn, output)
         return
     turn.answer = None
     first_op = state.op - len(output.calls)
-    state.calls = [PendingCall(call=call, op=first_op + i, result=_known(call)) for i, call in enumerate(output.calls)]
-    if output.finish is not None:
+    state.calls = [
+        PendingCall(call=call, op=first_op + i, result=_known(call))
+        for i, call in enumerate(output.calls)
+        if not isinstance(call.disposition, Answered)
+    ]
+    state.tool_calls += sum(isinstance(call.disposition, Inline) for call in output.calls)
+    admit(state)
+    if output.failed is not None:
+        turn.failure = Failure(type=output.failed.type, message=output.failed.message)
+    elif output.finish is not None:
         _answer(turn, output.finish, output)
     elif not output.calls:
-        state.carry = [NewMessage(content=reminder(output.limits.protocol), id=REMINDER_ID)]
+        state.carry = [_reminder(output)]
+    turn.rejected = turn.rejected + 1 if output.rejected else turn.rejected
     collect(state)
     _limit(state, turn, output)
     for call in output.calls:
@@ -47,6 +72,26 @@ def abort(state: RunState, text: str) -> None:
     state.recorded = False
     state.pause = None
     state.interrupt = None
+
+
+def _forced(state: RunState, turn: Turn, output: ModelOutput) -> None:
+    """A reply that had to be the answer; one that will not do is asked for again."""
+    calls = [call for call in output.calls if not isinstance(call.disposition, Answered)]
+    if output.failed is not None:
+        turn.failure = Failure(type=output.failed.type, message=output.failed.message)
+    elif output.rejected:
+        turn.rejected += 1
+        turn.answer = None
+        state.carry = [_known(call) or _not_run(call) for call in calls]
+        state.carry += [] if output.calls else [_reminder(output)]
+        return
+    else:
+        _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
+    state.carry = [_ran(call) or _not_run(call) for call in calls]
+
+
+def _reminder(output: ModelOutput) -> NewMessage:
+    return NewMessage(content=output.reminder or reminder(output.limits.protocol), id=REMINDER_ID)
 
 
 def _count(state: RunState, turn: Turn, output: ModelOutput) -> None:
@@ -72,7 +117,7 @@ def _known(call: Call) -> New | None:
             return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
         case Inline(key=key, is_error=is_error):
             return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
-        case AsActivity() | AsSubagent():
+        case AsActivity() | AsSubagent() | Answered():
             return None
 
 
@@ -89,16 +134,22 @@ def _not_run(call: Call) -> New:
 def _answer(turn: Turn, finish: Finish, output: ModelOutput, *, at_limit: bool = False) -> None:
     turn.answer = Answer(
         content=finish.content,
-        blob=output.blob,
+        blob=output.answer_blob,
         finish_reason="limit" if at_limit else output.finish_reason,
         called=finish.called,
+        typed=finish.typed,
     )
+    turn.rejected = 0
 
 
 def _limit(state: RunState, turn: Turn, output: ModelOutput) -> None:
     """Mark a turn that has used its iterations without an answer; calls that are asked for still run."""
     limits = output.limits
-    if turn.answer is not None or turn.iteration < limits.max_iterations or limits.on_limit == "finish":
+    if limits.on_limit == "return" and (limits.run or limits.turn):  # a budget may be used up before the next call
+        turn.last_text, turn.last_blob = output.text, output.blob
+    if turn.answer is not None or turn.failure is not None or limits.on_limit in ("finish", "pause"):
+        return
+    if turn.iteration < most_iterations(state):
         return
     turn.at_limit = True
     turn.last_text, turn.last_blob = output.text, output.blob
@@ -110,12 +161,9 @@ def end_at_limit(state: RunState) -> None:
     turn = state.turn
     if turn is None or not turn.at_limit or state.calls:
         return
+    turn.reached = uses(state)[-1]
     if state.limits.on_limit == "error":
-        most = state.limits.max_iterations
-        turn.failure = Failure(
-            type="MaxIterationsError",
-            message=f"agent {state.agent} did not finish within {most} iterations",
-        )
+        turn.failure = failure(state, turn.reached)
     else:
         turn.answer = Answer(content=turn.last_text, blob=turn.last_blob, finish_reason="limit")
     turn.at_limit = False
@@ -149,7 +197,18 @@ def apply_closed(state: RunState, step: Close, head: str | None) -> None:
     state.op += 1
     state.head = head or state.head
     state.resume = state.resume and head is None
+    if step.closing.status == "paused":
+        _paused(state, step, recorded=head is not None)
+        return
     state.carry = state.carry[len(step.new) - step.taken :]
     state.inbox = state.inbox[step.taken :]
     # Closed meanwhile: that the session waits is not its ending.
     state.recorded = step.closing.status != "waiting" or not state.closed
+
+
+def _paused(state: RunState, step: Close, *, recorded: bool) -> None:
+    """The run waits for somebody to raise a limit. What could not be recorded is for the model call that follows."""
+    if recorded:
+        state.carry = state.carry[len(step.new) :]
+    if state.turn is not None and not (recorded and state.carry):
+        state.turn.reached = step.closing.limit

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..types.state import PendingCall, RunState, Turn
+from ..types.bounds import LimitUse
+from ..types.state import PendingCall, RunState
 from ..types.wire import Closing, New, NewMessage
 from . import sizes
 from .answer import response
 from .compacting import Compact, compaction
 from .finish import REMINDER_ID, force
+from .limits import exceeded
 from .sizes import size
 
 
@@ -22,6 +24,8 @@ class CallModel:
     taken: int
     """How many messages of the inbox are among ``new``."""
     purpose: Literal["call", "force_finish"] = "call"
+    limit: LimitUse | None = None
+    """Why the model is to finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,14 @@ def decide(state: RunState) -> Next:
         return _close_once(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
-    if waiting := tuple(call for call in state.calls if call.result is None):
-        return RunCalls(_at_once(waiting, state.context))
+    if waiting := tuple(call for call in state.calls if call.result is None and not call.held):
+        return RunCalls(_at_once(waiting, state))
+    if held := tuple(call for call in state.calls if call.held and call.result is None):
+        limit = exceeded(state)
+        return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)
     if turn is None or (turn.answer is not None and not state.inbox):
         return _between_turns(state)
-    return _model_or_limit(state, turn)
+    return _model_or_limit(state)
 
 
 def _between_turns(state: RunState) -> Next:
@@ -88,28 +95,36 @@ def _between_turns(state: RunState) -> Next:
     return Wait("message")
 
 
-def _model_or_limit(state: RunState, turn: Turn) -> Next:
+def _model_or_limit(state: RunState) -> Next:
     if _fitting(state.carry) < len(state.carry) and any(isinstance(item, NewMessage) for item in state.carry):
         return _closing(state, "waiting")  # what a stopped turn was told is more than one call is given
+    limit = exceeded(state)
+    if limit is not None and state.limits.on_limit == "pause":
+        return _pause(state, limit)
     if (shorter := compaction(state)) is not None:
         return shorter
     taken = _room(state)
     new = (*state.carry, *state.inbox[:taken])
-    limits = state.limits
-    if turn.iteration < limits.max_iterations:
+    if limit is None:
         return CallModel(new, taken)
-    # "error" and "return" end the turn where its last outcome is applied (apply.py). What still comes here
+    # "error" and "return" end the turn where its last outcome is applied (apply.py, settling.py). What still comes here
     # under them is a message that joined an ended turn: it gets an answer, and no more tools.
-    order = NewMessage(content=force(limits.protocol, limits.max_iterations), id=REMINDER_ID)
-    return CallModel((*new, order), taken, "force_finish")
+    order = NewMessage(content=force(state.limits.protocol, limit), id=REMINDER_ID)
+    return CallModel((*new, order), taken, "force_finish", limit)
 
 
-def _at_once(waiting: tuple[PendingCall, ...], context: dict[str, Any] | None) -> tuple[PendingCall, ...]:
+def _pause(state: RunState, limit: LimitUse) -> Next:
+    """Wait for somebody to raise ``limit``. First what there is is recorded, for whoever is to decide."""
+    told = state.turn is not None and limit.same(state.turn.reached)
+    return Wait("resumed") if told else _closing(state, "paused", limit)
+
+
+def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[PendingCall, ...]:
     """Those from the front of ``waiting`` that one workflow task may ask for: at least one."""
     waiting = waiting[: sizes.CALLS_AT_ONCE]
     if len(waiting) == 1:
         return waiting
-    each = size(context) + sizes.CALL_BYTES
+    each = size(state.context) + size(state.auth_context) + sizes.CALL_BYTES
     total = 0
     for index, pending in enumerate(waiting):
         total += each + size(pending.call.arguments)
@@ -155,16 +170,31 @@ def _close_once(state: RunState, status: Literal["completed", "failed", "cancell
     return _closing(state, status)
 
 
-def _closing(state: RunState, status: Literal["completed", "failed", "cancelled", "waiting"]) -> Close:
+def _closing(
+    state: RunState,
+    status: Literal["completed", "failed", "cancelled", "waiting", "paused"],
+    limit: LimitUse | None = None,
+) -> Close:
     carried = _fitting(state.carry)
-    taken = _room(state) if carried == len(state.carry) else 0
+    taken = _room(state) if carried == len(state.carry) and status != "paused" else 0
     failure = state.turn.failure if state.turn else None
     answered = state.turn is not None and state.turn.answer is not None and not state.inbox and failure is None
     closing = Closing(
         status=status,
-        turn="completed" if answered and status != "completed" else None,
+        turn="completed" if answered and status not in ("completed", "paused") else None,
         error_type=failure.type if failure else None,
         error=failure.message if failure else None,
         response=response(state).model_dump(mode="json", exclude_none=True),
+        limit=limit or _ended_at(state),
     )
     return Close((*state.carry[:carried], *state.inbox[:taken]), taken, closing)
+
+
+def _ended_at(state: RunState) -> LimitUse | None:
+    """The limit that the turn ended at, if it did."""
+    turn = state.turn
+    if turn is None or turn.reached is None:
+        return None
+    at_limit = turn.answer is not None and turn.answer.finish_reason == "limit"
+    failed = turn.failure is not None and turn.failure.type in ("MaxIterationsError", "BudgetExceededError")
+    return turn.reached if at_limit or failed else None

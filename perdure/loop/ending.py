@@ -8,6 +8,7 @@ from ..types.state import Answer, Failure, Pause, RunState
 from ..types.wire import NewResult
 from .apply import collect, drop_reminder, end_at_limit
 from .receive import open_turn, receive
+from .settling import raise_limits
 
 OPS_OF_A_REPLY = 1000
 """Operation numbers that a model call which was stopped may have used: a worker that was taken for lost may still be
@@ -54,7 +55,7 @@ def interrupt(state: RunState, raw: Any = None) -> None:
 
     Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`stopped`.
     """
-    says = not (raw is None or raw == "" or (isinstance(raw, dict) and raw.get("content") in (None, "")))
+    says = not (raw is None or raw == "" or (isinstance(raw, dict) and not (raw.get("content") or raw.get("input"))))
     running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
     if says and not receive(state, raw):
         return  # seen before, or refused: nothing of it is carried out
@@ -93,9 +94,10 @@ def pause(state: RunState, reason: str, since: str) -> None:
     state.pause = Pause(reason=reason, since=since)
 
 
-def resume(state: RunState) -> None:
-    """The operator says that the cause is gone."""
-    state.pause = None
+def resume(state: RunState, raw: Any = None) -> None:
+    """The operator says that the cause is gone, or raises limits: ``{"limits": {"cost_usd": 5}}``."""
+    if raise_limits(state, raw):
+        state.pause = None
 
 
 def close(state: RunState) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import assert_never
 
-from ..types.interface import FinishProtocol
+from ..types.bounds import LimitUse
+from ..types.interface import FINISH_TOOL, FinishProtocol
 from ..types.messages import FinishReason, Message
 from ..types.wire import Finish
 
@@ -18,6 +19,9 @@ TAG_PROMPT = (
     "As long as you write no <finish> tag, the loop goes on."
 )
 """Default system prompt of ``finish="tag"``."""
+
+NO_ANSWER: frozenset[FinishReason] = frozenset(["refusal", "content_filter", "veto"])
+"""How a reply ends that says why there is no answer: it stands in the answer's place, whatever it has to be like."""
 
 _TAG = re.compile(r"<finish>((?:(?!<finish>).)*?)</finish>", re.DOTALL)
 """From the nearest opening tag: models like to name the tag before they use it."""
@@ -32,13 +36,15 @@ def classify(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> 
     if reply.tool_calls:
         return None
     text = reply.text
-    if reason in ("refusal", "content_filter", "veto"):
+    if reason in NO_ANSWER:
         return Finish(content=text)
     match protocol:
         case "text":
             return Finish(content=text) if text.strip() else None
         case "tag":
             return _tagged(text, reason)
+        case "tool":
+            return None  # what is the answer, only the agent's output type can say
         case _:
             assert_never(protocol)
 
@@ -67,14 +73,17 @@ def reminder(protocol: FinishProtocol) -> str:
                 "Your last reply had no tool call and no <finish> tag. "
                 "Go on, or give the answer inside <finish></finish>."
             )
+        case "tool":
+            return f"Your last reply had no tool call. Go on, or call {FINISH_TOOL} with the answer."
         case _:
             assert_never(protocol)
 
 
-def force(protocol: FinishProtocol, limit: int) -> str:
-    """What the model is told when the turn's iterations are used up."""
-    where = " inside <finish></finish>" if protocol == "tag" else ""
-    return (
-        f"You have used all {limit} steps of this task. Give your final answer now{where}, "
-        "from what you know so far. You cannot call tools any more."
-    )
+def force(protocol: FinishProtocol, limit: LimitUse) -> str:
+    """What the model is told when a limit is used up."""
+    where = {"text": "", "tag": " inside <finish></finish>", "tool": f" by calling {FINISH_TOOL}"}[protocol]
+    tools = "other tools" if protocol == "tool" else "tools"
+    used = f"You have used all {limit.allowed:g} steps of this task"
+    if limit.name != "max_iterations":
+        used = f"This task is at a limit: {limit}"
+    return f"{used}. Give your final answer now{where}, from what you know so far. You cannot call {tools} any more."

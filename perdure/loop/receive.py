@@ -11,7 +11,8 @@ from ..types.interface import Override, UserMessage
 from ..types.messages import BlobRef, clean
 from ..types.state import SEEN_IDS, RunState, Turn
 from ..types.wire import NewMessage
-from .content import cleaned, kept_apart, nearest, place, unfit_content
+from .auth import shown, take_auth
+from .content import carried, cleaned, kept_apart, nearest, place, unfit_content
 from .past import remember
 from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 
@@ -60,12 +61,12 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
 def read_message(raw: Any) -> UserMessage:
     """A message as it is sent: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
     try:
-        message = UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
+        message = carried(UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw))
     except ValidationError as error:
         problem = nearest(error.errors(include_url=False))[0]
-        raise InvalidInputError(f"{place(problem)[:80] or 'message'}: {problem['msg']}: {str(raw)[:80]}") from None
+        raise InvalidInputError(f"{place(problem)[:80] or 'message'}: {problem['msg']}: {shown(raw)[:80]}") from None
     if why := unfit(message):
-        raise InvalidInputError(f"{why}: {str(raw)[:80]}")
+        raise InvalidInputError(f"{why}: {shown(raw)[:80]}")
     return message
 
 
@@ -124,9 +125,13 @@ def _take(state: RunState, message: UserMessage) -> str:
             del state.seen[next(iter(state.seen))]
     if message.content is not None:
         by = clean(message.by) if message.by else None
-        state.inbox.append(NewMessage(content=cleaned(message.content), id=sent, by=by, store_id=message.store_id))
+        said, kept = cleaned(message.content), message.store_id
+        auth = {"auth_context": message.auth_context, "auth_ref": message.auth_ref}
+        state.inbox.append(NewMessage(content=said, id=sent, by=by, store_id=kept, typed=message.typed, **auth))
         if state.interrupt == "stop":  # whoever interrupted has something to say after all
             state.interrupt = "go on"
+    else:
+        take_auth(state, message)
     return turn.task_id
 
 
@@ -149,4 +154,6 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
         task_id=clean(task_id) if task_id and clean(task_id) not in known else f"{state.scope[-12:]}-{state.turns}",
         usage_before=state.usage,
         cost_before=state.cost_usd,
+        worked_before=state.worked,
+        tool_calls_before=state.tool_calls,
     )

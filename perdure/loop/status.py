@@ -6,6 +6,7 @@ from ..types.interface import ChildStatus, Status
 from ..types.state import RunState
 from .compacting import Compact
 from .decide import CallModel, Close, End, RunCalls, Wait, decide
+from .limits import exceeded, uses, waits
 
 
 def status(state: RunState, since: str | None = None) -> Status:
@@ -31,7 +32,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             "state": phase,
             "doing": work,
             "since": state.pause.since if state.pause else since,
-            "reason": _reason(state),
+            "reason": _reason(state, paused=step == Wait("resumed")),
             "agent": state.agent,
             "context_id": state.context_id,
             "task_id": state.turn.task_id if state.turn else None,
@@ -42,6 +43,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             "store_id": state.store_id,
             "usage": state.usage,
             "cost_usd": state.cost_usd,
+            "limits": uses(state),
             "calls": [
                 ChildStatus(call_id=call.call.id, name=call.call.name, kind=call.call.disposition.kind)
                 for call in state.calls
@@ -53,9 +55,11 @@ def status(state: RunState, since: str | None = None) -> Status:
     )
 
 
-def _reason(state: RunState) -> str | None:
+def _reason(state: RunState, *, paused: bool) -> str | None:
     if state.pause:
         return state.pause.reason
+    if paused and (limit := exceeded(state)):
+        return waits(limit)
     if state.turn and state.turn.failure:
         return f"{state.turn.failure.type}: {state.turn.failure.message}"
     return None

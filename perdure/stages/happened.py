@@ -15,6 +15,7 @@ from typing import Any
 from ..loop.ending import PAUSING
 from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
+from ..types.bounds import LimitUse
 from ..types.events import (
     CallSaid,
     ConversationCompacted,
@@ -29,9 +30,9 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import Response
+from ..types.interface import FINISH_TOOL, Response
 from ..types.messages import FilePart, TextPart
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, TOOL_ACTIVITY, NewMessage, NewResult, ToolOutput
+from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, TOOL_ACTIVITY, Answered, NewMessage, NewResult, ToolOutput
 from .sent import by_reference
 from .verdict import Verdict
 
@@ -56,7 +57,7 @@ def began(call: ModelCall) -> list[NewEvent]:
             events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
     events += _given(call, said)
     if task.purpose == "force_finish":
-        events.append(_limit(call, task.iteration, task.iteration - 1))
+        events.append(_limit(call, task.iteration, task.limit))
     return events
 
 
@@ -88,7 +89,12 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         cost_usd=output.cost_usd,
         head=output.head,
     )
-    events = [NewEvent(completed)]
+    events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
+    for one in output.calls:
+        if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
+            how = one.disposition
+            told = ToolCompleted(**said, call_id=one.id, name=one.name, content=how.text, is_error=how.is_error)
+            events.append(NewEvent(told, key=_result_key(task.scope, output.head, one.id)))
     if output.finish is None:
         return events
     reason = "limit" if task.purpose == "force_finish" else output.finish_reason
@@ -96,7 +102,7 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         **said,
         state="completed",
         content=output.finish.content,
-        blob=output.blob,
+        blob=output.answer_blob,
         finish_reason=reason,
         iterations=task.iteration,
         usage=task.used + output.usage,
@@ -129,8 +135,12 @@ def closed(call: ModelCall) -> list[NewEvent]:
     why: dict[str, Any] = {"error_type": closing.error_type, "error": closing.error}
     response = Response.model_validate(closing.response or {})
     events: list[NewEvent] = []
-    if closing.error_type == "MaxIterationsError" or response.finish_reason == "limit":
-        events.append(_limit(call, response.iterations, response.iterations))
+    if closing.limit or closing.error_type == "MaxIterationsError" or response.finish_reason == "limit":
+        events.append(_limit(call, response.iterations, closing.limit))
+    if closing.status == "paused":
+        reason = str(closing.limit)
+        paused = RunEvent(**said, state="paused", agent=task.agent, reason=reason)
+        return [*events, NewEvent(paused, key=f"paused/{task.scope}/{task.op}")]
     state = closing.turn or closing.status
     if state != "waiting" and task.task_id:
         turn = TurnEvent(
@@ -159,8 +169,11 @@ def _turn_ended(turn: TurnEvent) -> NewEvent:
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}")
 
 
-def _limit(call: ModelCall, iterations: int, limit: int) -> NewEvent:
-    return NewEvent(LimitReached(**facts(call), limit=limit), key=f"limit/{call.input.task_id}/{iterations}")
+def _limit(call: ModelCall, iterations: int, use: LimitUse | None) -> NewEvent:
+    """``use`` is not known where an engine before this one asked for the call."""
+    use = use or LimitUse(name="max_iterations", scope="turn", used=iterations, allowed=iterations)
+    event = LimitReached(**facts(call), kind=use.name, scope=use.scope, limit=use.allowed, used=use.used)
+    return NewEvent(event, key=f"limit/{call.input.task_id}/{use.name}/{use.scope}/{use.allowed}")
 
 
 def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:

@@ -7,11 +7,22 @@ the same stages as an activity's, with a journal entry of its own. A retry finds
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..types.wire import OUTPUT_BYTES, AsActivity, Call, CallFacts, Inline, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import (
+    OUTPUT_BYTES,
+    AgentLimits,
+    AsActivity,
+    Call,
+    CallFacts,
+    Inline,
+    ModelOutput,
+    ToolInput,
+    ToolOutput,
+)
 from .keys import tool_key
 
 BUDGET = 20.0
@@ -40,13 +51,14 @@ class InlineStage:
 
     async def _finish(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
         until = self._clock() + BUDGET
-        calls = list(output.calls)
+        calls, left = list(output.calls), _allowed(call.input.calls_left, output.limits)
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         try:
             for index, asked in enumerate(calls):
                 # A tool that was cancelled comes back with a result that says so: the next must not begin.
-                if _is_inline(asked) and self._clock() < until and not task.cancelling():
+                if _is_inline(asked) and left > 0 and self._clock() < until and not task.cancelling():
+                    left -= 1
                     calls[index] = done = await self._one(call, output, index)
                     if isinstance(done.disposition, Inline) and done.disposition.aborted is not None:
                         break  # the run ends
@@ -85,6 +97,16 @@ class InlineStage:
         content = None if aborted else result.content
         done = Inline(key=result.key, content=content, blob=result.blob, is_error=result.is_error, aborted=aborted)
         return asked.model_copy(update={"disposition": done})
+
+
+def _allowed(left: int | None, limits: AgentLimits) -> float:
+    """How many calls may run here; the loop refuses or holds back the others. Before the run knows its limits (None)
+    none of its calls has run.
+    """
+    if left is not None:
+        return left
+    most = [bounds.tool_calls for bounds in (limits.run, limits.turn) if bounds and bounds.tool_calls is not None]
+    return min(most, default=math.inf)
 
 
 def _fit(calls: Iterable[Call]) -> Iterator[Call]:

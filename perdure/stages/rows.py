@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ..loop.answer import output_of
 from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, RunRow, TurnRow
 from ..types.interface import Response
@@ -33,7 +34,7 @@ def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     status = "running"
     if ended:
         status = (task.closing.turn or task.closing.status) if task.closing else "completed"
-        status = "running" if status == "waiting" else status  # a message extends it
+        status = "running" if status in ("waiting", "paused") else status  # a message extends it
     return TurnRow(task.context_id, task.task_id, status, output.head, _result(task, output), ids, call.asked_at)
 
 
@@ -43,18 +44,21 @@ def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
     if closing is not None:
         why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
         return json.dumps({**(closing.response or {}), "head": output.head, **why}).encode()
-    if output.finish is None:
+    finish, blob = output.finish, output.answer_blob
+    if finish is None:
         return None
+    said = output_of(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
     answer = Response(
-        content=output.finish.content,
-        blob=output.blob,
-        output=None if output.blob else output.finish.content,
+        content=finish.content,
+        blob=blob,
+        output=None if blob else said,
+        typed=finish.typed,
         iterations=task.iteration,
         usage=task.used + output.usage,
         calls=task.iteration,
         cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
         finish_reason=output.finish_reason,
-        finish_called=output.finish.called,
+        finish_called=finish.called,
         context_id=task.context_id,
         task_id=task.task_id,
         head=output.head,

@@ -4,6 +4,7 @@
     message.injected                                 a user's message has joined the conversation
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
+    step                                             the step policy has changed something before a model call
     limit · error                                    a limit was reached; an attempt failed
 
 Events are kept in the store, beside the transcript, never in Temporal's history. ``seq`` orders those of one
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from .bounds import LimitName, LimitScope
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
 
 Span = tuple[int, int]
@@ -109,9 +111,11 @@ class ModelDelta(_Event):
     """Of a tool call: its place among the calls of the reply."""
     call_id: str = ""
     name: str = ""
+    inside: str | None = None
+    """Of ``__finish__``, where the output is no object: the argument that has it."""
     partial: Any = None
-    """Of a tool call: its arguments as far as they can be read, an object of which fields may be missing. Read from all
-    deltas of the call so far, by whoever follows; not stored."""
+    """Of a tool call: its arguments as far as they can be read, an object of which fields may be missing; of
+    ``__finish__`` the output so far. Read from all deltas of the call so far, by whoever follows; not stored."""
 
 
 class CallSaid(Data):
@@ -129,7 +133,7 @@ class ModelCompleted(_Event):
     type: Literal["model.completed"] = "model.completed"
     iteration: int = 0
     model: str = ""
-    """As the API names the model that answered."""
+    """As the API names the model that answered; empty where none was asked, and a hook or a step gave the reply."""
     text: str = ""
     """The reply's text; empty where it is in ``blob``."""
     blob: BlobRef | None = None
@@ -188,6 +192,35 @@ class ToolCompleted(_Event):
     is_error: bool = False
 
 
+class StepTaken(_Event):
+    """The step policy has changed something, for the model call that is recorded with it. What it said to the model
+    follows as ``message.injected``."""
+
+    type: Literal["step"] = "step"
+    iteration: int = 0
+    """Of the model call."""
+    model: str | None = None
+    """The model that is asked instead (``"<provider>:<model>"``; of a chain, the first)."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings that are other than before; None for one that is taken away."""
+    instructions: bool = False
+    """Whether the system prompt is another one."""
+    tools_added: tuple[str, ...] = ()
+    tools_removed: tuple[str, ...] = ()
+    kept: tuple[Literal["turn", "run"], ...] = ()
+    """For how long what the policy keeps is to hold; all else holds for this call."""
+    results: tuple[str, ...] = ()
+    """Ids of the calls of whose results the model is told something else."""
+    injected: int = 0
+    """Messages that the policy has said."""
+    edited: bool = False
+    """Whether the conversation was rewritten: the transcript begins anew."""
+    head_before: str | None = None
+    """Then: where the old one ends, which stays in the store."""
+    finished: bool = False
+    """Whether the policy has given the answer: no model was asked."""
+
+
 class ConversationCompacted(_Event):
     """The conversation was summed up: the next model call is given a summary, and the last messages behind it."""
 
@@ -208,11 +241,16 @@ class ConversationCompacted(_Event):
 
 
 class LimitReached(_Event):
-    """A limit was reached: the model is asked for its answer now, or the turn ends."""
+    """A limit was reached: the model is asked for its answer now, or the turn ends, or waits for a person."""
 
     type: Literal["limit"] = "limit"
-    kind: Literal["max_iterations"] = "max_iterations"
+    kind: LimitName = "max_iterations"
+    scope: LimitScope = "turn"
+    """Whose limit it is: of one turn, or of the run, all its turns together."""
     limit: float = 0
+    """How much is allowed: calls, tokens, dollars, or seconds of ``wall_time``."""
+    used: float | None = None
+    """How much of it was used."""
 
 
 class ErrorEvent(_Event):
@@ -241,6 +279,7 @@ Event = Annotated[
     | ToolStarted
     | ToolProgress
     | ToolCompleted
+    | StepTaken
     | ConversationCompacted
     | LimitReached
     | ErrorEvent,
@@ -292,6 +331,7 @@ EVENT_TYPES = frozenset(
         ToolStarted,
         ToolProgress,
         ToolCompleted,
+        StepTaken,
         ConversationCompacted,
         LimitReached,
         ErrorEvent,

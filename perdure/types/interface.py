@@ -6,17 +6,25 @@ dictionaries.
 
 from __future__ import annotations
 
+import json
+import operator
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from .auth import Ref, Token, one_auth
+from .bounds import LimitUse, RunLimits
 from .duration import Seconds
 from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
 WORKFLOW = "AgentWorkflow"
 Mode = Literal["run", "session"]
-OnLimit = Literal["finish", "return", "error"]
-FinishProtocol = Literal["text", "tag"]
+OnLimit = Literal["finish", "return", "error", "pause"]
+FinishProtocol = Literal["text", "tag", "tool"]
+FINISH_TOOL = "__finish__"
+"""The tool that ends a task under ``finish="tool"``: its arguments are the answer."""
 
 
 class Strict(Data):
@@ -40,6 +48,8 @@ class Override(Strict):
     finish: FinishProtocol | None = None
     max_iterations: int | None = Field(default=None, ge=1)
     on_limit: OnLimit | None = None
+    limits: RunLimits | None = None
+    """Put in the place of the agent's, one by one."""
 
     @field_validator("model", mode="before")
     @classmethod
@@ -53,10 +63,15 @@ class Override(Strict):
 class UserMessage(Strict):
     """A message from a user. ``content`` is text, where it is kept in the store, or parts: texts and files.
 
-    None asks for a turn without a message: the model is called on the conversation as it stands.
+    None asks for a turn without a message: the model is called on the conversation as it stands. ``input`` stands in
+    the place of ``content`` for an agent with an input type: ``{"input": {"question": "…"}}``.
     """
 
     content: str | BlobRef | tuple[ContentPart, ...] | None
+    input: dict[str, Any] | None = None
+    """Of the agent's input type, as plain JSON."""
+    typed: bool = Field(default=False, exclude_if=operator.not_)
+    """``content`` is the JSON of such an input: where it is kept in the store, or as a run carries it."""
     id: str | None = Field(default=None, max_length=200)
     """The sender's id: the same id counts once."""
     by: str | None = Field(default=None, max_length=200)
@@ -67,6 +82,20 @@ class UserMessage(Strict):
     """What the turn changes of the agent, from its next model call on."""
     store_id: str | None = Field(default=None, max_length=100)
     """The store that holds ``content``, where it is kept in one."""
+    auth_context: Token = None
+    """On whose behalf the run acts from this message on: encrypted by perdure's client."""
+    auth_ref: Ref = None
+    """The same as a reference, for any client: the worker resolves it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_something(cls, raw: Any) -> Any:
+        raw = one_auth(raw)
+        if not isinstance(raw, Mapping) or raw.get("input") is None:
+            return raw
+        if raw.get("content") is not None:
+            raise PydanticCustomError("content_and_input", "a message has content or input, not both")
+        return {**raw, "content": None}
 
 
 class Start(Strict):
@@ -90,6 +119,23 @@ class Start(Strict):
     """The store that holds ``history`` and blobs of the message."""
     max_history_events: int | None = Field(default=None, gt=10)
     """Continue as new past this many events; Temporal's own suggestion always counts."""
+    auth_context: Token = None
+    """On whose behalf the run acts: encrypted by perdure's client."""
+    auth_ref: Ref = None
+    """The same as a reference, for any client: the worker resolves it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_auth(cls, raw: Any) -> Any:
+        return one_auth(raw)
+
+
+def plain_output(content: str) -> Any:
+    """The output whose JSON ``content`` is; a text that somebody (a hook) has put in its place, as it is."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
 
 
 class Response(Data):
@@ -100,7 +146,10 @@ class Response(Data):
     blob: BlobRef | None = None
     """Where the answer is, if it is too large for history; clients with the store fill ``content`` from it."""
     output: Any = None
-    """The typed output; the content for ``output=str``."""
+    """The typed output: plain JSON, or an instance where the client has the agent; the content for ``output=str``. None
+    where the turn ended without one (interrupted, refused, at a limit)."""
+    typed: bool = Field(default=False, exclude_if=operator.not_)
+    """``content`` is the JSON of ``output``."""
     iterations: int = 0
     """Model calls of the turn."""
     usage: Usage = Usage()
@@ -112,7 +161,7 @@ class Response(Data):
     finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
     """Why the turn ended: as the provider says of its last reply, or a limit, or an interrupt."""
     finish_called: bool = False
-    """Whether the model gave the finish protocol's own sign (the tag)."""
+    """Whether the model gave the finish protocol's own sign (the tag, or the finish tool)."""
     context_id: str = ""
     """Id of the conversation."""
     task_id: str = ""
@@ -167,6 +216,8 @@ class Status(Data):
     store_id: str | None = None
     usage: Usage = Usage()
     cost_usd: float | None = None
+    limits: tuple[LimitUse, ...] = ()
+    """What the run and its turn may use, and have used."""
     calls: tuple[ChildStatus, ...] = ()
     queued: int = 0
     """Injected messages that the model has not seen yet."""

@@ -1,18 +1,24 @@
-"""Limits that an author sets: what one model call may take, and how fast a provider may be called."""
+"""Limits that an author sets: what a model call, a turn and a run may take, and how fast a provider may be called."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import DefinitionError
+from .bounds import Bounds, RunLimits, TurnLimits
 from .duration import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """``Agent(limits=Limits(attempts=3, call_timeout="10m"))``: what a model call may take before its run fails.
+    """What an agent's runs may take: ``Limits(cost_usd=2.0, wall_time="1h", turn=Limits(tokens=50_000))``.
 
-    None is no limit. Raises ``DefinitionError`` that names the field.
+    ``attempts`` and ``call_timeout`` are of each model call: past them its run fails. The others are of the run, all
+    its turns together, and with ``turn=`` of each turn: when one is used up, the agent's ``on_limit`` says what
+    happens. They are looked at before each model call, so that what is in flight goes on to its end. None is no limit.
+    Raises ``DefinitionError`` that names the field.
     """
 
     attempts: int | None = None
@@ -22,21 +28,75 @@ class Limits:
     call_timeout: float | str | None = None
     """How long one model call may take with all its attempts and the waits between them, from the moment that the first
     was scheduled: seconds, or text like ``"10m"``; a number of seconds from then on."""
+    iterations: int | None = None
+    """Model calls. Those of a turn are the agent's ``max_iterations``."""
+    tokens: int | None = None
+    """Tokens read and written by all model calls, cached ones included."""
+    cost_usd: float | None = None
+    """Dollars, as far as prices are known: calls of a model without a price cost nothing here."""
+    wall_time: float | str | None = None
+    """Time at work, from the first step on: model calls, tools, retries and waits for a worker. While a session waits
+    for a message, or a run for an operator, it stands still. Seconds, or text like ``"10m"``."""
+    tool_calls: int | None = None
+    """Tool calls that are begun. A call beyond it is refused with a result that says so."""
+    turn: Limits | None = None
+    """The same for each turn."""
 
     def __post_init__(self) -> None:
-        _whole("Limits", "attempts", self.attempts, "3")
-        if self.call_timeout is not None:
-            try:
-                object.__setattr__(self, "call_timeout", seconds(self.call_timeout))
-            except ValueError as error:
+        for field in ("attempts", "iterations", "tokens", "tool_calls"):
+            _whole("Limits", field, getattr(self, field), "3")
+        for field in ("call_timeout", "wall_time"):
+            _duration(self, field)
+        _dollars(self.cost_usd)
+        turn = self.turn
+        if turn is None:
+            return
+        if not isinstance(turn, Limits):
+            raise DefinitionError(
+                f"Limits: turn must be Limits, not {turn!r:.100}",
+                hint="For instance turn=Limits(tokens=50_000); leave it out for no limit.",
+            )
+        for field in ("attempts", "call_timeout", "turn"):
+            if getattr(turn, field) is not None:
                 raise DefinitionError(
-                    f"Limits: call_timeout: {error}", hint='For instance call_timeout="10m"; leave it out for no limit.'
-                ) from None
+                    f"Limits: turn has {field}, which is no limit of a turn",
+                    hint=f"Limits({field}=…) beside turn= is meant, or nothing." if field != "turn" else None,
+                )
 
     @property
     def call_seconds(self) -> float | None:
         """``call_timeout`` in seconds."""
         return None if self.call_timeout is None else float(self.call_timeout)
+
+    @property
+    def of_run(self) -> Bounds | None:
+        """What a run may use; None without limits."""
+        return self._bounds(self.iterations)
+
+    @property
+    def of_turn(self) -> Bounds | None:
+        """What a turn may use besides its iterations, which are the agent's ``max_iterations``."""
+        return self.turn._bounds(None) if self.turn is not None else None
+
+    def _bounds(self, iterations: int | None) -> Bounds | None:
+        wall_time = None if self.wall_time is None else float(self.wall_time)
+        of = (iterations, self.tokens, self.cost_usd, wall_time, self.tool_calls)
+        if of == (None,) * len(of):
+            return None
+        return Bounds(
+            iterations=iterations,
+            tokens=self.tokens,
+            cost_usd=self.cost_usd,
+            wall_time=wall_time,
+            tool_calls=self.tool_calls,
+        )
+
+    def changed(self, change: RunLimits) -> Limits:
+        """With what ``change`` has in the place of its own."""
+        turn = self.turn
+        if change.turn is not None:
+            turn = replace(turn or Limits(), **_given(change.turn))
+        return replace(self, **_given(change), turn=turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +116,38 @@ class RateLimit:
         _whole("RateLimit", "per_minute", self.per_minute, "50")
 
 
+def _given(change: TurnLimits) -> dict[str, Any]:
+    return change.model_dump(exclude_none=True, exclude={"turn"})
+
+
 def _whole(owner: str, field: str, value: object, example: str) -> None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return
     raise DefinitionError(
         f"{owner}: {field} must be a whole number of at least 1, not {value!r:.100}",
         hint=f"For instance {field}={example}; leave it out for no limit.",
+    )
+
+
+def _duration(limits: Limits, field: str) -> None:
+    """Make the field seconds."""
+    value = getattr(limits, field)
+    if value is None:
+        return
+    try:
+        object.__setattr__(limits, field, seconds(value))
+    except ValueError as error:
+        raise DefinitionError(
+            f"Limits: {field}: {error}", hint=f'For instance {field}="10m"; leave it out for no limit.'
+        ) from None
+
+
+def _dollars(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return
+    raise DefinitionError(
+        f"Limits: cost_usd must be a number of dollars above 0, not {value!r:.100}",
+        hint="For instance cost_usd=2.5; leave it out for no limit.",
     )

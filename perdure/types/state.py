@@ -11,12 +11,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
+from .bounds import Bounds, LimitUse
 from .interface import Mode, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
 from .wire import AgentLimits, Call, New
 
-SCHEMA_VERSION = 2
-"""2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns)."""
+SCHEMA_VERSION = 3
+"""2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns). 3: limits, output
+types, compaction: what an older engine would not keep to."""
 SEEN_IDS = 1000
 """How many message ids are remembered to tell a repeated one."""
 
@@ -34,6 +36,8 @@ class PendingCall(Part):
     op: int
     """Its operation number, given when the reply is applied."""
     result: New | None = None
+    held: bool = False
+    """It waits until somebody raises the limit of tool calls."""
 
 
 class Answer(Part):
@@ -43,6 +47,8 @@ class Answer(Part):
     blob: BlobRef | None = None
     finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
     called: bool = False
+    typed: bool = False
+    """``content`` is JSON, of the agent's output type."""
 
 
 class Failure(Part):
@@ -76,6 +82,8 @@ class Turn(Part):
     task_id: str
     iteration: int = 0
     """Model calls of this turn so far."""
+    rejected: int = 0
+    """Answers that were not of the agent's output type."""
     at_limit: bool = False
     """No iterations are left; the turn ends when its last calls have results."""
     last_text: str = ""
@@ -85,8 +93,18 @@ class Turn(Part):
     overrides: dict[str, Any] | None = None
     """What the turn changes of the agent, an ``Override``."""
     usage_before: Usage = Usage()
-    """What the run had used when the turn opened."""
+    """What the run had used when the turn opened, as the three below."""
     cost_before: float | None = None
+    worked_before: float = 0.0
+    tool_calls_before: int = 0
+    raised: Bounds | None = None
+    """What a person allowed this turn instead, where that is more."""
+    reached: LimitUse | None = None
+    """The limit that it was ended or paused at, or told to finish for."""
+    forced: bool = False
+    """The model was told to finish."""
+    denied: bool = False
+    """A tool call was refused because no more were allowed."""
 
 
 class RunState(Part):
@@ -98,6 +116,9 @@ class RunState(Part):
     mode: Mode = "run"
     scope: str
     context: dict[str, Any] | None = None
+    auth_context: str | None = None
+    """On whose behalf it acts, encrypted; or ``auth_ref``. Of the latest message that brought one."""
+    auth_ref: str | None = None
     overrides: dict[str, Any] | None = None
     """What the run changes of the agent, an ``Override``."""
     max_history_events: int | None = None
@@ -127,6 +148,14 @@ class RunState(Part):
     cost_usd: float | None = None
     iterations: int = 0
     """Model calls of all turns."""
+    tool_calls: int = 0
+    """Tool calls of all turns that were begun."""
+    worked: float = 0.0
+    """Seconds that the run was at work: neither waiting for a message nor paused."""
+    clock: float | None = None
+    """Until when that is counted: seconds since 1970."""
+    raised: Bounds | None = None
+    """What a person allowed the run instead of the agent's limits, where that is more."""
     recorded: bool = False
     """The ending is in the store."""
     interrupt: Literal["stop", "go on"] | None = None
@@ -169,6 +198,7 @@ def read_state(raw: Any) -> RunState:
         )
     if version == 1:
         raw = _from_1(raw)
+    raw = {**raw, "schema_version": SCHEMA_VERSION}
     try:
         return RunState.model_validate(raw)
     except ValidationError as error:
@@ -182,4 +212,4 @@ def _from_1(raw: dict[str, Any]) -> dict[str, Any]:
     seen, turn = raw.get("seen"), raw.get("turn")
     task_id = turn.get("task_id", "") if isinstance(turn, dict) else ""
     known = dict.fromkeys(map(str, seen), task_id) if isinstance(seen, list) else seen
-    return {**raw, "schema_version": SCHEMA_VERSION, **({"seen": known} if known is not None else {})}
+    return {**raw, **({"seen": known} if known is not None else {})}

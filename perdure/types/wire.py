@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .interface import FinishProtocol, Mode, OnLimit
+from .bounds import Bounds, LimitUse
+from .interface import FinishProtocol, Mode, OnLimit, plain_output
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
+from .step import Kept
 
 MODEL_ACTIVITY = "perdure.model"
 TOOL_ACTIVITY = "tool."
@@ -31,6 +33,11 @@ class NewMessage(Data):
     by: str | None = None
     store_id: str | None = None
     """The store that holds ``content``, as its sender said."""
+    typed: bool = Field(default=False, exclude_if=operator.not_)
+    """``content`` is the JSON of a value of the agent's input type."""
+    auth_context: str | None = None
+    """On whose behalf the run acts from here on, as ``UserMessage`` has it; so ``auth_ref``. In the inbox alone."""
+    auth_ref: str | None = None
 
 
 class NewResult(Data):
@@ -60,19 +67,25 @@ class CallFacts(Data):
     iteration: int
     store_id: str | None = None
     context: dict[str, Any] | None = None
+    auth_context: str | None = None
+    """On whose behalf the run acts, encrypted; or ``auth_ref``, which the worker resolves."""
+    auth_ref: str | None = None
 
 
 class Closing(Data):
     """How a run ended: what the last, unpaid model activity records."""
 
-    status: Literal["completed", "failed", "cancelled", "waiting"]
-    """``waiting``: only the turn has ended; the session waits for the next message."""
+    status: Literal["completed", "failed", "cancelled", "waiting", "paused"]
+    """``waiting``: only the turn has ended; the session waits for the next message. ``paused``: nothing has ended; the
+    run waits for somebody to raise ``limit``."""
     turn: Literal["completed", "failed", "cancelled"] | None = None
     """How the present turn ended, if otherwise: it may have had its answer before."""
     error_type: str | None = None
     error: str | None = None
     response: dict[str, Any] | None = None
     """A ``Response`` without messages: of a run that failed or was cancelled, what it took."""
+    limit: LimitUse | None = None
+    """The limit that it ended or paused at."""
 
 
 class ModelInput(CallFacts):
@@ -95,6 +108,20 @@ class ModelInput(CallFacts):
     used: Usage = Usage()
     """Tokens of the turn before this call, and ``cost_usd`` their cost: the store is told what a turn took."""
     cost_usd: float | None = None
+    limit: LimitUse | None = None
+    """With ``force_finish``: the limit that is the reason."""
+    calls_left: int | None = None
+    """Tool calls that limits still allow, where the run knows of such limits: inline tools heed it."""
+    rejected: int | None = None
+    """Answers of the turn that were not of the output type, where there were any: of so many more the run fails."""
+
+
+class Failed(Data):
+    """The run fails with what a paid and recorded reply came to."""
+
+    type: str
+    """Class name of the error; ``message`` is its text."""
+    message: str
 
 
 class Refused(Data):
@@ -102,6 +129,14 @@ class Refused(Data):
 
     kind: Literal["refused"] = "refused"
     text: str
+
+
+class Answered(Data):
+    """The call has its result: it is recorded behind the reply, in the same node."""
+
+    kind: Literal["answered"] = "answered"
+    text: str
+    is_error: bool = False
 
 
 class AsActivity(Data):
@@ -138,7 +173,7 @@ class AsSubagent(Data):
     message: str
 
 
-Disposition = Annotated[Refused | AsActivity | Inline | AsSubagent, Field(discriminator="kind")]
+Disposition = Annotated[Refused | Answered | AsActivity | Inline | AsSubagent, Field(discriminator="kind")]
 
 
 class Call(Data):
@@ -159,6 +194,15 @@ class Finish(Data):
     content: str
     called: bool = False
     """The finish protocol's own sign was given (a tag, or the finish tool)."""
+    typed: bool = Field(default=False, exclude_if=operator.not_)
+    """``content`` is JSON, of the agent's output type."""
+    blob: BlobRef | None = None
+    """Where ``content`` is, if it is too large for history and is not the reply's text."""
+
+    @property
+    def output(self) -> Any:
+        """The answer as a value: plain JSON of the output type, or the text."""
+        return plain_output(self.content) if self.typed else self.content
 
 
 class AgentLimits(Data):
@@ -167,6 +211,10 @@ class AgentLimits(Data):
     max_iterations: int = 50
     on_limit: OnLimit = "finish"
     protocol: FinishProtocol = "text"
+    run: Bounds | None = Field(default=None, exclude_if=operator.not_)
+    """What the run may use, all its turns together; left out where there is no limit."""
+    turn: Bounds | None = Field(default=None, exclude_if=operator.not_)
+    """What a turn may use, besides ``max_iterations``."""
 
 
 class Compacted(Data):
@@ -196,11 +244,23 @@ class ModelOutput(Data):
     blob: BlobRef | None = None
     calls: tuple[Call, ...] = ()
     finish: Finish | None = None
+    rejected: bool = Field(default=False, exclude_if=operator.not_)
+    """The reply was to be the answer, and will not do."""
+    reminder: str | None = None
+    """What the model is told of a reply that will not do, where no call has that as its result."""
+    failed: Failed | None = None
     finish_reason: FinishReason = "stop"
     usage: Usage = Usage()
     cost_usd: float | None = None
     model: str = ""
+    overrides: Kept | None = None
+    """What the step policy changes from now on."""
     limits: AgentLimits = AgentLimits()
+
+    @property
+    def answer_blob(self) -> BlobRef | None:
+        """Where the answer is, if it is too large for history: of the finish tool apart from the reply's text."""
+        return self.finish.blob if self.finish and self.limits.protocol == "tool" else self.blob
 
 
 class ToolInput(CallFacts):

@@ -49,8 +49,11 @@ class AgentWorkflow:
             if work.cancelling() and not state.cancelled:
                 loop.cancel(state)
             loop.stopped(state)
+            now = host.now()
+            loop.tick(state, now)
+            loop.settle(state)
             step = loop.decide(state)
-            self._since = host.now().isoformat()
+            self._since = now.isoformat()
             match step:
                 case loop.CallModel():
                     await self._continue_as_new_if_long(state)
@@ -66,6 +69,7 @@ class AgentWorkflow:
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():
                     await self._wait(state, step)
+                    loop.tick(state, host.now(), working=False)
                 case loop.End(status=ended):
                     return self._end(state, ended)
                 case _:
@@ -116,9 +120,9 @@ class AgentWorkflow:
         self._tell(loop.close)
 
     @workflow.signal
-    def resume(self, *_: Any) -> None:
-        """The cause of a pause is gone: try the same step again."""
-        self._tell(loop.resume)
+    def resume(self, how: Any = None, *_: Any) -> None:
+        """The cause of a pause is gone: try the same step again. ``{"limits": {"cost_usd": 5}}`` raises limits."""
+        self._tell(lambda state: loop.resume(state, how))
 
     @workflow.query
     def status(self, *_: Any) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from .. import loop
+from ..loop.auth import given
 from ..loop.ending import PAUSING
+from ..loop.limits import calls_left
+from ..loop.overrides import overrides
 from ..types.state import PendingCall, RunState
 from ..types.wire import (
     MODEL_ACTIVITY,
@@ -34,17 +37,21 @@ Stopping = Callable[[], bool]
 async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) -> None:
     """Call the model with what is new."""
     so_far = loop.response(state)
+    new = given(state, step.new)
     task = ModelInput(
         **_facts(state, state.op, calling_model=True),
         head=state.head,
-        new=step.new,
+        new=new,
         purpose=step.purpose,
         tighter=(state.compaction.tighter or None) if state.compaction else None,
-        overrides=_overrides(state),
+        overrides=overrides(state),
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
         used=so_far.usage,
         cost_usd=so_far.cost_usd,
+        rejected=state.turn.rejected or None if state.turn else None,
+        limit=step.limit,
+        calls_left=calls_left(state),
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
@@ -69,7 +76,7 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
         head=state.head,
         purpose="compact",
         tighter=step.tighter or None,
-        overrides=_overrides(state),
+        overrides=overrides(state),
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
     )
@@ -126,10 +133,11 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
 
 async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:
     """Record how the run, or a turn of it, ended."""
+    new = given(state, step.new)
     task = ModelInput(
         **_facts(state, state.op),
         head=state.head,
-        new=step.new,
+        new=new,
         purpose="close",
         closing=step.closing,
         mode=state.mode if state.mode != "run" else None,
@@ -154,17 +162,6 @@ def _stopped(error: ActivityError) -> bool:
     return is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
 
 
-def _overrides(state: RunState) -> dict[str, Any] | None:
-    """The run's and the turn's, which counts more; settings and provider options one by one."""
-    run, turn = state.overrides or {}, (state.turn.overrides if state.turn else None) or {}
-    both = {
-        name: {**run[name], **turn[name]}
-        for name in ("settings", "provider_options")
-        if isinstance(run.get(name), dict) and isinstance(turn.get(name), dict)
-    }
-    return {**run, **turn, **both} or None
-
-
 def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
     turn = state.turn
     return CallFacts(
@@ -176,6 +173,8 @@ def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str
         iteration=(turn.iteration if turn else 0) + (1 if calling_model else 0),
         store_id=state.store_id,
         context=state.context,
+        auth_context=state.auth_context,
+        auth_ref=state.auth_ref,
     ).model_dump()
 
 

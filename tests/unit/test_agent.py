@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, Limits, tool
 from perdure.activities import Agents
 from perdure.errors import AgentNotFoundError, DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider
@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"model": [MODEL, Strict([])], "settings": {"temperature": 0}},
         ["model 'Strict:custom'", "'temperature'"],
     ),
-    "limits no Limits": ({"limits": {"attempts": 3}}, ["'a'", "limits must be Limits", 'call_timeout="10m"']),
+    "limits no Limits": ({"limits": {"attempts": 3}}, ["'a'", "limits must be Limits", 'wall_time="1h"']),
     "provider class": ({"model": ScriptedProvider}, ["'a'", "instance", "ScriptedProvider(…)"]),
     "instructions list": ({"instructions": ["be", "good"]}, ["'a'", "instructions", "text or a function", "join"]),
     "instructions number": ({"instructions": 3}, ["instructions", "3"]),
@@ -75,7 +75,10 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "max_iterations 0": ({"max_iterations": 0}, ["'a'", "max_iterations", "at least 1", "not 0", "leave it out"]),
     "max_iterations text": ({"max_iterations": "50"}, ["max_iterations", "'50'"]),
     "max_iterations bool": ({"max_iterations": True}, ["max_iterations", "True"]),
-    "max_iterations None": ({"max_iterations": None}, ["max_iterations", "None"]),
+    "max_iterations twice": (
+        {"max_iterations": 3, "limits": Limits(turn=Limits(iterations=5))},
+        ["'a'", "max_iterations and limits.turn.iterations are the same limit", "max_iterations=3"],
+    ),
 }
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, Limits, tool
 from perdure.errors import DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider
+from perdure.types.bounds import RunLimits, TurnLimits
 from perdure.types.interface import Override
 
 MODEL = "openai:gpt-5"
@@ -55,17 +56,21 @@ def test_all_that_it_can_change() -> None:
         finish="tag",
         max_iterations=3,
         on_limit="error",
+        limits=RunLimits(cost_usd=1, turn=TurnLimits(tokens=9)),
     )
-    one = agent(provider_options={"store": True})
+    one = agent(provider_options={"store": True}, limits=Limits(cost_usd=5, tokens=7))
     changed = one.overridden(override)
+    assert changed.limits == Limits(cost_usd=1, tokens=7, turn=Limits(tokens=9))
     assert (changed.model, changed.instructions) == ("openai:gpt-5-mini", "Be brief.")
     assert [spec.name for spec in changed.toolbox.specs] == ["refund"]
     assert changed.settings == {"temperature": 0.9, "max_tokens": 9}
     assert changed.provider_options == {"store": True, "service_tier": "flex"}
     assert (changed.finish, changed.max_iterations, changed.on_limit) == ("tag", 3, "error")
     assert set(override.model_dump(exclude_none=True)) == set(Override.model_fields), "a field without a test"
-    assert vars(one) == vars(agent(provider_options={"store": True})) | {
+    assert vars(one) == vars(agent(provider_options={"store": True}, limits=Limits(cost_usd=5, tokens=7))) | {
         "toolbox": one.toolbox,
+        "output_type": one.output_type,
+        "hooks": one.hooks,
         "_overridden": one._overridden,
     }
 

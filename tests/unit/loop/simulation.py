@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from perdure import loop
 from perdure.loop.finish import REMINDER_ID
 from perdure.types.state import RunState
@@ -28,6 +30,7 @@ class Simulation:
         self.replies = 0
         self.bare = False
         """Somebody asked for a turn without a message."""
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def message(self, content: str, id: str | None) -> None:
         """Somebody injects a message. ``content`` is never the same twice."""
@@ -41,6 +44,8 @@ class Simulation:
         """Begin the next step."""
         assert self.flying is None
         loop.stopped(self.state)
+        loop.tick(self.state, self.now)
+        loop.settle(self.state)
         step = self.decided()
         match step:
             case loop.CallModel():

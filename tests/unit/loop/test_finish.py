@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.loop.finish import classify, force, forced, reminder
+from perdure.types.bounds import LimitUse
 from perdure.types.messages import Message, ThinkingPart, ToolCallPart
 from perdure.types.wire import Finish
 
@@ -71,6 +72,12 @@ def test_a_forced_reply_is_always_an_answer(protocol, text, answer):
 
 def test_what_the_model_is_told_names_the_tag_only_under_its_protocol():
     assert "<finish>" in reminder("tag")
-    assert "<finish>" in force("tag", 7)
-    assert "<finish>" not in reminder("text") + force("text", 7)
-    assert "7" in force("text", 7)
+    steps = LimitUse(name="max_iterations", scope="turn", used=7, allowed=7)
+    assert "<finish>" in force("tag", steps)
+    assert "<finish>" not in reminder("text") + force("text", steps)
+    assert "all 7 steps" in force("text", steps)
+
+
+def test_what_the_model_is_told_names_the_limit():
+    spent = LimitUse(name="cost_usd", scope="run", used=0.52, allowed=0.5)
+    assert "the run has used $0.52 of $0.5 (cost_usd)" in force("text", spent)

@@ -115,7 +115,8 @@ def test_at_the_limit_the_answer_is_asked_for_with_the_last_results():
     loop.receive(state, "hurry")
     step = model(state, says("42", given))
     assert (step.purpose, step.taken) == ("force_finish", 1)
-    assert said(step) == ["=c2", "hurry", force("text", 2)]
+    assert said(step) == ["=c2", "hurry", force("text", step.limit)]
+    assert str(step.limit) == "the turn has used 2 of 2 iterations (max_iterations)"
     assert close(state).closing.response["finish_reason"] == "limit"
     assert (ended(state), loop.response(state).content, state.turn.iteration) == ("completed", "42", 3)
 

@@ -1,0 +1,178 @@
+"""Limits: what a run and its turn have used, what they may, and what happens when that is not enough.
+
+Looked at before a model call, never within one: a limit is exceeded by the step that was in flight at most. Time is
+counted while the run is at work (:func:`tick`): the loop itself has no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from ..types.bounds import Bounds, LimitName, LimitScope, LimitUse
+from ..types.state import Failure, RunState, Turn
+from ..types.wire import NewResult
+
+BUDGETS: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
+Used = dict[str, float]
+
+
+def uses(state: RunState) -> list[LimitUse]:
+    """Every limit that is set, those of the run first; the turn's iterations last."""
+    found = []
+    for scope, bounds, raised, used in _scopes(state):
+        found += [
+            LimitUse(name=name, scope=scope, used=used[name], allowed=allowed)
+            for name in BUDGETS
+            if (allowed := _allowed(bounds[name], getattr(raised, name, None))) is not None
+        ]
+    turn = state.turn
+    used_up = turn.iteration if turn else 0
+    found.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=most_iterations(state)))
+    return found
+
+
+def most_iterations(state: RunState) -> int:
+    """Model calls that the turn may make."""
+    raised = state.turn.raised if state.turn else None
+    return max(state.limits.max_iterations, (raised and raised.iterations) or 0)
+
+
+def exceeded(state: RunState) -> LimitUse | None:
+    """The limit that forbids another model call, if one does."""
+    turn = state.turn
+    if turn is None:
+        return None
+    if not _limited(state, turn):  # as most runs are
+        spent = turn.iteration >= most_iterations(state)
+        return uses(state)[-1] if spent else None
+    wanted = turn.denied or any(call.held for call in state.calls)
+    for use in uses(state):
+        if use.used >= use.allowed and (wanted or use.name != "tool_calls"):
+            return use
+    return None
+
+
+def calls_left(state: RunState) -> int | None:
+    """Tool calls that may still begin; None where there is no limit of them."""
+    if state.turn is None or not _limited(state, state.turn):
+        return None
+    left = [use.allowed - use.used for use in uses(state) if use.name == "tool_calls"]
+    return max(0, int(min(left))) if left else None
+
+
+def left(state: RunState) -> Bounds | None:
+    """What is left of the budgets of run and turn together: what a subagent may use. None where there are none.
+
+    Of iterations nothing is inherited: they are counted by each agent for itself.
+    """
+    least: dict[str, float] = {}
+    for use in uses(state):
+        if use.name not in ("iterations", "max_iterations"):
+            least[use.name] = min(least.get(use.name, use.allowed), max(0, use.allowed - use.used))
+    return Bounds.model_validate(least) if least else None
+
+
+def _limited(state: RunState, turn: Turn) -> bool:
+    limits = state.limits
+    return limits.run is not None or limits.turn is not None or bool(turn.overrides and turn.overrides.get("limits"))
+
+
+def _scopes(state: RunState) -> Iterator[tuple[LimitScope, Used, Bounds | None, Used]]:
+    """Of run and turn: what the agent allows, what somebody raised, and what is used."""
+    turn, limits = state.turn, state.limits
+    # The model call behind the message that brought these has not told of them yet.
+    over = (turn.overrides or {}).get("limits") or {} if turn else {}
+    whole: Used = {
+        "iterations": state.iterations,
+        "tokens": state.usage.total_tokens,
+        "cost_usd": state.cost_usd or 0.0,
+        "wall_time": state.worked,
+        "tool_calls": state.tool_calls,
+    }
+    yield "run", _bounds(limits.run, over), state.raised, whole
+    if turn is not None:
+        before: Used = {
+            "iterations": 0,
+            "tokens": turn.usage_before.total_tokens,
+            "cost_usd": turn.cost_before or 0.0,
+            "wall_time": turn.worked_before,
+            "tool_calls": turn.tool_calls_before,
+        }
+        of_turn = {**_bounds(limits.turn, over.get("turn") or {}), "iterations": None}
+        yield "turn", of_turn, turn.raised, {name: used - before[name] for name, used in whole.items()}
+
+
+def _bounds(bounds: Bounds | None, over: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: getattr(bounds, name, None) for name in BUDGETS}
+    return plain | {name: value for name, value in over.items() if name in plain}
+
+
+def _allowed(limit: float | None, raised: float | None) -> float | None:
+    return None if limit is None else max(limit, raised or 0)
+
+
+# --- time
+
+
+def tick(state: RunState, now: datetime, *, working: bool = True) -> None:
+    """It is ``now``; what passed since the last time counts if the run was ``working``."""
+    at = round(now.timestamp(), 3)
+    if working and state.clock is not None:
+        state.worked = round(state.worked + max(0.0, at - state.clock), 3)
+    state.clock = at
+
+
+# --- tool calls
+
+
+def admit(state: RunState) -> None:
+    """Of the calls of a reply that are still to run, refuse those beyond what is left, or hold them back."""
+    turn = state.turn
+    assert turn is not None, "calls without a turn"
+    room = calls_left(state)
+    for pending in state.calls:
+        if pending.result is not None:
+            continue
+        if room is None or room > 0:
+            state.tool_calls += 1
+            room = None if room is None else room - 1
+        elif state.limits.on_limit == "pause":
+            pending.held = True
+        else:
+            turn.denied = True
+            use = next(use for use in uses(state) if use.name == "tool_calls" and use.used >= use.allowed)
+            text = f"not run: no more tool calls are allowed, {use}"
+            pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
+
+
+def release(state: RunState) -> None:
+    """Let calls begin that were held back, as many as are allowed by now."""
+    room = calls_left(state)
+    for pending in state.calls:
+        if pending.held and pending.result is None and (room is None or room > 0):
+            pending.held = False
+            state.tool_calls += 1
+            room = None if room is None else room - 1
+
+
+# --- said
+
+
+def failure(state: RunState, use: LimitUse) -> Failure:
+    """What a turn fails with at ``use``, under ``on_limit="error"``."""
+    if use.name == "max_iterations":
+        message = f"agent {state.agent} did not finish within {use.allowed:g} iterations"
+        return Failure(type="MaxIterationsError", message=message)
+    field = f"turn=Limits({use.name}=…)" if use.scope == "turn" else f"{use.name}=…"
+    return Failure(
+        type="MaxIterationsError" if use.name == "iterations" else "BudgetExceededError",
+        message=f"agent {state.agent} did not finish: {use}. "
+        f"Give it more with limits=Limits({field}), or let on_limit say what else is to happen",
+    )
+
+
+def waits(use: LimitUse) -> str:
+    """Why a run is paused at ``use``, and the way out."""
+    return f"{use}; it goes on when somebody raises the limit: resume with {use.key}=<more>"
