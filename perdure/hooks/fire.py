@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AbortError, HookError
-from .hook import TIMEOUT, Hook
+from .hook import Hook
 
 logger = logging.getLogger("perdure.worker")
 
@@ -161,11 +161,12 @@ def _watched(group: _Group, limit: asyncio.Timeout) -> Iterator[None]:
     waiting: list[asyncio.TimerHandle] = []
 
     def look() -> None:
-        due = group.began + group.hook.timeout - time.monotonic() if group.at < len(group.hooks) else TIMEOUT
-        if due <= 0:
+        running = group.hooks[group.at :]
+        left = group.began + running[0].timeout - time.monotonic() if running else 1.0
+        if left <= 0:
             limit.reschedule(clock.time())
-        else:
-            waiting[:] = [clock.call_later(due, look)]
+        else:  # one behind it may have less time
+            waiting[:] = [clock.call_later(min(left, *(one.timeout for one in running)), look)]
 
     look()
     try:

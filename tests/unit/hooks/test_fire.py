@@ -1,0 +1,196 @@
+"""Hooks one behind the other: order, what each sees, kinds mixed, failures, time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure import HookSet, hook
+from perdure.activities import AuthorLoop
+from perdure.errors import AbortError, DefinitionError, HookError
+from perdure.hooks import Given, Hook, fire, fire_all
+
+
+@pytest.fixture
+def author() -> Iterator[AuthorLoop]:
+    """Where authors' code runs."""
+    loop = AuthorLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def adding(name: str, *, sync: bool, seen: list[str]) -> Hook:
+    """A hook that adds its name to the content, and says in which thread it ran."""
+
+    def plain(content: str) -> str:
+        seen.append(f"{name}: {threading.current_thread().name.rstrip('-0123456789')}")
+        return content + name
+
+    async def asynchronous(content: str) -> str:
+        return plain(content)
+
+    return hook("on_finish", name=name)(plain if sync else asynchronous)
+
+
+def take(hook: Hook, returned: Any, given: Given) -> bool:
+    given["content"] = returned
+    return bool(returned == "stop")
+
+
+async def test_each_sees_what_the_one_before_has_made(author: AuthorLoop) -> None:
+    seen: list[str] = []
+    hooks = [adding(name, sync=name in "bce", seen=seen) for name in "abcdef"]
+    given: Given = {"content": ""}
+    await fire_all(author.run, hooks, given, take)
+    assert given["content"] == "abcdef"
+    on_loop, in_pool = "perdure-author", "perdure-tool"
+    assert seen == [f"{name}: {in_pool if name in 'bce' else on_loop}" for name in "abcdef"]
+
+
+async def test_those_of_a_kind_take_one_way_together() -> None:
+    seen: list[str] = []
+    ways: list[str] = []
+
+    async def run(name: str, fn: Any, *args: Any) -> Any:
+        ways.append(name)
+        result = fn(*args)
+        return await result if asyncio.iscoroutine(result) else result
+
+    hooks = [adding(name, sync=name in "cd", seen=seen) for name in "abcde"]
+    await fire_all(run, hooks, {"content": ""}, take)
+    assert ways == ["hook a", "hook c", "hook e"]
+
+
+async def test_what_take_says_stops_those_behind(author: AuthorLoop) -> None:
+    @hook("on_finish")
+    def stopper() -> str:
+        return "stop"
+
+    @hook("on_finish")
+    async def never() -> None:
+        raise AssertionError
+
+    given: Given = {"content": ""}
+    await fire_all(author.run, [stopper, never, stopper], given, take)
+    assert given["content"] == "stop"
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_one_that_fails_is_named_and_the_rest_do_not_run(author: AuthorLoop, sync: bool) -> None:
+    def plain() -> None:
+        raise ValueError("no")
+
+    async def asynchronous() -> None:
+        raise ValueError("no")
+
+    broken = hook("on_finish", name="broken")(plain if sync else asynchronous)
+    seen: list[str] = []
+    behind = adding("x", sync=sync, seen=seen)
+    with pytest.raises(HookError, match=r"the hook broken \(on_finish\) failed: ValueError: no"):
+        await fire_all(author.run, [broken, behind], {"content": ""}, take)
+    assert seen == []
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
+async def test_one_that_only_logs_lets_the_others_go_on(
+    author: AuthorLoop, caplog: pytest.LogCaptureFixture, sync: bool, how: str
+) -> None:
+    released = threading.Event()
+
+    def plain() -> str:
+        if how == "hangs":
+            released.wait(20)
+        elif how == "exits":
+            raise SystemExit(3)
+        else:
+            raise ValueError("no")
+        return "too late"
+
+    async def asynchronous() -> str:
+        if how == "hangs":
+            await asyncio.Event().wait()
+        return plain()
+
+    broken = hook("on_finish", name="broken", on_error="log", timeout=0.05)(plain if sync else asynchronous)
+    seen: list[str] = []
+    given: Given = {"content": ""}
+    hooks = [adding("a", sync=sync, seen=seen), broken, adding("b", sync=sync, seen=seen)]
+    with caplog.at_level(logging.WARNING, "perdure.worker"):
+        await fire_all(author.run, hooks, given, take)
+    released.set()
+    assert given["content"] == "ab"
+    why = {"raises": "ValueError: no", "exits": "SystemExit: 3", "hangs": "it did not return within 0.05 s"}[how]
+    assert any(
+        "the hook broken (on_finish) failed, and the call goes on" in one and why in one for one in caplog.messages
+    )
+
+
+async def test_one_that_was_given_up_changes_nothing_any_more(author: AuthorLoop) -> None:
+    """Its thread goes on to its end, but not to the hooks behind it."""
+    released, ended = threading.Event(), threading.Event()
+
+    @hook("on_finish", on_error="log", timeout=0.05)
+    def slow(content: str) -> str:
+        released.wait(20)
+        ended.set()
+        return "too late"
+
+    ran: list[str] = []
+    given: Given = {"content": ""}
+    await fire_all(author.run, [slow, adding("a", sync=True, seen=ran)], given, take)
+    released.set()
+    assert await asyncio.to_thread(ended.wait, 20)
+    await author.run("behind it", lambda: None)
+    assert (given["content"], len(ran)) == ("a", 1)
+
+
+async def test_abort_comes_out_as_it_is_whatever_on_error_says(author: AuthorLoop) -> None:
+    @hook("on_finish", on_error="log")
+    def abort() -> None:
+        raise AbortError("enough")
+
+    with pytest.raises(AbortError, match="enough"):
+        await fire_all(author.run, [abort], {})
+
+
+async def test_a_sync_function_that_gives_an_awaitable_is_awaited(author: AuthorLoop) -> None:
+    async def answer(prefix: str, content: str) -> str:
+        return prefix + content
+
+    one = hook("on_finish", name="bound")(functools.partial(answer, "so "))
+    lazily = hook("on_finish", name="lazy")(lambda content: answer("and ", content))
+    given: Given = {"content": "it is"}
+    await fire_all(author.run, [one, lazily, lazily], given, take)
+    assert given["content"] == "and and so it is"
+    assert await fire(author.run, lazily, {"content": "."}) == "and ."
+
+
+def test_a_hook_is_checked_when_it_is_made() -> None:
+    with pytest.raises(DefinitionError, match="no hook event 'before_lunch'"):
+        hook("before_lunch")  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="on_finish gives no 'answer'"):
+        hook("on_finish")(lambda answer: answer)
+    with pytest.raises(DefinitionError, match="on_error is 'fail' or 'log'"):
+        hook("on_finish", on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_a_set_is_read_added_to_and_cleared() -> None:
+    one, two = hook("on_finish", name="one")(lambda: None), hook("on_error", name="two")(lambda: None)
+    hooks = HookSet([one, HookSet([two])])
+    assert (list(hooks), hooks.on("on_finish"), len(hooks)) == ([one, two], (one,), 2)
+    hooks.add(one)
+    assert hooks.on("on_finish") == (one, one)
+    hooks.clear("on_finish")
+    assert (list(hooks), hooks.on("on_finish")) == ([two], ())
+    hooks.clear()
+    assert not hooks
+    with pytest.raises(DefinitionError, match="is no hook"):
+        hooks.add(print)  # type: ignore[arg-type]
