@@ -8,12 +8,14 @@ from typing import Any
 from temporalio.service import RPCError
 
 from .errors import RunClosedError
+from .loop import read_limits
+from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
 from .runs import closed_status
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
-from .types.files import Content
+from .types.files import Asked
 from .types.interface import Override
 
 __all__ = ["NO_WORKER", "Run"]
@@ -27,7 +29,7 @@ class Run(Reading):
 
     async def send(
         self,
-        message: Content | None,
+        message: Asked | None,
         *,
         message_id: str | None = None,
         task_id: str | None = None,
@@ -46,7 +48,7 @@ class Run(Reading):
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""
         return Turn(self, task_id)
 
-    async def inject(self, message: Content, *, id: str | None = None, by: str | None = None) -> None:
+    async def inject(self, message: Asked, *, id: str | None = None, by: str | None = None) -> None:
         """Send a message that joins the conversation at the next iteration; the same ``id`` twice counts once.
 
         Raises ``RunClosedError``, ``RunNotFoundError``; for a long message ``StoreMismatchError`` where this client
@@ -54,7 +56,7 @@ class Run(Reading):
         """
         await self._signal_message("inject_user_message", message, id, by)
 
-    async def interrupt(self, message: Content | None = None, *, id: str | None = None, by: str | None = None) -> None:
+    async def interrupt(self, message: Asked | None = None, *, id: str | None = None, by: str | None = None) -> None:
         """Stop the model call and the tools that are in flight. What was finished is kept; every open call gets a
         result that says so. With a message the turn goes on with it; without one it ends (``finish_reason`` is
         ``"interrupted"``), and a session waits for the next message. Between two turns there is nothing to stop.
@@ -70,19 +72,30 @@ class Run(Reading):
         """End a session after its current turn. Raises ``RunClosedError``, ``RunNotFoundError``."""
         await self._signal("close", {"by": by or self.client.actor})
 
-    async def resume(self, *, by: str | None = None) -> None:
+    async def resume(self, *, limits: Mapping[str, Any] | None = None, by: str | None = None) -> None:
         """Let a paused run try the same step again; open a run that failed, was cancelled, was terminated or timed
         out once more, from where its conversation ended.
 
-        Raises ``RunClosedError`` for a run that has completed: send it a message instead.
+        ``limits`` raises limits: ``{"cost_usd": 5, "max_iterations": 80, "turn": {"tokens": 50_000}}``. They are what
+        the run may use from its start, not what is added; those of a turn are for the present one. Of several people
+        who raise one the highest counts. A run that is paused at a limit goes on when that is raised. One that is
+        opened again begins to count anew.
+
+        Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``InvalidInputError`` for
+        ``limits`` that do not fit.
         """
+        raised = read_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
         closed = closed_status(await self.describe())
         if closed is None:
-            await self._signal("resume", {"by": by or self.client.actor})
+            said = {"limits": raised} if raised else {}
+            await self._signal("resume", {**said, "by": by or self.client.actor})
         elif closed.state == "completed":
             raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it goes on from there.")
         else:
-            self.handle = await reopen(self, await reopening(self), by=by)
+            start = await reopening(self)
+            if raised:
+                start["override"] = merged(start.get("override") or {}, {"limits": raised})
+            self.handle = await reopen(self, start, by=by)
 
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: what is in flight is stopped, what is finished is kept, the transcript is closed.
@@ -97,7 +110,7 @@ class Run(Reading):
         except RPCError as error:
             raise self.translated(error) from error
 
-    async def _signal_message(self, name: str, message: Content, id: str | None, by: str | None) -> None:
+    async def _signal_message(self, name: str, message: Asked, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)
         if sent.store_id is not None:  # the run would refuse it, and nobody would hear of that
             self.check_store((await self.status()).store_id, sent.store_id)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from .conversation import arguments, printable, styled
 
 if TYPE_CHECKING:
-    from ..types.events import ConversationCompacted, Event, RunEvent, ToolCompleted, TurnEvent
+    from ..types.events import ConversationCompacted, Event, LimitReached, RunEvent, StepTaken, ToolCompleted, TurnEvent
 
 _RESULT_LINES = 3
 _RESULT_CHARS = 300
@@ -73,10 +73,12 @@ class EventLines:
                 yield self._styled(f"… {printable(event.name)}: {printable(event.message)}", "dim")
             case "tool.completed":
                 yield self._result(event)
+            case "step":
+                yield self._styled(_step(event), "yellow")
             case "compacted":
                 yield self._styled(_compacted(event), "yellow")
             case "limit":
-                yield self._styled(f"(the limit of {event.limit:g} iterations is reached)", "yellow")
+                yield self._styled(f"({reached(event)})", "yellow")
             case "error":
                 then = "" if event.final else " (it is tried again)"
                 yield self._styled(f"error: {event.error_type}: {_cut(event.error)}{then}", "red")
@@ -109,6 +111,32 @@ class EventLines:
 def _compacted(event: ConversationCompacted) -> str:
     messages = f"{event.messages_before:,} messages are {event.messages_after:,} now"
     return f"(summed up: {messages}, {event.tokens_before:,} tokens about {event.tokens_after:,})"
+
+
+def _step(event: StepTaken) -> str:
+    """What the policy has changed, in a line."""
+    settings = [f"{name}={'(none)' if value is None else value}" for name, value in event.settings.items()]
+    said = [
+        f"model {event.model}" if event.model else "",
+        f"settings {', '.join(settings)}" if settings else "",
+        "other instructions" if event.instructions else "",
+        *(f"+{name}" for name in event.tools_added),
+        *(f"-{name}" for name in event.tools_removed),
+        f"{len(event.results)} of the results changed" if event.results else "",
+        "a message" if event.injected == 1 else f"{event.injected} messages" if event.injected else "",
+        "the conversation edited" if event.edited else "",
+        "finished" if event.finished else "",
+        f"kept for the {' and the '.join(event.kept)}" if event.kept else "",
+    ]
+    return f"(step: {printable('; '.join(part for part in said if part))})"
+
+
+def reached(event: LimitReached) -> str:
+    """What a person is told of a limit."""
+    from ..types.bounds import LimitUse
+
+    used = event.limit if event.used is None else event.used
+    return f"at a limit: {LimitUse(name=event.kind, scope=event.scope, used=used, allowed=event.limit)}"
 
 
 def retracted(reason: str) -> str:

@@ -37,34 +37,40 @@ class Shown:
     status: Status
     messages: list[Message] | None
     """None where this machine cannot read the transcript; ``note`` says why."""
+    whole: list[Message] | None = None
+    """With what summaries stand for, where that is more."""
     note: str | None = None
     error: PerdureError | None = None
     """What a failed run failed with."""
     ui: str | None = None
 
     @property
+    def _said(self) -> list[Message]:
+        return self.whole or self.messages or []
+
+    @property
     def replies(self) -> list[Message]:
         """What models said."""
-        return [message for message in self.messages or () if message.role == "assistant"]
+        return [message for message in self._said if message.role == "assistant"]
 
     @property
     def usage(self) -> Usage:
         """Tokens, of the transcript if it is there: a closed run's status has none."""
         from ..types.messages import Usage
 
-        counted = [message.usage for message in self.replies if message.usage is not None]
+        counted = [message.usage for message in self._said if message.usage is not None]
         return sum(counted, Usage()) if counted else self.status.usage
 
     @property
     def cost(self) -> float | None:
         """Dollars; None where no call had a price."""
-        prices = [message.cost_usd for message in self.replies if message.cost_usd is not None]
+        prices = [message.cost_usd for message in self._said if message.cost_usd is not None]
         return sum(prices) if prices else self.status.cost_usd
 
 
 def show(
     id: RunArgument,
-    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing, and show what summaries stand for.")] = False,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
@@ -78,7 +84,7 @@ def show(
         from .find import find_run
 
         async with connected(Server(address, namespace, profile, store_url)) as client:
-            return await gather(client, await find_run(client, id))
+            return await gather(client, await find_run(client, id), full=full)
 
     shown = asyncio.run(go())
     output = chosen(output, as_json)
@@ -89,15 +95,20 @@ def show(
         print(line)
 
 
-async def gather(client: Client, run: Run) -> Shown:
-    """Ask Temporal and the store; what one of them does not know or cannot say is left out, and said so."""
+async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
+    """Ask Temporal and the store; what one of them does not know or cannot say is left out, and said so.
+
+    ``full``: the messages that summaries stand for, too.
+    """
     try:
         status = await run.status()
     except RunNotFoundError:
         status = await _of_store(client, run.id)
     shown = Shown(status, None, ui=await ui_url(client, run.id))
     try:
-        shown.messages = await run.transcript()
+        shown.messages = await run.transcript(full=full)
+        if not full and any(message.replaces for message in shown.messages):
+            shown.whole = await run.transcript(full=True)
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
     if status.state == "failed":
@@ -145,6 +156,8 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     said = [f"{styled(status.context_id, 'bold', on=colour)}  {state}  agent {status.agent}"]
     if counts := _counts(shown):
         said.append(styled(f"  {counts}", "dim", on=colour))
+    if shown.status.limits[:-1]:  # more than the turn's iterations
+        said += [styled(f"  {use}", "dim", on=colour) for use in shown.status.limits]
     if shown.ui:
         said.append(styled(f"  {shown.ui}", "dim", on=colour))
     said.append("")
@@ -173,6 +186,9 @@ def activity(status: Status) -> str | None:
     """What an open run is at, or waits for, in a line; None for a closed one."""
     if status.state in ("completed", "failed", "cancelled"):
         return None
+    if status.state == "paused" and status.at_limit is not None:
+        raising = f"perdure resume {status.context_id} --limit {status.at_limit.key}=<more>"
+        return f"paused: {status.at_limit}; `{raising}` lets it go on"
     if status.state == "paused":
         return f"paused: {status.reason}; `perdure resume {status.context_id}` goes on when the cause is gone"
     if status.doing == "nothing":  # nobody answered the query

@@ -32,6 +32,10 @@ from .options import (
 if TYPE_CHECKING:
     from ..run import Run
 
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME=VALUE", help="Raise a limit: cost_usd=5, turn.tokens=50000; again for more."),
+]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run has ended.")]
 Act = Callable[["Run"], Awaitable[dict[str, Any]]]
 
@@ -133,6 +137,7 @@ def close(
 
 def resume(
     id: RunArgument,
+    limit: LimitOption = None,
     by: ByOption = None,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
@@ -140,17 +145,47 @@ def resume(
     output: OutputOption = Output.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a paused run try the same step again; open a failed, cancelled or timed-out one again where it ended."""
+    """Let a paused run try the same step again; open a failed, cancelled or timed-out one again where it ended.
+
+    One that is paused at a limit goes on when that is raised.
+    """
+    raised = limits_of(limit)
 
     async def act(run: Run) -> dict[str, Any]:
         before = await run.status()
-        await run.resume()
+        if before.at_limit is not None and not raised:
+            raise InvalidInputError(
+                f"run {run.id} is paused: {before.at_limit}",
+                hint=f"Raise that limit: perdure resume {run.id} --limit {before.at_limit.key}=<more>",
+            )
+        await run.resume(limits=raised)
         return {"id": run.id, "resumed": True, "was": before.state}
 
     said = _on_run(Server(address, namespace, profile), id, act, by=by)
     ended = said["was"] in ("completed", "failed", "cancelled")
     text = "{id} was {was}, and goes on from where it ended" if ended else "{id} tries the step again that it paused at"
+    if raised and not ended:
+        text = "{id} may use more"
     _print(said, text, chosen(output, as_json))
+
+
+def limits_of(given: list[str] | None) -> dict[str, Any]:
+    """What ``--limit`` says, as ``Run.resume`` takes it. Raises ``InvalidInputError``."""
+    from ..loop import read_limits
+
+    limits: dict[str, Any] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not value:
+            raise InvalidInputError(f"--limit {one}: it has no value", hint="For instance --limit cost_usd=5")
+        scope, dot, inner = name.partition(".")
+        if dot and scope == "turn":
+            limits.setdefault("turn", {})[inner] = value
+        else:
+            limits[name] = value
+    if limits:
+        read_limits(limits)
+    return limits
 
 
 def _on_run(server: Server, id: str, act: Act, *, by: str | None) -> dict[str, Any]:

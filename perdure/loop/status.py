@@ -27,12 +27,13 @@ def status(state: RunState, since: str | None = None) -> Status:
             phase, work = "waiting", "message"
         case End(status=ended):
             phase, work = ended, "nothing"
+    at_limit = step == Wait("resumed") and state.pause is None
     return Status.model_validate(
         {
             "state": phase,
             "doing": work,
             "since": state.pause.since if state.pause else since,
-            "reason": _reason(state, paused=step == Wait("resumed")),
+            "reason": _reason(state, at_limit=at_limit),
             "agent": state.agent,
             "context_id": state.context_id,
             "task_id": state.turn.task_id if state.turn else None,
@@ -44,6 +45,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             "usage": state.usage,
             "cost_usd": state.cost_usd,
             "limits": uses(state),
+            "at_limit": exceeded(state) if at_limit else None,
             "calls": [
                 ChildStatus(call_id=call.call.id, name=call.call.name, kind=call.call.disposition.kind)
                 for call in state.calls
@@ -55,10 +57,10 @@ def status(state: RunState, since: str | None = None) -> Status:
     )
 
 
-def _reason(state: RunState, *, paused: bool) -> str | None:
+def _reason(state: RunState, *, at_limit: bool) -> str | None:
     if state.pause:
         return state.pause.reason
-    if paused and (limit := exceeded(state)):
+    if at_limit and (limit := exceeded(state)):
         return waits(limit)
     if state.turn and state.turn.failure:
         return f"{state.turn.failure.type}: {state.turn.failure.message}"

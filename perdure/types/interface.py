@@ -218,6 +218,8 @@ class Status(Data):
     cost_usd: float | None = None
     limits: tuple[LimitUse, ...] = ()
     """What the run and its turn may use, and have used."""
+    at_limit: LimitUse | None = None
+    """The one that it is paused at, until somebody raises it."""
     calls: tuple[ChildStatus, ...] = ()
     queued: int = 0
     """Injected messages that the model has not seen yet."""

@@ -17,7 +17,7 @@ _TURNS = 3
 """Messages of the user, and what follows them, that are shown of a conversation that goes on."""
 _ENDS = {
     "interrupted": "interrupted",
-    "limit": "it has reached its limit of iterations",
+    "limit": "it has reached a limit",
     "length": "cut off: the reply has reached its limit of tokens",
     "refusal": "the model has declined",
     "veto": "a hook has answered in the model's place",

@@ -51,7 +51,7 @@ def test_what_was_called_stands_before_the_answer() -> None:
         ({"content": ""}, ["(an empty reply)"]),
         ({"content": "Half", "finish_reason": "interrupted"}, ["Half", "(interrupted)"]),
         ({"content": "", "finish_reason": "interrupted"}, ["(interrupted)"]),
-        ({"content": "x", "finish_reason": "limit"}, ["x", "(it has reached its limit of iterations)"]),
+        ({"content": "x", "finish_reason": "limit"}, ["x", "(it has reached a limit)"]),
     ],
 )
 def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
