@@ -21,6 +21,7 @@ from .following import follow
 from .ports import Store
 from .runs import agent_of, closed_status, has_poller, pending_reason
 from .store import Chain
+from .store.whole import whole
 from .translate import run_error, translated, unreachable
 from .types.events import Event
 from .types.interface import Response, Status
@@ -108,18 +109,20 @@ class Reading:
             update |= {"content": text, "output": text, "blob": None}
         return response.model_copy(update=update)
 
-    async def transcript(self) -> list[Message]:
-        """The conversation as the store has it now.
+    async def transcript(self, *, full: bool = False) -> list[Message]:
+        """The conversation as the store has it now; with ``full`` also what summaries of it stand for.
 
         Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another than the run's.
         """
         store = await self.client.store()
         row = await store.run(self.id)
         if row is not None:
-            return await Chain(store).load(row.head)
-        status = await self.status()
-        self.check_store(status.store_id, store.store_id)
-        return await Chain(store).load(status.head)
+            head = row.head
+        else:
+            status = await self.status()
+            self.check_store(status.store_id, store.store_id)
+            head = status.head
+        return await (whole(store, head) if full else Chain(store).load(head))
 
     async def file(self, part: FilePart) -> bytes:
         """The bytes of a file of the transcript; see :meth:`Client.file`."""

@@ -154,6 +154,8 @@ async def _written(
         await chain.files(messages)
     except TranscriptCorruptedError as error:
         raise InvalidInputError(f"history: a file of it: {error.message}", hint="Give its bytes: File(data).") from None
+    # What a summary stands for is another conversation's, and may be in another store.
+    messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = chain.extend(None, messages)
     await store.commit(Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id

@@ -95,8 +95,7 @@ class CompactionStage:
             replaces=call.head,
             messages_before=len(call.prefix),
             messages_after=len(rewritten),
-            tokens_before=_measured(said),
-            tokens_after=tokens_of_all(rewritten),
+            **_tokens(said, rewritten),
         )
         return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten=rewritten)
 
@@ -171,7 +170,10 @@ def _is_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
     return _worth(old) and tokens_of_all(old) >= asked.at // 4
 
 
-def _measured(said: Sequence[Message]) -> int:
-    """Tokens of a conversation: as its last reply was counted, else an estimate."""
+def _tokens(said: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
+    """Of the conversation as its last reply was counted, else an estimate; and what that makes of the new one."""
+    before, after = tokens_of_all(said), tokens_of_all(rewritten)
     usage = next((message.usage for message in reversed(said) if message.usage is not None), None)
-    return usage.total_tokens if usage is not None and usage.input_tokens else tokens_of_all(said)
+    if usage is not None and usage.input_tokens:
+        before, after = usage.total_tokens, after * usage.total_tokens // before
+    return {"tokens_before": before, "tokens_after": after}

@@ -48,6 +48,8 @@ class Talk:
         self._turns: set[str] = set()
         self._read = 0
         """Messages of the transcript that were shown."""
+        self._root: str | None = None
+        """What a summary at its beginning stands for."""
         self._unsure: tuple[str, str] | None = None
         """A text that may not have arrived, and its id: said again it counts once."""
         self._order = asyncio.Lock()
@@ -75,6 +77,7 @@ class Talk:
             )
         self.begun = self.said = True
         self._read = len(shown.messages or ())
+        self._root = next((m.replaces.head for m in (shown.messages or ())[:2] if m.replaces is not None), None)
         return shown
 
     async def under_way(self) -> Turn:
@@ -122,8 +125,16 @@ class Talk:
 
     def news(self, response: Response) -> list[Message]:
         """What was said since the last answer that was shown; [] without the store."""
-        new = list(response.messages[self._read :])
-        self._read = max(self._read, len(response.messages))
+        messages = list(response.messages)
+        rewritten = [(place, m.replaces) for place, m in enumerate(messages[:2]) if m.replaces is not None]
+        root = rewritten[0][1].head if rewritten else None
+        if rewritten and root != self._root:  # its beginning was summed up meanwhile
+            place, replaced = rewritten[0]
+            unread = replaced.messages - self._read if replaced.messages >= self._read else replaced.kept
+            self._read = place + 1 + max(0, replaced.kept - unread)
+        self._root = root
+        new = messages[self._read :]
+        self._read = max(self._read, len(messages))
         return new
 
     async def interrupt(self) -> None:
