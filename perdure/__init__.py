@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agent import Agent
     from .client import Client
-    from .errors import Abort
-    from .hooks import HookSet, Veto, hook
+    from .errors import Abort, ModelRetry
+    from .hooks import HookSet, Step, Veto, hook
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
@@ -33,12 +33,14 @@ _HOME = {
     "Limits": "types.limits",
     "Memory": "tools",
     "Message": "types.messages",
+    "ModelRetry": "errors",
     "PerdurePlugin": "worker",
     "RateLimit": "types.limits",
     "Response": "types.interface",
     "Run": "run",
     "RunContext": "tools",
     "Status": "types.interface",
+    "Step": "hooks",
     "Tool": "tools",
     "ToolContext": "tools",
     "Turn": "turn",
@@ -59,12 +61,14 @@ __all__ = [
     "Limits",
     "Memory",
     "Message",
+    "ModelRetry",
     "PerdurePlugin",
     "RateLimit",
     "Response",
     "Run",
     "RunContext",
     "Status",
+    "Step",
     "Tool",
     "ToolContext",
     "Turn",

@@ -20,7 +20,8 @@ from .following.stream import text_of
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
 from .starting import History
-from .types.files import Content
+from .tools import Tool
+from .types.files import Asked
 from .types.interface import Override, Response
 from .worker import Lifespan, Worker
 
@@ -34,9 +35,13 @@ CANCEL = 5.0
 
 @asynccontextmanager
 async def local(
-    agents: Iterable[Agent], *, task_queue: str | None = None, lifespan: Lifespan | None = None
+    agents: Iterable[Agent],
+    *,
+    task_queue: str | None = None,
+    lifespan: Lifespan | None = None,
+    tools: Iterable[Tool | Callable[..., Any]] = (),
 ) -> AsyncIterator[Client]:
-    """Serve ``agents`` for the length of the block; yields a client. ``lifespan``: see ``Worker``.
+    """Serve ``agents`` for the length of the block; yields a client. ``lifespan`` and ``tools``: see ``Worker``.
 
     Uses the server that ``TEMPORAL_*`` names, else the embedded one, which it starts if none runs. The task queue is
     ``PERDURE_TASK_QUEUE``, else this program's own, so that two programs on one machine do not take each other's runs.
@@ -52,7 +57,7 @@ async def local(
     if client.store_url is None:
         client.store_url = config.home_store_url()
     try:
-        async with Worker(client, agents, task_queue=queue, drain=DRAIN, lifespan=lifespan):
+        async with Worker(client, agents, task_queue=queue, drain=DRAIN, lifespan=lifespan, tools=tools):
             yield client
     finally:
         await client.close()
@@ -60,17 +65,23 @@ async def local(
 
 async def call(
     agent: Agent,
-    message: Content,
+    message: Asked,
     *,
     id: str | None,
     context: Mapping[str, Any] | None,
+    auth_context: Mapping[str, Any] | None,
     history: History | None,
     override: Override | Mapping[str, Any] | None,
     client: Client | None,
 ) -> Response:
     """See ``Agent.call``."""
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
-    options: dict[str, Any] = {"context": context, "history": history, "override": override}
+    options: dict[str, Any] = {
+        "context": context,
+        "auth_context": auth_context,
+        "history": history,
+        "override": override,
+    }
 
     async def answer(client: Client, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
         starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
@@ -98,17 +109,23 @@ async def call(
 
 async def stream(
     agent: Agent,
-    message: Content,
+    message: Asked,
     *,
     id: str | None,
     context: Mapping[str, Any] | None,
+    auth_context: Mapping[str, Any] | None,
     history: History | None,
     override: Override | Mapping[str, Any] | None,
     client: Client | None,
 ) -> AsyncGenerator[str, None]:
     """See ``Agent.stream``."""
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
-    options: dict[str, Any] = {"context": context, "history": history, "override": override}
+    options: dict[str, Any] = {
+        "context": context,
+        "auth_context": auth_context,
+        "history": history,
+        "override": override,
+    }
     async with AsyncExitStack() as stack:
         serving = client
         if serving is None:

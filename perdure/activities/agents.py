@@ -1,19 +1,22 @@
-"""The agents that a worker serves, by name."""
+"""The agents that a worker serves, by name, and tools that its steps may add."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ..agent import Agent
 from ..errors import AgentNotFoundError, DefinitionError
+from ..tools import Tool, Toolbox
 
 
 class Agents:
     """Agents by name. Refuses two of one name, and a cycle of subagents."""
 
-    def __init__(self, agents: Iterable[Agent] = ()) -> None:
-        """Raises ``DefinitionError``."""
+    def __init__(self, agents: Iterable[Agent] = (), tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
+        """``tools`` are those of the worker, which no agent has until a step adds one. Raises ``DefinitionError``."""
         self._agents: dict[str, Agent] = {}
+        self.tools = Toolbox(tools)
         if isinstance(agents, Agent):
             raise DefinitionError(f"agents must be a list, not {agents!r}", hint=f"Write agents=[{agents.name}].")
         for agent in agents:
@@ -53,6 +56,15 @@ class Agents:
                 hint="Register it with a worker on this task queue, or correct the name.",
             )
         return agent
+
+    def overridden(self, name: str, overrides: Mapping[str, Any] | None) -> Agent:
+        """The agent of that name, with what run, turn and steps change of it. Raises as :meth:`get`, and
+        ``DefinitionError`` for what does not fit it."""
+        return self.get(name).overridden(overrides, self.tools)
+
+    def tool(self, agent: str, name: str) -> Tool | None:
+        """The tool that a call of the agent means: its own, else one of the worker's. Raises as :meth:`get`."""
+        return self.get(agent).toolbox.get(name) or self.tools.get(name)
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._agents.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..agent import Agent
@@ -13,9 +13,10 @@ from ..tools.memory import Writes
 from ..types.wire import ModelOutput, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
-from .epilogue import Epilogue
+from .epilogue import Epilogue, answer
 from .firing import Firing
 from .prologue import Prologue
+from .stepping import Stepping
 
 
 class IterationStage:
@@ -29,17 +30,19 @@ class IterationStage:
         resources: Callable[[], Any] = lambda: None,
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
         hooks: HookSet | None = None,
+        forces: Callable[[Agent], bool] = lambda _: True,
     ) -> None:
         """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
 
-        ``hooks`` are those of the worker.
+        ``hooks`` are those of the worker. ``forces`` says whether an agent's models can be made to call a tool.
         """
         self._agents = agents
         self._author = author
         self._resources = resources
         self._memory = memory
         self._firing = Firing(author, HookSet() if hooks is None else hooks)
-        self._prologue = Prologue(author)
+        self._stepping = Stepping(author, agents, self._firing)
+        self._prologue = Prologue(author, forces)
         self._epilogue = Epilogue(author)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
@@ -51,7 +54,7 @@ class IterationStage:
         if call.input.purpose == "close":
             await self._firing.at_the_end(self._agents.get, call, lambda agent: self._told(agent, call))
             return ModelReply(ModelOutput(), message=None)
-        agent = self._agents.get(call.input.agent).overridden(call.input.overrides)
+        agent = self._agents.overridden(call.input.agent, call.input.overrides)
         call.agent, call.told = agent, await self._told(agent, call)
         try:
             return await self._iteration(agent, call, call.told, next)
@@ -66,13 +69,32 @@ class IterationStage:
             call.request = await self._prologue.request(agent, call, told)
             return await next(call)
         await self._firing.messages(agent, call, told)
+        stepped = await self._stepping.step(agent, call, told)
+        if stepped is not None:
+            call.agent = agent = stepped.agent
+        if stepped is not None and stepped.finish is not None:
+            reply = answer(agent, stepped.finish)
+        else:
+            reply = await self._asked(agent, call, told, next)
+        assert reply.message is not None, "a model says something"
+        reply.output = await self._firing.finished(agent, call, told, reply.message, reply.output)
+        if stepped is not None:
+            stepped.onto(reply, call)
+        return reply
+
+    async def _asked(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
         call.request = request = await self._prologue.request(agent, call, told)
         reply = await next(call)
         assert reply.message is not None, "a model says something"
-        output = await self._epilogue.output(agent, call, reply.message)
-        reply.output = await self._firing.finished(agent, call, told, reply.message, output)
+        reply.output = await self._epilogue.output(agent, call, reply.message, told)
         reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
         return reply
+
+    async def render_input(self, agent: str, plain: Mapping[str, Any]) -> str:
+        """What the model is shown of a typed input of ``agent``. Raises ``InvalidInputError``."""
+        found = self._agents.get(agent)
+        rendered: str = await self._author.run(f"input of agent {agent}", found.render_input, plain)
+        return rendered
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do."""
@@ -89,6 +111,7 @@ class IterationStage:
             agent=task.agent,
             iteration=task.iteration,
             context=context,
+            auth_context=call.auth,
             resources=self._resources(),
             memory=self._memory(call.writes),
         )

@@ -130,8 +130,9 @@ class _Attempt:
         """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
         base, before = self._agents.get(self._agent.name), self._call.input.overrides or {}
         changes = step.changes()
-        for some in [changes, *(kept for kept in step.kept.values() if kept != changes)]:
-            overridden(base, merged(before, some), self._agents.tools)
+        for some in (changes, *step.kept.values()):
+            if some:
+                overridden(base, merged(before, some), self._agents.tools)
         if (found := size(step.kept)) > OVERRIDE_BYTES:
             raise DefinitionError(
                 f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",

@@ -58,7 +58,7 @@ class ToolActivity:
         """Run the tool and say what came of it."""
         task = call.input
         agent = self._agents.get(task.agent)
-        tool = agent.toolbox.get(task.name)
+        tool = self._agents.tool(task.agent, task.name)
         if tool is None:  # the code changed since the model was shown the tool
             return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
         given_up, cancelled = threading.Event(), self._cancellation()
@@ -106,6 +106,7 @@ class ToolActivity:
             agent=task.agent,
             iteration=task.iteration,
             context=task.context,
+            auth_context=call.auth,
             resources=self._resources(),
             memory=self._memory(writes),
             call_id=task.call_id,

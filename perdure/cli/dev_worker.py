@@ -47,7 +47,7 @@ async def _serve(loaded: Loaded, server: Server, queue: str, file: str) -> None:
     on_signals(stop, talks=False)
     queues = dict.fromkeys([queue, *(agent_queue(agent.name, Path(file)) for agent in loaded.agents)])
     async with connected(server, task_queue=queue, warnings=True) as client:
-        plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, lifespan=loaded.lifespan)
+        plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, lifespan=loaded.lifespan, tools=loaded.tools)
         workers = [
             TemporalWorker(
                 client.temporal,

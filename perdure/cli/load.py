@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent import Agent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..tools import Tool
 
 if TYPE_CHECKING:
     from ..worker import Lifespan
@@ -34,6 +35,8 @@ class Loaded:
     agents: tuple[Agent, ...]
     lifespan: Lifespan | None = None
     """Its function ``lifespan``, if it has one: what its tools share (see ``Worker``)."""
+    tools: tuple[Tool, ...] = ()
+    """The tools of its list ``tools``, if it has one: steps may add them to an agent (see ``Worker``)."""
 
     def agent(self, name: str) -> Agent:
         """The agent of that name. Raises ``InvalidInputError``, which names the ones there are."""
@@ -59,7 +62,13 @@ def load(target: str) -> Loaded:
             f"{target} has no agents at its top level",
             hint='Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")',
         )
-    return Loaded(target, agents, _lifespan(target, vars(module).get("lifespan")))
+    return Loaded(target, agents, _lifespan(target, vars(module).get("lifespan")), _tools(vars(module).get("tools")))
+
+
+def _tools(found: Any) -> tuple[Tool, ...]:
+    """A list of that name that has something else in it is none of ours."""
+    listed = found if isinstance(found, list | tuple) else ()
+    return tuple(listed) if all(isinstance(one, Tool) for one in listed) else ()
 
 
 def _lifespan(target: str, found: Any) -> Lifespan | None:

@@ -39,6 +39,6 @@ async def served(
     queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
     async with (
         connected(server, start_server=True, task_queue=queue, actor=actor) as client,
-        Worker(client, loaded.agents, drain=DRAIN, lifespan=loaded.lifespan),
+        Worker(client, loaded.agents, drain=DRAIN, lifespan=loaded.lifespan, tools=loaded.tools),
     ):
         yield client, found

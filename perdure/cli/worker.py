@@ -86,7 +86,7 @@ async def serve(
     talks = stop is None
     stop = stop or asyncio.Event()
     on_signals(stop, talks=talks)
-    worker = Worker(client, loaded.agents, drain=drain, lifespan=loaded.lifespan)
+    worker = Worker(client, loaded.agents, drain=drain, lifespan=loaded.lifespan, tools=loaded.tools)
     async with worker:
         ready(worker)
         await stop.wait()

@@ -6,6 +6,7 @@ The stages say when.
 
 from .fire import Given, Run, Take, fire, fire_all
 from .hook import EVENTS, Event, Hook, HookSet, Veto, checked_hooks, hook
+from .step import Step
 
 __all__ = [
     "EVENTS",
@@ -14,6 +15,7 @@ __all__ = [
     "Hook",
     "HookSet",
     "Run",
+    "Step",
     "Take",
     "Veto",
     "checked_hooks",

@@ -55,7 +55,7 @@ class Step:
         """Tokens of the turn so far."""
         self.cost_usd = facts.cost_usd
         """Cost of the turn so far; None where no price is known."""
-        self.settings: dict[str, Any] = dict(facts.settings)
+        self.settings: dict[str, Any] = copy.deepcopy(dict(facts.settings))
         """Of the next call. Without a key the setting is not sent."""
         self.instructions = facts.instructions
         """The system prompt; None where the agent has none, or a function for it, which a text takes the place of."""

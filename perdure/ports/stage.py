@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
 from .events import NewEvent
@@ -45,6 +46,8 @@ class ModelCall:
     """The transcript up to the head; set by the transcript stage."""
     fresh: Sequence[Message] = ()
     """What is new since the head; set by the transcript stage."""
+    auth: Any = field(default=None, repr=False)
+    """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, not for an ending."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
     agent: Any = None
@@ -63,6 +66,9 @@ class ModelCall:
     """What the author's code wrote into memory during the call; committed with its outcome."""
     blobs: list[Blob] = field(default_factory=list)
     """Files that the author's code put into ``fresh``; committed with the outcome."""
+    steps: Sequence[StepTaken | MessageInjected] = ()
+    """What the step policy has changed and said, without what every event has; set by the iteration stage, recorded
+    with the outcome."""
     pending: list[NewEvent] = field(default_factory=list)
     """What is to be said of this attempt and is not recorded yet; whoever writes the next events takes them along."""
 
@@ -94,6 +100,8 @@ class ToolCall:
     owner: str
     """Names this attempt: workflow run, activity and attempt number."""
     attempt: int = 1
+    auth: Any = field(default=None, repr=False)
+    """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, or by the model call it is part of."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """From the input, or set by the transcript stage where they are too large for history."""
     writes: list[MemoryWrite] = field(default_factory=list)

@@ -21,22 +21,27 @@ from ..overriding import check_agent_settings
 from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
 from ..types.messages import Message, TextPart, Usage, clean
 from ..types.wire import ModelOutput, ToolOutput
-from .tool_hooks import ToolContexts, ToolHooks
+from .tool_hooks import FindTool, ToolContexts, ToolHooks
 
 
 class HookStage:
     """Runs the hooks of the worker, then the agent's, then the tool's around the bare call.
 
-    ``run`` calls an author's function on the author's side; ``find_agent`` and ``contexts`` give the agent and the
-    context of a tool call.
+    ``run`` calls an author's function on the author's side; ``find_agent``, ``find_tool`` and ``contexts`` give the
+    agent, the tool and the context of a tool call.
     """
 
     def __init__(
-        self, run: Run, find_agent: Callable[[str], Agent], contexts: ToolContexts, worker: HookSet | None = None
+        self,
+        run: Run,
+        find_agent: Callable[[str], Agent],
+        find_tool: FindTool,
+        contexts: ToolContexts,
+        worker: HookSet | None = None,
     ) -> None:
         self._run = run
         self._worker = HookSet() if worker is None else worker
-        self._tools = ToolHooks(run, find_agent, contexts, self._worker)
+        self._tools = ToolHooks(run, find_agent, find_tool, contexts, self._worker)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call. Raises ``HookError``, ``AbortError``."""

@@ -18,12 +18,15 @@ from ..hooks.files import by_reference
 from ..hooks.hook import OF_TOOLS
 from ..hooks.returned import arguments_from
 from ..ports import NextTool, ToolCall
-from ..tools import ArgumentsError, ToolContext, error_text, read_result
+from ..tools import ArgumentsError, Tool, ToolContext, error_text, read_result
 from ..tools.memory import Writes
 from ..types.messages import FilePart, Message, ToolResultPart, clean
 from ..types.wire import ToolOutput
 
 logger = logging.getLogger("perdure.worker")
+
+FindTool = Callable[[str, str], Tool | None]
+"""The tool that an agent's call means, by their names."""
 
 
 class ToolContexts(Protocol):
@@ -37,16 +40,19 @@ class ToolContexts(Protocol):
 class ToolHooks:
     """See :class:`~perdure.stages.hooks.HookStage`."""
 
-    def __init__(self, run: Run, find_agent: Callable[[str], Agent], contexts: ToolContexts, worker: HookSet) -> None:
+    def __init__(
+        self, run: Run, find_agent: Callable[[str], Agent], find_tool: FindTool, contexts: ToolContexts, worker: HookSet
+    ) -> None:
         self._run = run
         self._find_agent = find_agent
+        self._find_tool = find_tool
         self._contexts = contexts
         self._worker = worker
 
     async def around(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Run the hooks around ``next``."""
         agent = self._find_agent(call.input.agent)
-        tool = agent.toolbox.get(call.input.name)
+        tool = self._find_tool(call.input.agent, call.input.name)
         sets = (self._worker, agent.hooks, *([tool.hooks] if tool is not None else []))
         hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in OF_TOOLS if any(sets)}
         if not any(hooks.values()):

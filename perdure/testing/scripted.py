@@ -18,6 +18,7 @@ from ..client import Client
 from ..ports import ModelRequest, Provider, Store
 from ..ports.seams import models, servers
 from ..runtime import local
+from ..tools import Tool
 from ..turn import Turn
 from ..types.files import Content
 from ..types.interface import Response
@@ -89,9 +90,10 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         engine: EngineName = "process",
         lifespan: Lifespan | None = None,
         store: Store | None = None,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
     ) -> None:
         """``lifespan`` gives ``ctx.resources``. ``store`` is kept by several blocks that are to share what is in it
-        (``engine="process"``)."""
+        (``engine="process"``). ``tools`` are the worker's, which steps may add."""
         if engine not in ("process", "temporal"):
             raise ValueError(f'engine is "process" or "temporal", not {engine!r}')
         self._agent = agent
@@ -99,6 +101,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self._serve = self._in_process if engine == "process" else self._on_temporal
         self._lifespan = lifespan
         self._store = store
+        self._tools = tuple(tools)
         self._stack = AsyncExitStack()
         self._thread: _Loop | None = None
 
@@ -140,7 +143,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
 
     @asynccontextmanager
     async def _in_process(self, script: Script) -> AsyncIterator[None]:
-        engine = Engine([self._agent], store=self._store or MemoryStore(), lifespan=self._lifespan)
+        engine = Engine([self._agent], store=self._store or MemoryStore(), lifespan=self._lifespan, tools=self._tools)
         async with engine.running():
             service = InProcessService(engine)
 
@@ -157,7 +160,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
     @asynccontextmanager
     async def _on_temporal(self, script: Script) -> AsyncIterator[None]:
         queue = f"scripted-{uuid.uuid4().hex[:12]}"
-        async with local([self._agent], task_queue=queue, lifespan=self._lifespan) as client:
+        async with local([self._agent], task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
             script._client = client
             with _serving(self._agent, lambda _: _connected(client)):
                 yield

@@ -9,9 +9,11 @@ from typing import Any
 
 from .. import config
 from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
+from ..activities.authorising import Authorising
 from ..activities.cancellation import cancellation
 from ..activities.firing import ON_MESSAGES
 from ..agent import Agent
+from ..encryption import Keys
 from ..hooks import Hook, HookSet, checked_hooks
 from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
 from ..ports.seams import model_in_place
@@ -37,6 +39,8 @@ from ..stages.compaction import CompactionStage
 from ..stages.heartbeat import note, reporter
 from ..store import Chain, open_store
 from ..store.journal import CachedJournal
+from ..tools import Tool
+from ..tools.auth import ResolveAuth
 from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
 from .rates import checked_limits, throttles
@@ -59,15 +63,18 @@ class Engine:
         stream: bool = True,
         provider_limits: Mapping[str, RateLimit] | None = None,
         hooks: Iterable[Hook | HookSet] = (),
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        resolve_auth: ResolveAuth | None = None,
     ) -> None:
         self._stream = stream
         self.hooks = HookSet(checked_hooks("worker", hooks))
-        self.agents = Agents(agents)
+        self.agents = Agents(agents, tools)
         self._provider_limits = checked_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(config.store_url(store_url) or config.home_store_url())
         self.author = AuthorLoop()
         self._resources = Resources(lifespan, self.author)
+        self._authorise = Authorising(Keys.given(), self.author, resolve_auth, self._shared)
         memory = StoredMemory(self.store, note)
         self.model = ModelActivity(self._provider, cost_usd)
         self._iteration = IterationStage(
@@ -76,6 +83,7 @@ class Engine:
             resources=self._shared,
             memory=memory,
             hooks=self.hooks,
+            forces=self._can_force,
         )
         self.tool = ToolActivity(self.agents, self.author, self._shared, heartbeat=reporter, memory=memory)
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
@@ -126,11 +134,11 @@ class Engine:
         """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
         chain = Chain(self.store)
         tracing = TracingStage()
-        hooks = HookStage(self.author.run, self.agents.get, self.tool.context, self.hooks)
+        hooks = HookStage(self.author.run, self.agents.get, self.agents.tool, self.tool.context, self.hooks)
         outcomes = CachedJournal(self.store)
         journal = JournalStage(outcomes, waiting=note)
-        transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id)
-        prepare = PrepareStage(chain, self.store.store_id, self.agents.get)
+        transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id, self._iteration.render_input)
+        prepare = PrepareStage(chain, self.store.store_id, self.agents.get, self._authorise)
         failures = FailuresStage(self.store)
         events = EventsStage(
             self.store, lambda: cancellation().by_run(), stream=self._stream, changed_by_hooks=self._changes_messages
@@ -149,6 +157,11 @@ class Engine:
             return in_place or model.own or get_provider(model.provider)
 
         return ModelChain(agent.chain, find, throttles=self._throttles, waiting=note)
+
+    def _can_force(self, agent: Agent) -> bool:
+        """Whether every model of ``agent`` takes ``tool_choice``: a provider says ``tool_choice = False`` if not."""
+        models = [(model_in_place(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
+        return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
 
     def _limits(self, agent: str) -> Limits:
         return self.agents.get(agent).limits

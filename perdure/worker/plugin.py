@@ -13,6 +13,8 @@ from ..agent import Agent
 from ..errors import DefinitionError
 from ..hooks import Hook, HookSet
 from ..ports import Store
+from ..tools import Tool
+from ..tools.auth import ResolveAuth
 from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine
@@ -31,7 +33,7 @@ class PerdurePlugin(SimplePlugin):
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
     the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``, ``stream``,
-    ``provider_limits`` and ``hooks``: see ``Worker``. Its ``calls_per_second`` is here
+    ``provider_limits``, ``hooks``, ``tools`` and ``resolve_auth``: see ``Worker``. Its ``calls_per_second`` is here
     ``max_task_queue_activities_per_second``.
     """
 
@@ -45,6 +47,8 @@ class PerdurePlugin(SimplePlugin):
         stream: bool = True,
         provider_limits: Mapping[str, RateLimit] | None = None,
         hooks: Iterable[Hook | HookSet] = (),
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        resolve_auth: ResolveAuth | None = None,
     ) -> None:
         self.engine = Engine(
             agents,
@@ -54,6 +58,8 @@ class PerdurePlugin(SimplePlugin):
             stream=stream,
             provider_limits=provider_limits,
             hooks=hooks,
+            tools=tools,
+            resolve_auth=resolve_auth,
         )
         super().__init__(
             "perdure.PerdurePlugin",
@@ -80,7 +86,8 @@ class PerdurePlugin(SimplePlugin):
 
     def drain_time(self) -> timedelta:
         """The longest that a tool may take, and a little more."""
-        longest = max((tool.timeout for agent in self.engine.agents for tool in agent.toolbox), default=0.0)
+        boxes = [self.engine.agents.tools, *(agent.toolbox for agent in self.engine.agents)]
+        longest = max((tool.timeout for tools in boxes for tool in tools), default=0.0)
         return timedelta(seconds=longest) + DRAIN
 
 

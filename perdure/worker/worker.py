@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 from temporalio.worker import Worker as TemporalWorker
 
@@ -16,6 +17,8 @@ from ..agent import Agent
 from ..client import Client
 from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
+from ..tools import Tool
+from ..tools.auth import ResolveAuth
 from ..types.limits import RateLimit
 from .plugin import PerdurePlugin
 from .rates import checked_rate
@@ -48,7 +51,12 @@ class Worker:
     activity of that queue, so tool calls and retries too, and holds them back before they start. Workers of one queue
     should all give the same.
 
-    ``hooks`` run around the calls of every agent, before the agent's own.
+    ``hooks`` run around the calls of every agent, before the agent's own. ``tools`` are no agent's until a step adds
+    one by its name (``step.add_tool("refund")``); every worker of the queue needs them.
+
+    ``resolve_auth`` makes a run's ``auth_ref`` into its ``auth_context``, once for each attempt of a call: a sync or
+    async function of the reference and a ``RunFacts``, which returns plain data. One that raises is asked again; an
+    ``AbortError`` ends the run.
     """
 
     def __init__(
@@ -65,6 +73,8 @@ class Worker:
         provider_limits: Mapping[str, RateLimit] | None = None,
         calls_per_second: float | None = None,
         hooks: Iterable[Hook | HookSet] = (),
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        resolve_auth: ResolveAuth | None = None,
     ) -> None:
         rate = checked_rate(calls_per_second)
         plugin = PerdurePlugin(
@@ -74,6 +84,8 @@ class Worker:
             stream=stream,
             provider_limits=provider_limits,
             hooks=hooks,
+            tools=tools,
+            resolve_auth=resolve_auth,
         )
         self.task_queue = config.task_queue(task_queue or client.task_queue)
         self.agents = tuple(plugin.engine.agents)
