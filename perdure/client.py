@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
 from temporalio.client import Client as TemporalClient
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -24,15 +23,16 @@ from .options import MEMO_AGENT, TASK_TIMEOUT
 from .ports import Store
 from .run import Run
 from .runs import RunSummary, list_runs
+from .sealing import Auth, sealed
 from .sending import deliver
-from .starting import History, checked_id, name_of, plain_override, start_input
+from .starting import History, checked_id, checked_input, name_of, plain_override, start_input
 from .store import Chain, open_store
 from .translate import translated
 from .turn import Turn
-from .types.files import Content, decoded
+from .types.files import Asked, decoded
 from .types.interface import WORKFLOW, Mode, Override, UserMessage
 from .types.messages import FilePart, Message
-from .uploading import uploaded
+from .uploading import as_message
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -95,12 +95,14 @@ class Client:
     async def start(
         self,
         agent: str | Agent,
-        message: Content | None = None,
+        message: Asked | None = None,
         *,
         id: str | None = None,
         mode: Mode = "run",
         if_exists: Literal["error", "attach"] = "error",
         context: Any = None,
+        auth_context: Auth | None = None,
+        auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         idle_timeout: float | str | None = None,
@@ -108,19 +110,22 @@ class Client:
         by: str | None = None,
     ) -> Run:
         """Start a run. ``id`` is its ``context_id``; without one it gets one. ``message`` is text, or a list of texts
-        and ``File``.
+        and ``File``, or for an agent with an input type an instance of it, or a mapping.
 
         ``mode="run"`` ends with the answer; ``"session"`` waits for more messages, until it is closed or none came for
         ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
-        instance of the agent's context type; ``history`` the conversation to go on from (messages, a session in the
+        instance of the agent's context type; ``auth_context`` on whose behalf it acts (a user, a token; plain JSON):
+        it travels encrypted, and ``auth_ref`` instead of it is what the worker resolves; ``history`` the
+        conversation to go on from (messages, a session in the
         flat form of ``types.session_form``, or a run, a response, a head); ``override`` what the run changes of the
         agent.
 
         Raises ``RunExistsError`` for a known id, unless ``if_exists="attach"`` returns that run;
-        ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent.
+        ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent, ``AuthContextUnavailableError`` where
+        nothing encrypts ``auth_context``.
         """
         context_id = checked_id(id) or f"{name_of(agent)}-{uuid.uuid4().hex[:12]}"
-        sent = None if message is None else await self.as_message(message, by=by)
+        sent = None if message is None else await self.as_message(checked_input(agent, message), by=by)
         start = await start_input(
             self,
             agent,
@@ -132,6 +137,7 @@ class Client:
             idle_timeout=idle_timeout,
             max_history_events=max_history_events,
         )
+        start |= sealed(self.temporal, context_id, auth_context, auth_ref)
         try:
             handle = await self.temporal.start_workflow(
                 WORKFLOW,
@@ -144,24 +150,26 @@ class Client:
             )
         except WorkflowAlreadyStartedError:
             if if_exists == "attach":
-                return self.run(context_id)
+                return self.run(context_id, agent)
             raise RunExistsError(
                 f"there is a run {context_id!r} already",
                 hint='Give it another id, or attach to it with if_exists="attach".',
             ) from None
         except RPCError as error:
             raise translated(self.temporal, context_id, error) from error
-        return Run(self, handle)
+        return Run(self, handle, agent)
 
     async def send(
         self,
         agent: str | Agent,
-        message: Content | None,
+        message: Asked | None,
         *,
         id: str,
         message_id: str | None = None,
         task_id: str | None = None,
         context: Any = None,
+        auth_context: Auth | None = None,
+        auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         idle_timeout: float | str | None = None,
@@ -171,7 +179,8 @@ class Client:
 
         A conversation that is not there is opened as a session; one that has ended goes on from its end. What
         ``context``, ``history`` and ``idle_timeout`` say counts when it is opened. The same ``message_id`` twice counts
-        once; several senders at once are safe. ``override`` changes the agent for this turn; ``task_id`` names it. A
+        once; several senders at once are safe. ``override`` changes the agent for this turn; ``task_id`` names it. With
+        ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step on that takes the message. A
         message of None asks for a turn without one.
 
         Returns when the message is in the conversation for good: that needs a worker. Raises as :meth:`start`.
@@ -192,18 +201,19 @@ class Client:
         if self.store_url is not None:
             start.setdefault("store_id", (await self.store()).store_id)
         return await deliver(
-            self.run(id),
-            message,
+            self.run(id, agent),
+            checked_input(agent, message),
             message_id=message_id,
             task_id=task_id,
             override=plain_override(agent, override),
             by=by,
             start=start,
+            auth=sealed(self.temporal, id, auth_context, auth_ref),
         )
 
-    def run(self, id: str) -> Run:
-        """The run of that id; nothing is asked of the server yet."""
-        return Run(self, self.temporal.get_workflow_handle(id))
+    def run(self, id: str, agent: str | Agent | None = None) -> Run:
+        """The run of that id; nothing is asked of the server yet. With its ``agent``, its output is of its type."""
+        return Run(self, self.temporal.get_workflow_handle(id), agent)
 
     async def list(self, *, agent: str | None = None, status: str | None = None, limit: int = 50) -> list[RunSummary]:
         """Runs, the newest first: from Temporal, and from the store those that Temporal has forgotten."""
@@ -238,7 +248,7 @@ class Client:
 
     async def as_message(
         self,
-        content: Content | None,
+        content: Asked | None,
         id: str | None = None,
         *,
         by: str | None = None,
@@ -249,13 +259,7 @@ class Client:
 
         Raises ``InvalidInputError`` for what is no message, and for a long text or a file when there is no store.
         """
-        message = _message({"content": None, "id": id, "by": by or self.actor, "task_id": task_id})
-        if override is not None:
-            message = message.model_copy(update={"override": _override(override)})
-        if content is None:
-            return message
-        said, store_id = await uploaded(self, content)
-        return message.model_copy(update={"content": said, "store_id": store_id})
+        return await as_message(self, content, {"id": id, "by": by or self.actor, "task_id": task_id}, override)
 
     @property
     def memory(self) -> KeptMemory:
@@ -268,24 +272,6 @@ class Client:
             store, self._store = self._store, None
             if store is not None:
                 await store.close()
-
-
-def _message(raw: dict[str, Any]) -> UserMessage:
-    try:
-        return UserMessage.model_validate(raw)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise InvalidInputError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
-
-
-def _override(given: Override | Mapping[str, Any]) -> Override:
-    if isinstance(given, Override):
-        return given
-    try:
-        return Override.model_validate(dict(given))
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise InvalidInputError(f"override.{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
 
 
 @cache

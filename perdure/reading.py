@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ from .store import Chain
 from .store.whole import whole
 from .translate import run_error, translated, unreachable
 from .types.events import Event
-from .types.interface import Response, Status
+from .types.interface import Response, Status, plain_output
 from .types.messages import FilePart, Message
 
 if TYPE_CHECKING:
+    from .agent import Agent
     from .client import Client
 
 logger = logging.getLogger("perdure.client")
@@ -46,9 +47,11 @@ _RPC = timedelta(seconds=5)
 class Reading:
     """A handle; making one asks nothing of the server. ``handle`` is Temporal's own."""
 
-    def __init__(self, client: Client, handle: WorkflowHandle[Any, Any]) -> None:
+    def __init__(self, client: Client, handle: WorkflowHandle[Any, Any], agent: Agent | str | None = None) -> None:
+        """``agent``, where its code is here, is the run's: outputs are then of its type."""
         self.client = client
         self.handle = handle
+        self._read_output: Callable[[Any], Any] | None = getattr(agent, "read_output", None)
 
     @property
     def id(self) -> str:
@@ -97,16 +100,21 @@ class Reading:
         return await self.client.store()
 
     async def with_messages(self, response: Response) -> Response:
-        """``response`` with what only the store has, where this client has it. Raises ``StoreMismatchError``."""
-        if not self.has_store:
-            return response
+        """``response`` with what only the store has, where this client has it. Raises ``StoreMismatchError``,
+        ``ParseError``."""
+        whole = await self._whole(response) if self.has_store else response
+        if self._read_output is None or not whole.typed or whole.blob is not None:
+            return whole
+        return whole.model_copy(update={"output": self._read_output(whole.output)})
+
+    async def _whole(self, response: Response) -> Response:
         store = await self.store()
         self.check_store(response.store_id, store.store_id)
         chain = Chain(store)
         update: dict[str, Any] = {"messages": tuple(await chain.load(response.head))}
         if response.blob is not None:
             text = await chain.resolve_blob(response.blob)
-            update |= {"content": text, "output": text, "blob": None}
+            update |= {"content": text, "output": plain_output(text) if response.typed else text, "blob": None}
         return response.model_copy(update=update)
 
     async def transcript(self, *, full: bool = False) -> list[Message]:

@@ -12,6 +12,7 @@ from .loop import read_limits
 from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
 from .runs import closed_status
+from .sealing import Auth, sealed
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
@@ -34,15 +35,19 @@ class Run(Reading):
         message_id: str | None = None,
         task_id: str | None = None,
         override: Override | Mapping[str, Any] | None = None,
+        auth_context: Auth | None = None,
+        auth_ref: str | None = None,
         by: str | None = None,
     ) -> Turn:
         """Send a message (text, or a list of texts and ``File``) and get the turn that it joins or opens; the same
         ``message_id`` twice counts once.
 
         A conversation that has ended goes on from its end, in a new execution with what the last one was started with.
-        None asks for a turn without a message. Raises ``RunNotFoundError``, ``InvalidInputError``.
+        None asks for a turn without a message. ``auth_context``, ``auth_ref``: see ``Client.send``.
+        Raises ``RunNotFoundError``, ``InvalidInputError``.
         """
-        return await deliver(self, message, message_id=message_id, task_id=task_id, override=override, by=by)
+        auth = sealed(self.client.temporal, self.id, auth_context, auth_ref)
+        return await deliver(self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth)
 
     def turn(self, task_id: str | None = None) -> Turn:
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""

@@ -24,7 +24,7 @@ from .options import MEMO_AGENT, TASK_TIMEOUT
 from .runs import closed_status
 from .translate import unreachable
 from .turn import Turn
-from .types.files import Content
+from .types.files import Asked
 from .types.interface import WORKFLOW, Override, Start, UserMessage
 
 if TYPE_CHECKING:
@@ -38,22 +38,27 @@ _GONE = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_E
 
 async def deliver(
     run: Run,
-    message: Content | None,
+    message: Asked | None,
     *,
     message_id: str | None = None,
     task_id: str | None = None,
     override: Override | Mapping[str, Any] | None = None,
     by: str | None = None,
+    auth: Mapping[str, str] | None = None,
     start: dict[str, Any] | None = None,
     task_queue: str | None = None,
 ) -> Turn:
-    """Give ``message`` to a conversation. ``start`` opens it if need be; without one it is what opened it before."""
+    """Give ``message`` to a conversation; ``auth`` is what :func:`~perdure.sealing.sealed` gives.
+
+    ``start`` opens the conversation if need be; without one it is what opened it before.
+    """
     client = run.client
     if message_id is not None and run.has_store:
         known = await (await run.store()).turn_of(run.id, message_id)
         if known is not None:  # also by an execution that has ended since, which Temporal's own check would miss
             return Turn(run, known)
     sent = await client.as_message(message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override)
+    sent = sent.model_copy(update=dict(auth or {}))
     if start is None:
         seen = await run.describe()
         start, task_queue = await reopening(run), seen.task_queue

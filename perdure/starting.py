@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
+from pydantic import BaseModel
+
 from .errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
 from .loop import parse_start
 from .loop.calls import open_calls
 from .ports import Commit
 from .run import Run
 from .store import Chain
-from .types.files import unfit_file
+from .types.files import Asked, Dataclass, File, unfit_file
 from .types.interface import Mode, Override, Response, UserMessage
 from .types.messages import Message, clean, file_parts
 from .types.session_form import from_session
@@ -81,6 +83,16 @@ def checked_id(id: str | None) -> str | None:
             hint="Leave it out, and the run gets one.",
         )
     return id
+
+
+def checked_input(agent: str | Agent, message: Asked | None) -> Asked | None:
+    """``message``; an input, where the agent's code is here, as the plain JSON that fits it. Raises
+    ``InvalidInputError``."""
+    if isinstance(agent, str) or message is None or isinstance(message, str | bytes | Sequence | File):
+        return message
+    if not agent.takes_input and not isinstance(message, Mapping | BaseModel | Dataclass):
+        return message  # what may be said is checked where it is sent
+    return agent.check_input(message)
 
 
 def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:

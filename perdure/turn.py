@@ -23,7 +23,7 @@ from .reading import QUERY
 from .runs import closed_status
 from .translate import run_error
 from .types.events import Event
-from .types.files import Content
+from .types.files import Asked
 from .types.interface import Response, TurnStatus
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Turn:
             raise self._unknown(status)
         return status.state != "running" and not await self._in_a_task()
 
-    async def interrupt(self, message: Content | None = None, *, id: str | None = None, by: str | None = None) -> None:
+    async def interrupt(self, message: Asked | None = None, *, id: str | None = None, by: str | None = None) -> None:
         """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
         await self.run.interrupt(message, id=id, by=by)
 

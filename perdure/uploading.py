@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .errors import InvalidInputError
 from .ports import Blob, Commit
-from .types.files import Content, File, pieces
+from .types.files import Asked, Content, Dataclass, File, pieces
+from .types.interface import Override, UserMessage
 from .types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
 
 if TYPE_CHECKING:
@@ -20,6 +26,54 @@ keep it."""
 _WAY_OUT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
 
 Uploaded = str | BlobRef | tuple[ContentPart, ...]
+
+
+async def as_message(
+    client: Client,
+    content: Asked | None,
+    facts: dict[str, Any],
+    override: Override | Mapping[str, Any] | None = None,
+) -> UserMessage:
+    """See ``Client.as_message``. ``facts`` are the message's other fields."""
+    try:
+        message = UserMessage.model_validate({"content": None, **facts})
+    except ValidationError as error:
+        raise _invalid(error, "") from None
+    if override is not None:
+        message = message.model_copy(update={"override": _override(override)})
+    if content is None:
+        return message
+    if isinstance(content, Mapping | BaseModel | Dataclass):
+        return await _with_input(client, message, content)
+    said, store_id = await uploaded(client, content)
+    return message.model_copy(update={"content": said, "store_id": store_id})
+
+
+async def _with_input(client: Client, message: UserMessage, value: object) -> UserMessage:
+    """An input travels as plain JSON, for anybody to read; a long one as text does."""
+    try:
+        plain = to_jsonable_python(value, by_alias=True)
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError(f"the input cannot be written as JSON: {error}", hint="Give plain values.") from None
+    if len(text) * 4 <= SENT_BYTES or len(text.encode()) <= SENT_BYTES:
+        return message.model_copy(update={"input": plain})
+    said, store_id = await uploaded(client, text)
+    return message.model_copy(update={"content": said, "store_id": store_id, "typed": True})
+
+
+def _override(given: Override | Mapping[str, Any]) -> Override:
+    if isinstance(given, Override):
+        return given
+    try:
+        return Override.model_validate(dict(given))
+    except ValidationError as error:
+        raise _invalid(error, "override.") from None
+
+
+def _invalid(error: ValidationError, where: str) -> InvalidInputError:
+    problem = error.errors(include_url=False)[0]
+    return InvalidInputError(f"{where}{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
 
 
 async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | None]:

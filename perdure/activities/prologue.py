@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..agent import Agent
 from ..errors import DefinitionError, InvalidInputError
-from ..loop.finish import TAG_PROMPT
+from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..ports import ModelCall, ModelRequest
 from ..tools import RunContext
+from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, clean
 from .author_loop import AuthorLoop
 
@@ -21,18 +22,24 @@ INSTRUCTIONS = 60.0
 class Prologue:
     """Makes requests. What an author's code is told comes from ``told``."""
 
-    def __init__(self, author: AuthorLoop) -> None:
+    def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
+        """``forces`` says whether all models of an agent can be made to call a tool."""
         self._author = author
+        self._forces = forces
 
     async def request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
         """What the model is asked. Raises ``InvalidInputError`` where there is nothing to answer."""
         forcing = call.input.purpose == "force_finish"
+        if forcing and agent.finish == "tool" and not self._forces(agent):
+            call.fresh = in_words(call.fresh, agent.output_type.template)
         said = _said(call)
         return ModelRequest(
             model=agent.model_name,
             messages=said,
             system=await self._system(agent, told),
-            tools=() if forcing else agent.toolbox.specs,
+            # Those of a typed answer stay as they are: other tools would make the provider's cache of no use.
+            tools=() if forcing and agent.finish != "tool" else agent.specs,
+            tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
             settings=agent.settings,
             provider_options=agent.provider_options,
             files=call.files,
@@ -60,6 +67,16 @@ class Prologue:
                 f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."
             )
         return said and clean(said)
+
+
+def in_words(fresh: Sequence[Message], template: str) -> list[Message]:
+    """``fresh``, where the engine's order to finish says too how that is done without a tool."""
+    order = f"If you cannot call {FINISH_TOOL}, write your answer into this template, and nothing else:\n{template}"
+    place = max((at for at, message in enumerate(fresh) if message.id == REMINDER_ID), default=None)
+    if place is None:
+        return [*fresh, Message.user(order, id=REMINDER_ID)]
+    told = Message.user(f"{fresh[place].text}\n{order}", id=REMINDER_ID)
+    return [*fresh[:place], told, *fresh[place + 1 :]]
 
 
 def _said(call: ModelCall) -> list[Message]:

@@ -35,7 +35,10 @@ class Partials:
         if known is None:  # its beginning is gone: the reply is complete by now, and says it all
             return event
         self._arguments[event.index] = text = known + event.text
-        return event.model_copy(update={"partial": partial(text)})
+        found = partial(text)
+        if event.inside is not None:
+            found = found.get(event.inside) if isinstance(found, dict) else None
+        return event.model_copy(update={"partial": found})
 
 
 def joined(before: list[ModelDelta], event: ModelDelta) -> str | None:

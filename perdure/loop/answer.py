@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ..types.interface import Response
-from ..types.state import RunState
+from typing import Any
+
+from ..types.interface import FinishProtocol, Response, plain_output
+from ..types.state import Answer, RunState
 
 
 def response(state: RunState) -> Response:
@@ -13,7 +15,8 @@ def response(state: RunState) -> Response:
     return Response(
         content=answer.content if answer else "",
         blob=answer.blob if answer else None,
-        output=answer.content if answer and answer.blob is None else None,
+        output=_output(state, answer),
+        typed=answer.typed if answer else False,
         iterations=turn.iteration if turn else 0,
         usage=state.usage - turn.usage_before if turn else state.usage,
         calls=turn.iteration if turn else 0,
@@ -25,6 +28,19 @@ def response(state: RunState) -> Response:
         head=state.head,
         store_id=state.store_id,
     )
+
+
+def _output(state: RunState, answer: Answer | None) -> Any:
+    if answer is None or answer.blob is not None:
+        return None
+    return output_of(answer.content, typed=answer.typed, called=answer.called, protocol=state.limits.protocol)
+
+
+def output_of(content: str, *, typed: bool, called: bool, protocol: FinishProtocol) -> Any:
+    """The output of an answer. Under ``finish="tool"`` a text that was not given by the tool is none."""
+    if typed:
+        return plain_output(content)
+    return content if called or protocol != "tool" else None
 
 
 def _cost(state: RunState) -> float | None:

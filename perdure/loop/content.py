@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pydantic_core import ErrorDetails
 
 from ..types.files import unfit_file
+from ..types.interface import UserMessage
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
 
 Content = str | BlobRef | tuple[ContentPart, ...]
@@ -44,6 +46,14 @@ def _cleaned(part: ContentPart) -> ContentPart:
         return part.model_copy(update={"text": clean(part.text)})
     name = clean(part.name) if part.name else None
     return part.model_copy(update={"media_type": part.media_type.lower(), "name": name})
+
+
+def carried(message: UserMessage) -> UserMessage:
+    """``message`` as a run carries it: an input is its JSON, a text like others."""
+    if message.input is None:
+        return message
+    text = json.dumps(message.input, ensure_ascii=False)
+    return message.model_copy(update={"content": text, "input": None, "typed": True})
 
 
 def kept_apart(content: Content | None) -> bool:

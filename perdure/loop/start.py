@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.interface import Start, UserMessage
 from ..types.state import RunState, read_state
-from .content import in_part, nearest, place
+from .content import carried, in_part, nearest, place
 from .receive import send, unfit, unfit_override
 from .sizes import CONTEXT_BYTES, size
 
@@ -31,6 +31,8 @@ def open_state(raw: Any, context_id: str, scope: str) -> RunState:
         mode=start.mode,
         scope=scope,
         context=start.context,
+        auth_context=start.auth_context,
+        auth_ref=start.auth_ref,
         overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,
         max_history_events=start.max_history_events,
         idle_timeout=start.idle_timeout,
@@ -80,4 +82,4 @@ def _check_sizes(start: Start) -> None:
 
 
 def _whole(message: str | UserMessage) -> UserMessage:
-    return UserMessage(content=message) if isinstance(message, str) else message
+    return UserMessage(content=message) if isinstance(message, str) else carried(message)

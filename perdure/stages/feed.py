@@ -26,6 +26,7 @@ from ..ports import (
     token,
 )
 from ..types.events import ErrorEvent, ModelDelta
+from ..types.interface import FINISH_TOOL
 from ..types.messages import clean
 from ..types.wire import MODEL_ACTIVITY
 from .happened import asked, facts, retracted
@@ -157,6 +158,7 @@ class Feed:
         offset = self._offsets.get(at, 0)
         self._offsets[at] = offset + len(text)
         call_id, name = self._calls[piece.index] if piece.kind == "tool_call" else ("", "")
+        inside = self._call.agent.output_type.inside if name == FINISH_TOOL and self._call.agent else None
         event = ModelDelta(
             **{**facts(self._call), "at": piece.at},
             iteration=self._call.input.iteration,
@@ -166,5 +168,6 @@ class Feed:
             index=piece.index,
             call_id=call_id,
             name=name,
+            inside=inside,
         )
         return NewEvent(event)

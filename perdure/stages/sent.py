@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Blob, Chain
+from ..structured import to_xml
 from ..types.files import decoded
+from ..types.interface import plain_output
 from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart
 from ..types.wire import NewMessage
 
 logger = logging.getLogger("perdure.worker")
 
+Render = Callable[[str], Awaitable[str]]
+"""What is said for the JSON of a typed input."""
+
+
+async def _plainly(text: str) -> str:
+    """Without the agent's code: as XML, field by field."""
+    plain = plain_output(text)
+    return to_xml(plain) if isinstance(plain, dict) else text
+
 
 class Sent:
     """The messages that one model call is given. ``blobs`` are the files that came in them, and are to be written."""
 
-    def __init__(self, chain: Chain, store_id: str) -> None:
+    def __init__(self, chain: Chain, store_id: str, render: Render = _plainly) -> None:
+        """``render`` gives what the model is shown of a typed input."""
         self._chain = chain
+        self._render = render
         self._store_id = store_id
         self.blobs: list[Blob] = []
 
@@ -28,6 +42,8 @@ class Sent:
         the transcript, and waiting for it would keep every other message out for ever.
         """
         content = item.content
+        if isinstance(content, str) and item.typed:
+            return Message.user(await self._render(content), id=item.id, by=item.by)
         if isinstance(content, str):
             return Message.user(content, id=item.id, by=item.by)
         given = (TextPart(blob=content),) if isinstance(content, BlobRef) else content
@@ -37,6 +53,9 @@ class Sent:
                 parts.append(await self._part(part, item.store_id))
             except TranscriptCorruptedError as error:
                 parts.append(_missing(item, part, error))
+        if item.typed:
+            text = "".join(part.text for part in parts if isinstance(part, TextPart))
+            return Message.user(await self._render(text), id=item.id, by=item.by)
         return Message(role="user", parts=tuple(parts), id=item.id, by=item.by)
 
     async def _part(self, part: ContentPart, store_id: str | None) -> ContentPart:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.calls import closed_calls
 from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Node, Runs, ToolCall
+from ..types.interface import plain_output
 from ..types.messages import Message, ToolResultPart
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
+    Answered,
     Call,
     CallFacts,
+    Finish,
     ModelInput,
     ModelOutput,
     NewResult,
@@ -24,11 +27,17 @@ from .outcome import read_outcome
 from .rows import run_row, turn_row
 from .sent import Sent
 
+RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
+
 
 class TranscriptStage:
     """Loads what was said before the call, and makes the node of what is said now."""
 
-    def __init__(self, chain: Chain, journal: Journal, runs: Runs, store_id: str) -> None:
+    def __init__(
+        self, chain: Chain, journal: Journal, runs: Runs, store_id: str, render: RenderInput | None = None
+    ) -> None:
+        """``render`` gives what the agent of a name shows its model of a typed input."""
+        self._render = render
         self._chain = chain
         self._journal = journal
         self._runs = runs
@@ -38,7 +47,7 @@ class TranscriptStage:
         """Give the call its conversation, and the reply its head and what is to be written."""
         task = call.input
         check_store(task, self._store_id)
-        sent = Sent(self._chain, self._store_id)
+        sent = self._sent(task)
         call.fresh = await self._fresh(task, sent)
         call.head = head = await self._last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
@@ -51,7 +60,7 @@ class TranscriptStage:
             known = {blob.hash: blob.body for blob in sent.blobs}
             call.files = await self._chain.files([*call.prefix, *call.fresh], known)
         reply = await next(call)
-        said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else [])]
+        said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else []), *_answered(reply)]
         blobs = [*sent.blobs, *call.blobs]
         nodes: list[Node] = []
         if reply.rewritten:
@@ -72,6 +81,18 @@ class TranscriptStage:
         nodes.append(node)
         blobs += more
         return node.hash
+
+    def _sent(self, task: ModelInput) -> Sent:
+        """Of what an ending records, also what no agent knows what to make of."""
+        render = self._render
+        if render is None or task.purpose == "close":
+            return Sent(self._chain, self._store_id)
+
+        async def shown(text: str) -> str:
+            plain = plain_output(text)
+            return await render(task.agent, plain) if isinstance(plain, dict) else text
+
+        return Sent(self._chain, self._store_id, shown)
 
     async def _last_head(self, task: ModelInput) -> str | None:
         """Where the conversation of this id ended; where it is to begin, if there never was one."""
@@ -139,6 +160,19 @@ class TranscriptStage:
         return [] if last is not None and last.text == reply.system else [Message.system(reply.system)]
 
 
+def _answered(reply: ModelReply) -> Iterator[Message]:
+    """The results of calls that the engine answered itself, right behind the reply."""
+    answered = [(call, how) for call in reply.output.calls if isinstance(how := call.disposition, Answered)]
+    if answered:
+        yield Message(
+            role="tool",
+            parts=tuple(
+                ToolResultPart(call_id=call.id, name=call.name, content=how.text, is_error=how.is_error)
+                for call, how in answered
+            ),
+        )
+
+
 def _unheard(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
     """``fresh`` without what the conversation has under the same id.
 
@@ -160,6 +194,8 @@ def check_store(task: CallFacts, store_id: str) -> None:
 def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
     """Large text and arguments stay out of history; adds the blobs that this needs to ``blobs``."""
     output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls))})
+    if output.finish is not None and output.limits.protocol == "tool":
+        return _fit_apart(output, output.finish, blobs)
     if len(output.text) * 4 <= INLINE_BYTES or len(output.text.encode()) <= INLINE_BYTES:
         return output
     content = output.finish.content if output.finish else output.text
@@ -167,6 +203,18 @@ def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
     blobs.append(blob)
     finish = output.finish.model_copy(update={"content": ""}) if output.finish else None
     return output.model_copy(update={"text": "", "blob": blob.ref, "finish": finish})
+
+
+def _fit_apart(output: ModelOutput, finish: Finish, blobs: list[Blob]) -> ModelOutput:
+    """The same where the answer is not the reply's text."""
+    update: dict[str, Any] = {}
+    if len(finish.content.encode()) > INLINE_BYTES:
+        blobs.append(Blob.of(finish.content))
+        update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
+    if len(output.text.encode()) > INLINE_BYTES:
+        blobs.append(Blob.of(output.text))
+        update |= {"text": "", "blob": blobs[-1].ref}
+    return output.model_copy(update=update) if update else output
 
 
 def _fit_calls(calls: Iterable[Call]) -> Iterator[Call]:

@@ -3,7 +3,7 @@
 from ..worker.replay import Replayed, ReplayError, ReplayReport, replay
 from .block import ModelsBlockedError, block_models
 from .faults import at, cut, fail, hang, kill_at
-from .provider import ScriptedProvider, ScriptError, call
+from .provider import ScriptedProvider, ScriptError, call, finish
 from .scripted import Script, scripted
 from .store import MemoryStore
 
@@ -21,6 +21,7 @@ __all__ = [
     "call",
     "cut",
     "fail",
+    "finish",
     "hang",
     "kill_at",
     "replay",

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import BadRequestError, ProviderError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..types.interface import FINISH_TOOL
 from ..types.messages import Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from .faults import Fault
 
@@ -26,6 +27,12 @@ _PIECES = re.compile(r"\S+\s*|\s+")
 def call(name: str, /, **arguments: Any) -> ToolCallPart:
     """A call of tool ``name``; the provider gives it an id."""
     return ToolCallPart(id="", name=name, arguments=arguments)
+
+
+def finish(**fields: Any) -> ToolCallPart:
+    """The answer of an agent whose output is a type: ``finish(city="Oslo")``; of one that is no object
+    ``finish(value=[1, 2])``, of text ``finish(content="…")``."""
+    return call(FINISH_TOOL, **fields)
 
 
 class ScriptError(BadRequestError):

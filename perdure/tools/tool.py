@@ -20,6 +20,7 @@ from perdure.tools.arguments import Arguments
 from perdure.tools.context import RunContext
 from perdure.tools.docstring import describe
 from perdure.tools.function import Function, read
+from perdure.types.interface import FINISH_TOOL
 from perdure.types.messages import clean
 
 # With defaults, a bare `Tool` is complete under mypy --strict.
@@ -155,6 +156,8 @@ def as_tool(fn: Tool | Callable[..., Any]) -> Tool:
 def _check_name(name: str, function: Function) -> None:
     if name == "<lambda>":
         raise function.wrong("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
+    if name == FINISH_TOOL:
+        raise function.wrong(f"{name} is the engine's own tool", 'Give it another name: @tool(name="…").')
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise function.wrong(
             f"the name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}", 'Give it another one: @tool(name="…").'

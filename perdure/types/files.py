@@ -6,11 +6,14 @@ import base64
 import binascii
 import mimetypes
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel
 
 from ..errors import InvalidInputError
 from .messages import ContentPart, FilePart, TextPart, clean
@@ -133,6 +136,17 @@ class File:
 
 Content = str | Sequence[str | File]
 """What may be said: text, or texts and files in order."""
+
+
+@runtime_checkable
+class Dataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Asked = Content | Mapping[str, Any] | BaseModel | Dataclass
+"""What may be sent: content, or a value of the agent's input type."""
 
 
 def parts_of(content: Content) -> tuple[ContentPart, ...]:

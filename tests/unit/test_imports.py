@@ -31,6 +31,7 @@ PUBLIC = [
     "Limits",
     "Memory",
     "Message",
+    "ModelRetry",
     "PerdurePlugin",
     "RateLimit",
     "Response",

@@ -17,7 +17,7 @@ from perdure.loop.sizes import (
     OVERRIDE_BYTES,
     size,
 )
-from perdure.types.state import SEEN_IDS
+from perdure.types.state import SCHEMA_VERSION, SEEN_IDS
 from perdure.types.wire import Call
 
 from .build import ACTIVITY, LIMITS, asks, call, close, done, ended, model, opened, refused, running, said, says
@@ -313,7 +313,7 @@ def test_a_state_of_the_first_version_is_taken_over():
     old = loop.carry_over(opened({"content": "hi", "id": "m1"}))["state"]
     old |= {"schema_version": 1, "seen": ["m0", "m1"]}
     state = loop.open_state({"state": old}, "", "")
-    assert state.schema_version == 2
+    assert state.schema_version == SCHEMA_VERSION
     assert loop.send(state, {"content": "hi", "id": "m0"}) == state.turn.task_id
 
 
