@@ -31,7 +31,6 @@ class IterationStage:
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
-        forces: Callable[[Agent], bool] = lambda _: True,
     ) -> None:
         """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
 
