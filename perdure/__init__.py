@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .runtime import local
     from .tools import Memory, RunContext, Tool, ToolContext, tool
     from .turn import Turn
+    from .types.compaction import Compaction
     from .types.files import File
     from .types.interface import Response, Status
     from .types.limits import Limits, RateLimit
@@ -28,6 +29,7 @@ _HOME = {
     "Abort": "errors",
     "Agent": "agent",
     "Client": "client",
+    "Compaction": "types.compaction",
     "File": "types.files",
     "HookSet": "hooks",
     "Limits": "types.limits",
@@ -56,6 +58,7 @@ __all__ = [
     "Abort",
     "Agent",
     "Client",
+    "Compaction",
     "File",
     "HookSet",
     "Limits",

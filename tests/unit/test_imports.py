@@ -26,6 +26,7 @@ PUBLIC = [
     "Abort",
     "Agent",
     "Client",
+    "Compaction",
     "File",
     "HookSet",
     "Limits",
