@@ -197,6 +197,7 @@ class Agent(Typed):
         *,
         id: str | None = None,
         context: Any = None,
+        auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
@@ -205,9 +206,10 @@ class Agent(Typed):
         embedded server, and a worker in this process), or by the workers of ``client``.
 
         With ``id``, a run of that id that is there already is attached to, also one that has ended. ``context`` is the
-        run's own data, a mapping or an instance of the agent's context type; ``history`` the conversation to go on
-        from: messages (or a session in the flat form of ``types.session_form``), or a run, a response, a head;
-        ``override`` what this run changes of the agent. Several calls, also of different agents, may be made at once.
+        run's own data, a mapping or an instance of the agent's context type; ``auth_context`` on whose behalf it acts
+        (see ``Client.start``); ``history`` the conversation to go on from: messages (or a session in the flat form of
+        ``types.session_form``), or a run, a response, a head; ``override`` what this run changes of the agent. Several
+        calls, also of different agents, may be made at once.
 
         A call that is cancelled (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same
         call goes on with it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong
@@ -217,7 +219,8 @@ class Agent(Typed):
 
         given = self.check_context(context)
         self.overridden(override)
-        return await call(self, message, id=id, context=given, history=history, override=override, client=client)
+        options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        return await call(self, message, id=id, context=given, client=client, **options)
 
     async def stream(
         self,
@@ -225,6 +228,7 @@ class Agent(Typed):
         *,
         id: str | None = None,
         context: Any = None,
+        auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
@@ -240,7 +244,8 @@ class Agent(Typed):
 
         given = self.check_context(context)
         self.overridden(override)
-        pieces = stream(self, message, id=id, context=given, history=history, override=override, client=client)
+        options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        pieces = stream(self, message, id=id, context=given, client=client, **options)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
@@ -251,6 +256,7 @@ class Agent(Typed):
         *,
         id: str | None = None,
         context: Any = None,
+        auth_context: Mapping[str, Any] | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
@@ -258,9 +264,8 @@ class Agent(Typed):
         """:meth:`call` for code without an event loop. Raises ``RuntimeError`` inside a running one."""
         from .runtime import run_sync
 
-        return run_sync(
-            lambda: self.call(message, id=id, context=context, history=history, override=override, client=client)
-        )
+        options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        return run_sync(lambda: self.call(message, id=id, context=context, client=client, **options))
 
 
 def _checked_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:

@@ -115,10 +115,9 @@ class Client:
         ``mode="run"`` ends with the answer; ``"session"`` waits for more messages, until it is closed or none came for
         ``idle_timeout`` (seconds, or text like ``"1h"``). ``context`` is the author's own data, plain JSON or an
         instance of the agent's context type; ``auth_context`` on whose behalf it acts (a user, a token; plain JSON):
-        it travels encrypted, and ``auth_ref`` instead of it is what the worker resolves; ``history`` the
-        conversation to go on from (messages, a session in the
-        flat form of ``types.session_form``, or a run, a response, a head); ``override`` what the run changes of the
-        agent.
+        it travels encrypted, and ``auth_ref`` instead of it is what the worker resolves; ``history`` the conversation
+        to go on from (messages, a session in the flat form of ``types.session_form``, or a run, a response, a head);
+        ``override`` what the run changes of the agent.
 
         Raises ``RunExistsError`` for a known id, unless ``if_exists="attach"`` returns that run;
         ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent, ``AuthContextUnavailableError`` where

@@ -13,7 +13,9 @@
     │   ├── AbortError                           an author's hook or tool ended the run
     │   ├── RunCancelledError
     │   ├── RunPausedError                       the run waits for an operator; it is not lost
-    │   └── AgentNotFoundError                   no worker on the task queue knows the agent
+    │   ├── AgentNotFoundError                   no worker on the task queue knows the agent
+    │   └── AuthContextError                     the run's auth_context was changed, or made for another run
+    │       └── AuthContextUnavailableError      it cannot be had for now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
     ├── RunNotFoundError · RunExistsError · RunClosedError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
@@ -116,6 +118,16 @@ class RunPausedError(RunError):
 
 class AgentNotFoundError(RunError):
     """No worker on the task queue knows the agent."""
+
+    retryable = True
+
+
+class AuthContextError(RunError):
+    """The run's ``auth_context`` was changed, or made for another run."""
+
+
+class AuthContextUnavailableError(AuthContextError):
+    """The run's ``auth_context`` cannot be had for now: its key is not here, or nobody can resolve its ``auth_ref``."""
 
     retryable = True
 

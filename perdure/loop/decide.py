@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..types.bounds import LimitUse
 from ..types.state import PendingCall, RunState

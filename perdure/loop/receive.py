@@ -126,8 +126,17 @@ def _take(state: RunState, message: UserMessage) -> str:
     if message.content is not None:
         by = clean(message.by) if message.by else None
         said, kept = cleaned(message.content), message.store_id
-        auth = {"auth_context": message.auth_context, "auth_ref": message.auth_ref}
-        state.inbox.append(NewMessage(content=said, id=sent, by=by, store_id=kept, typed=message.typed, **auth))
+        state.inbox.append(
+            NewMessage(
+                content=said,
+                id=sent,
+                by=by,
+                store_id=kept,
+                typed=message.typed,
+                auth_context=message.auth_context,
+                auth_ref=message.auth_ref,
+            )
+        )
         if state.interrupt == "stop":  # whoever interrupted has something to say after all
             state.interrupt = "go on"
     else:

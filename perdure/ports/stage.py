@@ -46,8 +46,6 @@ class ModelCall:
     """The transcript up to the head; set by the transcript stage."""
     fresh: Sequence[Message] = ()
     """What is new since the head; set by the transcript stage."""
-    auth: Any = field(default=None, repr=False)
-    """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, not for an ending."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
     agent: Any = None
@@ -71,6 +69,8 @@ class ModelCall:
     with the outcome."""
     pending: list[NewEvent] = field(default_factory=list)
     """What is to be said of this attempt and is not recorded yet; whoever writes the next events takes them along."""
+    auth: Any = field(default=None, repr=False)
+    """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, not for an ending."""
 
 
 @dataclass(slots=True)
@@ -100,8 +100,6 @@ class ToolCall:
     owner: str
     """Names this attempt: workflow run, activity and attempt number."""
     attempt: int = 1
-    auth: Any = field(default=None, repr=False)
-    """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, or by the model call it is part of."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """From the input, or set by the transcript stage where they are too large for history."""
     writes: list[MemoryWrite] = field(default_factory=list)
@@ -119,6 +117,8 @@ class ToolCall:
     """When the first attempt of its activity was scheduled (``RunRow.asked_at``)."""
     pending: list[NewEvent] = field(default_factory=list)
     """As in :class:`ModelCall`."""
+    auth: Any = field(default=None, repr=False)
+    """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, or by the model call it is part of."""
 
 
 NextModel = Callable[[ModelCall], Awaitable[ModelReply]]

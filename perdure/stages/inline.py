@@ -89,6 +89,7 @@ class InlineStage:
             tool_key(task),
             f"{call.owner}/{asked.id}",
             call.attempt,
+            auth=call.auth,
             arguments=asked.arguments or {},
             asked_at=call.asked_at,
         )

@@ -1,4 +1,4 @@
-"""What a tool call needs before it may begin, outside the journal: nothing here acts, so it may fail and be retried.
+"""What a call needs before it may begin, outside the journal: nothing here acts, so it may fail and be retried.
 
 Behind the journal's claim the same failure would leave "begun, outcome unknown", and the model would be told of a
 call that never ran. A deploy under way is enough: the worker that took the call does not know the agent yet.
@@ -6,36 +6,52 @@ call that never ran. A deploy under way is enough: the worker that took the call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Chain, ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..types.wire import ToolOutput
+from ..types.wire import CallFacts, ToolOutput
 from .transcript import check_store
 
 
 class PrepareStage:
-    """Checks store and agent, and fills in arguments that are too large for history.
+    """Checks store and agent, and fills in arguments that are too large for history, and on whose behalf it is made.
 
-    ``find_agent`` raises ``AgentNotFoundError`` for an agent that is not here.
+    ``find_agent`` raises ``AgentNotFoundError`` for an agent that is not here; ``authorise`` gives a run's
+    ``auth_context``.
     """
 
-    def __init__(self, chain: Chain, store_id: str, find_agent: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        store_id: str,
+        find_agent: Callable[[str], object],
+        authorise: Callable[[CallFacts], Awaitable[object]] | None = None,
+    ) -> None:
         self._chain = chain
         self._store_id = store_id
         self._find_agent = find_agent
+        self._authorise = authorise
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Nothing to do: a model call that failed before its reply may simply be made again."""
+        """Of the rest nothing: a model call that failed before its reply may simply be made again."""
+        if call.input.purpose != "close":  # an ending must be possible without keys
+            call.auth = await self._auth(call.input)
         return await next(call)
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Raises ``AgentNotFoundError``, ``StoreMismatchError``, ``TranscriptCorruptedError``."""
+        """Raises ``AgentNotFoundError``, ``StoreMismatchError``, ``TranscriptCorruptedError``, ``AuthContextError``."""
         check_store(call.input, self._store_id)
         self._find_agent(call.input.agent)
+        if call.auth is None:
+            call.auth = await self._auth(call.input)
         if call.input.arguments is None:
             call.arguments = await self._arguments(call)
         return await next(call)
+
+    async def _auth(self, task: CallFacts) -> object:
+        given = task.auth_context is not None or task.auth_ref is not None
+        return await self._authorise(task) if given and self._authorise is not None else None
 
     async def _arguments(self, call: ToolCall) -> dict[str, object]:
         messages = await self._chain.load(call.input.head)

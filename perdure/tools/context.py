@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, cast
 
 from typing_extensions import TypeVar
 
+from perdure.tools.auth import AuthContext
 from perdure.tools.memory import Memory
 from perdure.tools.result import json_text
 from perdure.types.messages import clean
@@ -30,6 +31,7 @@ class RunContext(Generic[ContextT]):
         agent: str = "agent",
         iteration: int = 1,
         context: ContextT | None = None,
+        auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
     ) -> None:
@@ -43,6 +45,9 @@ class RunContext(Generic[ContextT]):
         """Model calls of this turn so far, this one included."""
         self.context = cast(ContextT, context)  # None only where the agent declares no context
         """The author's own data of the run: of the agent's ``context`` type, a dictionary where it declares none."""
+        self.auth_context = None if auth_context is None else AuthContext(auth_context)
+        """On whose behalf the run acts, where it was started with an ``auth_context`` or ``auth_ref``: plain JSON that
+        is in no history, transcript or event. None else, and in hooks at the end of a run."""
         self.resources = resources
         """What the worker's ``lifespan`` yields (pools, clients); None without one."""
         self.memory = Memory() if memory is None else memory
@@ -79,6 +84,7 @@ class ToolContext(RunContext[ContextT]):
         attempt: int = 1,
         iteration: int = 1,
         context: ContextT | None = None,
+        auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
         heartbeat: Callable[..., None] = _no_heartbeat,
@@ -93,6 +99,7 @@ class ToolContext(RunContext[ContextT]):
             agent=agent,
             iteration=iteration,
             context=context,
+            auth_context=auth_context,
             resources=resources,
             memory=memory,
         )

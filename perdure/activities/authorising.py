@@ -1,0 +1,90 @@
+"""On whose behalf a call is made: what its run was given is opened, or its reference is resolved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from ..errors import AbortError, AuthContextUnavailableError, PerdureError
+from ..tools import error_text
+from ..tools.auth import AuthContext, ResolveAuth, RunFacts
+from ..types.wire import CallFacts
+from .author_loop import AuthorLoop
+
+RESOLVING = 30.0
+"""Seconds that the author's ``resolve_auth`` may take."""
+
+
+class Opens(Protocol):
+    """Keys: see :class:`perdure.encryption.Keys`."""
+
+    def open(self, token: str, abouts: Iterator[str]) -> bytes:
+        """What the token was made of."""
+        ...
+
+
+class Authorising:
+    """Gives calls their ``auth_context``, each its own, once; nothing is kept behind it."""
+
+    def __init__(
+        self,
+        keys: Opens,
+        author: AuthorLoop,
+        resolve: ResolveAuth | None = None,
+        resources: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """``resolve`` is the author's ``resolve_auth``; ``resources`` gives what the lifespan yielded."""
+        self._keys = keys
+        self._author = author
+        self._resolve = resolve
+        self._resources = resources
+
+    async def __call__(self, task: CallFacts) -> AuthContext | None:
+        """None for a run that nobody gave any.
+
+        Raises ``AuthContextUnavailableError`` where it cannot be had here and now, ``AuthContextError`` where it never
+        will; and what ``resolve_auth`` raises of perdure's own, as ``AbortError``.
+        """
+        if task.auth_context is not None:
+            return AuthContext(json.loads(self._keys.open(task.auth_context, bound_to(task.context_id))))
+        return None if task.auth_ref is None else AuthContext(await self._resolved(task.auth_ref, task))
+
+    async def _resolved(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
+        if self._resolve is None:
+            raise AuthContextUnavailableError(
+                "the run was started with an auth_ref, and this worker has nothing to resolve it with",
+                hint="Give every worker of the task queue resolve_auth=…; the run waits for it.",
+            )
+        facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
+        try:
+            async with asyncio.timeout(RESOLVING) as limit:
+                found = await self._author.run("resolve_auth", self._resolve, ref, facts)
+        except TimeoutError as error:
+            why = f"it did not return within {RESOLVING:g} s" if limit.expired() else error_text(error)
+            raise _unresolved(why) from None
+        except AbortError as error:
+            raise error.plain() from None
+        except PerdureError:
+            raise
+        except Exception as error:
+            raise _unresolved(error_text(error)) from error
+        if not isinstance(found, Mapping):
+            raise _unresolved(f"it returned {type(found).__name__} and no mapping")
+        return found
+
+
+def bound_to(context_id: str) -> Iterator[str]:
+    """What a token of the run may have been made for: the run itself, or one whose subagent it is."""
+    yield context_id
+    while "/" in context_id:
+        context_id = context_id.rpartition("/")[0]
+        yield context_id
+
+
+def _unresolved(why: str) -> AuthContextUnavailableError:
+    return AuthContextUnavailableError(
+        f"resolve_auth failed: {why}",
+        hint="It is asked again, and the run waits; to end the run instead, let it raise AbortError.",
+    )

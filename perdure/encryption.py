@@ -1,0 +1,204 @@
+"""What may not be readable in Temporal's history, sealed: AES-256-GCM under keys that Temporal never sees.
+
+``PERDURE_ENCRYPTION_KEYS`` is ``id:base64,…``: the first key encrypts, all of them decrypt, so that keys can be changed
+while runs go on. On a machine's own embedded server a key is made under ``PERDURE_HOME`` where none is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .embedded.home import current_home
+from .embedded.record import read_record
+from .errors import AuthContextError, AuthContextUnavailableError, RuntimeSetupError
+from .types.auth import FORM
+
+VARIABLE = "PERDURE_ENCRYPTION_KEYS"
+KEY_BYTES = 32
+IN_PROCESS = "in-process"
+"""Address of the engine of ``perdure.testing``."""
+MAKE = f'Make one: export {VARIABLE}="k1:$(openssl rand -base64 32)", the same for clients and workers.'
+
+_NONCE_BYTES = 12
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_OWN = "home"
+"""Id of the key under PERDURE_HOME."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Key:
+    """A key under its id. It is never shown."""
+
+    id: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"<Key {self.id}>"
+
+    @property
+    def mark(self) -> str:
+        """Tells two keys of one id apart, so that a worker with the wrong one waits for the right one."""
+        return hashlib.sha256(b"perdure key\n" + self.secret).hexdigest()[:8]
+
+    def seal(self, plain: bytes, about: str) -> str:
+        """``plain`` as a token that opens with this key, for the same ``about`` alone."""
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = _cipher(self).encrypt(nonce, plain, self._bound(about))
+        return ":".join((FORM, self.id, self.mark, base64.urlsafe_b64encode(nonce + sealed).decode()))
+
+    def open(self, body: str, abouts: Iterable[str]) -> bytes | None:
+        """What was sealed for one of ``abouts``; None where it was not, or was changed."""
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            raw = base64.urlsafe_b64decode(body)
+        except binascii.Error:
+            return None
+        cipher = _cipher(self)
+        for about in abouts:
+            try:
+                plain: bytes = cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._bound(about))
+            except (InvalidTag, ValueError):
+                continue
+            return plain
+        return None
+
+    def _bound(self, about: str) -> bytes:
+        return "\n".join((FORM, self.id, self.mark, about)).encode()
+
+
+class Keys:
+    """Keys by their ids, the first of which encrypts."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self._keys = {key.id: key for key in keys}
+
+    @classmethod
+    def given(cls) -> Keys:
+        """Those of ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the one which is wrong."""
+        return cls(_parsed(os.environ.get(VARIABLE, ""), VARIABLE))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def encrypting(self, address: str) -> Key:
+        """The key that encrypts for the server at ``address``. Raises ``AuthContextUnavailableError`` without one."""
+        if self._keys:
+            return next(iter(self._keys.values()))
+        if address == IN_PROCESS:
+            return _PROCESS
+        record = read_record(current_home())
+        if record is not None and record.address == address:
+            return _own_key() or _made_own_key()
+        raise AuthContextUnavailableError(
+            f"auth_context would stand readable in the history of the Temporal server at {address}, "
+            f"and {VARIABLE} gives no key to encrypt it with",
+            hint=f"{MAKE} Or send an auth_ref, which the worker resolves.",
+        )
+
+    def open(self, token: str, abouts: Iterable[str]) -> bytes:
+        """What ``token`` was made of, for one of ``abouts``.
+
+        Raises ``AuthContextUnavailableError`` where its key is not here, ``AuthContextError`` for a token that was
+        changed, or made for something else.
+        """
+        form, key_id, mark, body = token.split(":") if token.count(":") == 3 else ("", "", "", "")
+        if form != FORM:
+            raise AuthContextError("the run's auth_context is of a form that this engine does not know")
+        key = self._found(key_id, mark)
+        plain = key.open(body, abouts)
+        if plain is None:
+            raise AuthContextError(
+                "the run's auth_context was made for another run, or was changed",
+                hint="It is good for the conversation that it was sent to: give each its own.",
+            )
+        return plain
+
+    def _found(self, key_id: str, mark: str) -> Key:
+        found = [self._keys.get(key_id), _PROCESS, _own_key() if key_id == _OWN else None]
+        for key in found:
+            if key is not None and (key.id, key.mark) == (key_id, mark):
+                return key
+        here = ", ".join(self._keys) or "none"
+        what = "has another key under that id" if found[0] is not None else f"does not have it (it has: {here})"
+        raise AuthContextUnavailableError(
+            f"the run's auth_context was encrypted with key {key_id!r:.70}, and this worker {what}",
+            hint=f"Add the key to {VARIABLE} of every worker; the run waits for it.",
+        )
+
+
+_PROCESS = Key(f"process-{os.getpid()}", secrets.token_bytes(KEY_BYTES))
+
+
+def _cipher(key: Key) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise RuntimeSetupError(
+            "auth_context needs the package cryptography", hint='pip install "perdure[encryption]"'
+        ) from None
+    return AESGCM(key.secret)
+
+
+def _parsed(text: str, where: str) -> list[Key]:
+    keys: dict[str, Key] = {}
+    for number, one in enumerate((part.strip() for part in text.split(",") if part.strip()), 1):
+        key_id, _, secret = one.partition(":")
+        if not _ID.fullmatch(key_id) or not secret:  # what stands there may be a key without its id: it is not shown
+            raise RuntimeSetupError(f"{where}: key {number} is not of the form id:base64", hint=MAKE)
+        if key_id in keys:
+            raise RuntimeSetupError(f"{where}: two keys have the id {key_id!r}", hint="Give each key an id of its own.")
+        keys[key_id] = Key(key_id, _secret(key_id, secret, where))
+    return list(keys.values())
+
+
+def _secret(id: str, text: str, where: str) -> bytes:
+    try:
+        secret = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except binascii.Error:
+        raise RuntimeSetupError(f"{where}: key {id!r} is not base64", hint=MAKE) from None
+    if len(secret) != KEY_BYTES:
+        raise RuntimeSetupError(f"{where}: key {id!r} has {len(secret)} bytes and must have {KEY_BYTES}", hint=MAKE)
+    return secret
+
+
+def _own_file() -> Path:
+    return current_home().root / "encryption.key"
+
+
+def _own_key() -> Key | None:
+    """This machine's own key, if it has been made."""
+    try:
+        text = _own_file().read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RuntimeSetupError(f"{_own_file()} cannot be read: {error.strerror}", hint="Make it readable.") from None
+    keys: Mapping[str, Key] = {key.id: key for key in _parsed(text, str(_own_file()))}
+    return keys.get(_OWN)
+
+
+def _made_own_key() -> Key:
+    """Make it, readable by its owner alone, whole from the first moment, and once: of two programs the first counts."""
+    home = current_home().create()
+    with home.guard(), tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh:  # its mode is 0600
+        fresh.write(f"{_OWN}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n")
+        fresh.flush()
+        os.fsync(fresh.fileno())
+        with suppress(FileExistsError):
+            os.link(fresh.name, _own_file())
+    key = _own_key()
+    if key is None:
+        raise RuntimeSetupError(f"{_own_file()} has no key {_OWN!r}", hint="Remove the file, and a key is made anew.")
+    return key
