@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .client import Client
     from .errors import Abort, ModelRetry
     from .hooks import HookSet, Step, Veto, hook
+    from .ports import Toolset
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
@@ -45,6 +46,7 @@ _HOME = {
     "Step": "hooks",
     "Tool": "tools",
     "ToolContext": "tools",
+    "Toolset": "ports",
     "Turn": "turn",
     "Veto": "hooks",
     "Worker": "worker",
@@ -74,6 +76,7 @@ __all__ = [
     "Step",
     "Tool",
     "ToolContext",
+    "Toolset",
     "Turn",
     "Veto",
     "Worker",

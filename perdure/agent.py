@@ -14,6 +14,7 @@ from .definition import (
     checked_limits,
     checked_models,
     checked_name,
+    checked_toolsets,
     iterations,
     listed,
     mapping,
@@ -21,8 +22,8 @@ from .definition import (
 )
 from .errors import DefinitionError
 from .hooks import Hook, HookSet, checked_hooks
-from .overriding import check_agent_settings, overridden
-from .ports import Provider, ToolSpec
+from .overriding import COPIES, check_agent_settings, overridden
+from .ports import Provider, Toolset, ToolSpec
 from .structured.typed import PARSE_RETRIES, Typed
 from .tools import RunContext, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from .types.interface import Response
 
 Instructions = str | Callable[[RunContext[Any]], Any] | None
-
-_OVERRIDES = 64
-"""Overridden copies that an agent keeps."""
 
 
 class Agent(Typed):
@@ -71,6 +69,7 @@ class Agent(Typed):
         output: Any = str,
         context: Any = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
+        toolsets: Sequence[Toolset] = (),
         subagents: Sequence[Agent | str] = (),
         settings: Mapping[str, Any] | None = None,
         provider_options: Mapping[str, Any] | None = None,
@@ -92,6 +91,8 @@ class Agent(Typed):
         """The declared type of ``ctx.context``; None without one."""
         self._context = None if context is None else ContextType(name, context)
         self.toolbox = Toolbox(listed(name, "tools", tools, "[search, refund]"))
+        self.toolsets = checked_toolsets(name, toolsets)
+        """Tools that are known when a run begins."""
         self.subagents = tuple(_checked_subagents(name, subagents))
         """Agents, or names of agents that the same worker serves. The worker looks at them: see ``Agents``."""
         self.settings = mapping(name, "settings", settings)
@@ -186,7 +187,7 @@ class Agent(Typed):
         found = self._overridden.get(key)
         if found is None:
             found = overridden(self, override, worker)
-            while len(self._overridden) >= _OVERRIDES:
+            while len(self._overridden) >= COPIES:
                 self._overridden.pop(next(iter(self._overridden)), None)
             self._overridden[key] = found
         return found

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .errors import DefinitionError
-from .ports import ModelRef
+from .ports import ModelRef, Toolset
+from .ports.toolset import ON_CHANGE
 from .providers.registry import parse_model
 from .types.compaction import Compactions, compactions
 from .types.limits import Limits
@@ -83,6 +84,33 @@ def checked_instructions(name: str, instructions: Any) -> Any:
             hint="For text from parts: instructions='\\n'.join(parts).",
         )
     return instructions
+
+
+def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
+    """Toolsets, each of a name of its own."""
+    given = listed(name, "toolsets", toolsets, "[Artifacts()]")
+    known: dict[str, Toolset] = {}
+    for one in given:
+        if not isinstance(one, Toolset):
+            raise DefinitionError(
+                f"agent {name!r}: a toolset is an instance of perdure.Toolset, not {one!r:.100}",
+                hint=f"Pass an instance: {one.__name__}(…)." if isinstance(one, type) else "Tools go into tools=[…].",
+            )
+        where = f"agent {name!r}: toolset {type(one).__name__}"
+        if not isinstance(one.name, str) or not _NAME.fullmatch(one.name):
+            raise DefinitionError(
+                f"{where}: the name {one.name!r} does not match [a-zA-Z0-9_-]{{1,64}}", hint='For instance name="crm".'
+            )
+        if one.name in known:
+            raise DefinitionError(f"agent {name!r}: two toolsets are called {one.name!r}", hint="Rename one of them.")
+        if one.on_change not in ON_CHANGE:
+            raise DefinitionError(
+                f"{where}: on_change is {one.on_change!r}, it can be {', '.join(ON_CHANGE)}", hint="Leave it out."
+            )
+        if not isinstance(one.timeout, int | float) or not one.timeout > 0:
+            raise DefinitionError(f"{where}: timeout={one.timeout!r} is not a positive number of seconds")
+        known[one.name] = one
+    return tuple(given)
 
 
 def listed(name: str, field: str, value: Any, example: str) -> list[Any]:

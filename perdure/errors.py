@@ -14,6 +14,7 @@
     │   ├── RunCancelledError
     │   ├── RunPausedError                       the run waits for an operator; it is not lost
     │   ├── AgentNotFoundError                   no worker on the task queue knows the agent
+    │   ├── ToolsetError                         a toolset cannot say which tools it has; retryable
     │   └── AuthContextError                     the run's auth_context was changed, or made for another run
     │       └── AuthContextUnavailableError      it cannot be had for now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
@@ -128,6 +129,12 @@ class AuthContextError(RunError):
 
 class AuthContextUnavailableError(AuthContextError):
     """The run's ``auth_context`` cannot be had for now: its key is not here, or nobody can resolve its ``auth_ref``."""
+
+    retryable = True
+
+
+class ToolsetError(RunError):
+    """A toolset could not list its tools: its server is down, for instance."""
 
     retryable = True
 

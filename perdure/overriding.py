@@ -13,7 +13,7 @@ from .definition import checked_models, iterations
 from .errors import DefinitionError
 from .providers.registry import check_settings
 from .structured.typed import checked_finish
-from .tools import Toolbox
+from .tools import Tool, Toolbox
 from .types.bounds import RunLimits
 from .types.interface import Override
 from .types.step import StepOverride
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .agent import Agent
 
 logger = logging.getLogger("perdure.worker")
+
+COPIES = 64
+"""Changed copies that an agent keeps."""
 
 
 def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Toolbox | None = None) -> Agent:
@@ -42,6 +45,21 @@ def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Tool
     except DefinitionError as error:
         why = error.message.removeprefix(f"agent {agent.name!r}: ")
         raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
+
+
+def with_tools(agent: Agent, key: str, tools: Sequence[Tool]) -> Agent:
+    """A copy of ``agent`` that has ``tools`` besides its own; the same copy for the same ``key``."""
+    copies = vars(agent)["_overridden"]
+    found: Agent | None = copies.get(key)
+    if found is None:
+        found = copy.copy(agent)
+        vars(found)["_overridden"] = {}
+        found.toolbox = Toolbox([*agent.toolbox, *tools])
+        found.toolsets = ()
+        while len(copies) >= COPIES:
+            copies.pop(next(iter(copies)), None)
+        copies[key] = found
+    return found
 
 
 def _changed(agent: Agent, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
@@ -81,7 +99,7 @@ def _limit(agent: Agent, changes: dict[str, Any]) -> None:
 def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
     """The tools of those names, in the agent's order: the model is shown the same list each time."""
     for name in names:
-        if name not in agent.toolbox:
+        if name not in agent.toolbox and not agent.toolsets:  # what these have is not known yet
             there = ", ".join(tool.name for tool in agent.toolbox) or "none"
             raise DefinitionError(
                 f"agent {agent.name!r}: tools names {name!r}, which the agent does not have",

@@ -17,6 +17,7 @@ from .epilogue import Epilogue, answer
 from .firing import Firing
 from .prologue import Prologue
 from .stepping import Stepping
+from .toolsets import Toolsets
 
 
 class IterationStage:
@@ -31,6 +32,7 @@ class IterationStage:
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
+        toolsets: Toolsets | None = None,
     ) -> None:
         """``memory`` gives the memory of one call, ``resources`` what the lifespan yielded.
 
@@ -38,6 +40,7 @@ class IterationStage:
         """
         self._agents = agents
         self._author = author
+        self._toolsets = toolsets
         self._resources = resources
         self._memory = memory
         self._firing = Firing(author, HookSet() if hooks is None else hooks)
@@ -54,13 +57,20 @@ class IterationStage:
         if call.input.purpose == "close":
             await self._firing.at_the_end(self._agents.get, call, lambda agent: self._told(agent, call))
             return ModelReply(ModelOutput(), message=None)
-        agent = self._agents.overridden(call.input.agent, call.input.overrides)
-        call.agent, call.told = agent, await self._told(agent, call)
+        call.base = call.agent = self._agents.get(call.input.agent)
+        call.told = await self._told(call.agent, call)
         try:
-            return await self._iteration(agent, call, call.told, next)
+            if self._toolsets is not None:
+                call.base = await self._toolsets.offered(call.base, call, call.told)
+            call.agent = call.base.overridden(call.input.overrides, self._agents.tools)
+            reply = await self._iteration(call.agent, call, call.told, next)
         except Exception as error:
-            await self._firing.failed(agent, call, call.told, error)
+            await self._firing.failed(call.agent, call, call.told, error)
             raise
+        else:
+            if call.pinned is not None:
+                reply.output = reply.output.model_copy(update={"pinned": call.pinned})
+            return reply
         finally:
             call.told.memory.close()
 

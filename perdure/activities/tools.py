@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +13,7 @@ from temporalio import activity
 from temporalio.common import RawValue
 
 from ..agent import Agent
-from ..errors import AbortError
+from ..errors import AbortError, PerdureError
 from ..loop.calls import unknown
 from ..ports import Blob, ToolCall
 from ..tools import ArgumentsError, Memory, Result, Tool, ToolContext, error_text, read_result
@@ -23,6 +24,7 @@ from ..types.wire import ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .cancellation import Cancellation, cancellation
+from .toolsets import Toolsets
 
 
 class ToolActivity:
@@ -36,6 +38,7 @@ class ToolActivity:
         heartbeat: Callable[[], Callable[..., None]] = lambda: _nothing,
         memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
         cancellation: Callable[[], Cancellation] = cancellation,
+        toolsets: Toolsets | None = None,
     ) -> None:
         """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread.
 
@@ -43,6 +46,7 @@ class ToolActivity:
         present call is to stop.
         """
         self._cancellation = cancellation
+        self._toolsets = toolsets
         self._heartbeat = heartbeat
         self._memory = memory
         self._agents = agents
@@ -58,13 +62,16 @@ class ToolActivity:
         """Run the tool and say what came of it."""
         task = call.input
         agent = self._agents.get(task.agent)
-        tool = self._agents.tool(task.agent, task.name)
-        if tool is None:  # the code changed since the model was shown the tool
-            return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
         given_up, cancelled = threading.Event(), self._cancellation()
         context = self.context(call, call.writes, lambda: given_up.is_set() or cancelled.requested())
+        tool: Tool | None = None
         try:
+            tool = await self._find(agent, call, context)
+            if tool is None:  # the code changed since the model was shown the tool
+                return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
             return await self._execute(call, tool, _work(agent, tool, call, context))
+        except PerdureError as error:
+            return _failed(call, error_text(error), error)
         except asyncio.CancelledError:
             if cancelled.by_run():
                 return _cancelled(call, tool)
@@ -74,6 +81,21 @@ class ToolActivity:
         finally:
             given_up.set()
             context.memory.close()
+
+    async def _find(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
+        """Of the agent, of its toolsets, or of the worker. Raises ``ToolError`` for one that is another now."""
+
+        async def told() -> ToolContext[Any]:
+            if not agent.has_context:
+                return context
+            typed = copy.copy(context)
+            typed.context = await self._author.run(
+                f"context of agent {agent.name}", agent.read_context, context.context
+            )
+            return typed
+
+        found = await self._toolsets.tool(agent, call, told) if self._toolsets is not None else None
+        return found or self._agents.tool(call.input.agent, call.input.name)
 
     async def _execute(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"
@@ -159,8 +181,8 @@ def _failed(call: ToolCall, text: str, error: Exception | None = None) -> ToolOu
     return ToolOutput(key=call.key, content=text, is_error=True)
 
 
-def _cancelled(call: ToolCall, tool: Tool) -> ToolOutput:
-    text = f"Cancelled: {tool.name} was cancelled while it ran{_may_go_on(tool)}"
+def _cancelled(call: ToolCall, tool: Tool | None) -> ToolOutput:
+    text = f"Cancelled: {call.input.name} was cancelled while it ran{_may_go_on(tool) if tool else ''}"
     return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
 
 

@@ -33,6 +33,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     state.resume = False
     if output.overrides is not None:
         keep(state, output.overrides)
+    state.pinned = output.pinned or state.pinned
     after_reply(state, output)
     if step.purpose == "force_finish":
         turn.forced, turn.reached = True, step.limit

@@ -1,4 +1,4 @@
-"""When a conversation is compacted: before the next model call, where a reply or a refused call says that it is long."""
+"""When a conversation is compacted: before the next model call, where a reply or a refused call says it is long."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def apply_compacted(state: RunState, output: ModelOutput) -> None:
     state.compaction = found.model_copy(update={"due": False, "done": found.done + 1})
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
+    state.pinned = output.pinned or state.pinned
     state.usage += output.usage
     if output.cost_usd is not None:
         state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
@@ -85,4 +86,4 @@ def last(messages: Sequence[Message], keep: int) -> int:
 
 
 def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

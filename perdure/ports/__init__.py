@@ -34,6 +34,7 @@ from .store import (
     TurnRow,
     Turns,
 )
+from .toolset import ListedTool, Toolset
 
 __all__ = [
     "Batch",
@@ -45,6 +46,7 @@ __all__ = [
     "EventRow",
     "Events",
     "Journal",
+    "ListedTool",
     "Memory",
     "MemoryWrite",
     "ModelCall",
@@ -68,6 +70,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "ToolSpec",
+    "Toolset",
     "Transcripts",
     "TurnRow",
     "Turns",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..types.events import MessageInjected, StepTaken
-from ..types.messages import Message
+from ..types.messages import BlobRef, Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
 from .events import NewEvent
 from .model import ModelRequest, StreamEvent
@@ -48,6 +48,10 @@ class ModelCall:
     """What is new since the head; set by the transcript stage."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
+    base: Any = None
+    """The ``Agent`` as it is defined, with the tools of its toolsets; set by the iteration stage."""
+    pinned: BlobRef | None = None
+    """The list of these tools, where the run takes it with this call; its blob is in ``blobs``."""
     agent: Any = None
     """The ``Agent``, with what run and turn change of it; set by the iteration stage."""
     told: Any = None

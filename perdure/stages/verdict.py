@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import AgentNotFoundError, ContextLengthError, PerdureError, ProviderError, ProviderTimeoutError
+from ..errors import (
+    AgentNotFoundError,
+    ContextLengthError,
+    PerdureError,
+    ProviderError,
+    ProviderTimeoutError,
+    ToolsetError,
+)
 
 AGENT_ATTEMPTS = 7
 """How often an unknown agent is looked for: a minute, with the delays of workflows/options.py. A deploy may be under
 way. Counted in attempts, because a call may have waited for its first worker much longer than that."""
+TOOLSET_ATTEMPTS = 7
+"""How often a toolset is asked for its tools: as long, for a server may be starting anew."""
 SILENT_ATTEMPTS = 3
 """How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
 UNEXPECTED_ATTEMPTS = 5
@@ -16,6 +25,13 @@ UNEXPECTED_ATTEMPTS = 5
 FAILURE_CHARS = 1000
 """Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
 "Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
+
+
+_MOST: dict[type[Exception], int] = {
+    AgentNotFoundError: AGENT_ATTEMPTS,
+    ProviderTimeoutError: SILENT_ATTEMPTS,
+    ToolsetError: TOOLSET_ATTEMPTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +59,7 @@ def verdict(error: Exception, attempt: int) -> Verdict:
     What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
     ever.
     """
-    most = {AgentNotFoundError: AGENT_ATTEMPTS, ProviderTimeoutError: SILENT_ATTEMPTS}.get(type(error))
+    most = _MOST.get(type(error))
     if not isinstance(error, PerdureError):
         return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
     retry = error.retryable and (most is None or attempt < most)

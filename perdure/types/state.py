@@ -144,6 +144,8 @@ class RunState(Part):
     refused: list[str] = []
     limits: AgentLimits = AgentLimits()
     compaction: Compacting | None = None
+    pinned: BlobRef | None = None
+    """The list of the tools of the agent's toolsets, as the run took it."""
     usage: Usage = Usage()
     cost_usd: float | None = None
     iterations: int = 0

@@ -99,6 +99,8 @@ class ModelInput(CallFacts):
     tighter: int | None = None
     """How often a window was halved, or how often the same step was compacted before; left out where it is 0."""
     closing: Closing | None = None
+    pinned: BlobRef | None = None
+    """The list of the tools of its toolsets that the run has taken."""
     overrides: dict[str, Any] | None = None
     """An ``Override``: the run's and the turn's together."""
     mode: Mode | None = None
@@ -253,6 +255,8 @@ class ModelOutput(Data):
     usage: Usage = Usage()
     cost_usd: float | None = None
     model: str = ""
+    pinned: BlobRef | None = None
+    """The list of tools that the run has taken with this call; left out where it had one, or has no toolsets."""
     overrides: Kept | None = None
     """What the step policy changes from now on."""
     limits: AgentLimits = AgentLimits()

@@ -12,6 +12,7 @@ from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, Stor
 from ..activities.authorising import Authorising
 from ..activities.cancellation import cancellation
 from ..activities.firing import ON_MESSAGES
+from ..activities.toolsets import Toolsets
 from ..agent import Agent
 from ..encryption import Keys
 from ..hooks import Hook, HookSet, checked_hooks
@@ -77,6 +78,7 @@ class Engine:
         self._authorise = Authorising(Keys.given(), self.author, resolve_auth, self._shared)
         memory = StoredMemory(self.store, note)
         self.model = ModelActivity(self._provider, cost_usd)
+        self.toolsets = Toolsets(self.author, Chain(self.store).resolve_blob)
         self._iteration = IterationStage(
             self.agents,
             self.author,
@@ -84,8 +86,11 @@ class Engine:
             memory=memory,
             hooks=self.hooks,
             forces=self._can_force,
+            toolsets=self.toolsets,
         )
-        self.tool = ToolActivity(self.agents, self.author, self._shared, heartbeat=reporter, memory=memory)
+        self.tool = ToolActivity(
+            self.agents, self.author, self._shared, heartbeat=reporter, memory=memory, toolsets=self.toolsets
+        )
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
         self._stages: Sequence[Stage] = ()
         self._users = 0
@@ -117,6 +122,7 @@ class Engine:
             await stack.enter_async_context(using_providers())
             self.author.start()
             stack.callback(self.author.stop)
+            stack.push_async_callback(self.toolsets.close, self.agents)
             await stack.enter_async_context(self._resources)
             self._throttles = throttles(self._provider_limits)
             self._stages = self._make_stages()

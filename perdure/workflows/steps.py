@@ -45,6 +45,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         purpose=step.purpose,
         tighter=(state.compaction.tighter or None) if state.compaction else None,
         overrides=overrides(state),
+        pinned=state.pinned,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
         used=so_far.usage,
@@ -77,6 +78,7 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
         purpose="compact",
         tighter=step.tighter or None,
         overrides=overrides(state),
+        pinned=state.pinned,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
     )

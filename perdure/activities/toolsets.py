@@ -1,0 +1,200 @@
+"""Tools of toolsets: the list that a run has taken, and whether a tool is still what the run was told.
+
+What a run has taken is a blob in the store, and the reference to it travels with the run. What there is at present is
+asked again at most every ``Toolset.recheck`` seconds by each worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from ..agent import Agent
+from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
+from ..overriding import with_tools
+from ..ports import Blob, ModelCall, ToolCall, Toolset
+from ..tools import RunContext, Tool, error_text
+from ..tools.of_toolset import ToolOfSet, pinned
+from ..types.interface import FINISH_TOOL
+from ..types.messages import BlobRef
+from ..types.toolset import PinnedTool, read_pinned, written
+from .author_loop import AuthorLoop
+
+LISTING = 60.0
+"""Seconds that a toolset may take to list its tools."""
+KEPT = 256
+"""Lists that a worker keeps: of toolsets at present, and of runs."""
+
+Contexts = Callable[[], Awaitable[RunContext[Any]]]
+"""Gives the context of a tool call, as its agent's code sees it."""
+
+
+@dataclass(slots=True)
+class _Present:
+    """What a toolset lists for one audience."""
+
+    toolset: Toolset
+    until: float = 0.0
+    changes: int = -1
+    tools: dict[str, ToolOfSet | Tool] = field(default_factory=dict)
+    """By the names that models call."""
+    rows: tuple[PinnedTool, ...] = ()
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Toolsets:
+    """The toolsets of the agents that a worker serves. Used from the worker's loop."""
+
+    def __init__(
+        self,
+        author: AuthorLoop,
+        load: Callable[[BlobRef], Awaitable[str]],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``load`` reads what a run has taken."""
+        self._author = author
+        self._load = load
+        self._clock = clock
+        self._present: dict[tuple[int, Hashable], _Present] = {}
+        self._taken: dict[str, tuple[PinnedTool, ...]] = {}
+
+    async def offered(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
+        """``agent`` with the tools of its toolsets. A list that the run takes with this call is put into the call.
+
+        Raises ``ToolsetError`` where one cannot be listed, ``DefinitionError`` for names that clash.
+        """
+        if not agent.toolsets:
+            return agent
+        before = call.input.pinned
+        rows = await self._read(before) if before is not None else None
+        if rows is None or any(one.on_change == "refresh" for one in agent.toolsets):
+            rows = await self._take(agent, rows, told)
+            blob = Blob.of(written(rows))
+            if before is None or blob.hash != before.hash:
+                call.blobs.append(blob)
+                call.pinned = blob.ref
+                self._keep(blob.hash, rows)
+        ref = call.pinned or before
+        assert ref is not None, "a list is taken or was"
+        return with_tools(agent, ref.hash, [ToolOfSet(row) for row in rows])
+
+    async def _take(
+        self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]
+    ) -> tuple[PinnedTool, ...]:
+        """All lists together; of a run that has taken some, only those that it takes anew."""
+        rows: list[PinnedTool] = []
+        for toolset in agent.toolsets:
+            if before is None:
+                rows += (await self._now(toolset, told)).rows
+                continue
+            had = [row for row in before if row.toolset == toolset.name]
+            try:
+                rows += (await self._now(toolset, told)).rows if toolset.on_change == "refresh" else had
+            except ToolsetError:  # the run has a list; it need not wait for another
+                rows += had
+        _check_names(agent, rows)
+        return tuple(rows)
+
+    async def tool(self, agent: Agent, call: ToolCall, context: Contexts) -> Tool | None:
+        """The tool that ``call`` means, if it is one of the agent's toolsets.
+
+        Raises ``ToolError``, for the model, where it is not there any more or has another definition.
+        """
+        name = call.input.name
+        if not agent.toolsets or name in agent.toolbox:
+            return None
+        unreached: list[str] = []
+        told = await context()
+        for toolset in agent.toolsets:
+            try:
+                present = await self._now(toolset, told)
+            except PerdureError as error:
+                unreached.append(str(error))
+                continue
+            if (found := present.tools.get(name)) is None:
+                continue
+            definition = next(row.definition for row in present.rows if row.name == name)
+            if definition != call.input.definition:
+                raise ToolError(
+                    f"{name} was not called: its definition in toolset {toolset.name!r} is another now than the one "
+                    "that you were shown"
+                )
+            return found
+        if unreached:
+            raise ToolError(f"{name} was not called: {'; '.join(unreached)}")
+        return None
+
+    async def close(self, agents: Iterable[Agent]) -> None:
+        """Close the toolsets of ``agents``, and forget what they listed."""
+        self._present.clear()
+        for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
+            await self._author.run(f"close of toolset {toolset.name}", toolset.close)
+
+    # --- what there is at present
+
+    async def _now(self, toolset: Toolset, told: RunContext[Any]) -> _Present:
+        key = (id(toolset), await self._audience(toolset, told))
+        present = self._present.pop(key, None) or _Present(toolset)
+        self._present[key] = present
+        while len(self._present) > KEPT:
+            self._present.pop(next(iter(self._present)))
+        async with present.asking:
+            if present.changes != toolset.changes or self._clock() >= present.until:
+                await self._ask(present, told)
+        return present
+
+    async def _audience(self, toolset: Toolset, told: RunContext[Any]) -> Hashable:
+        if type(toolset).audience is Toolset.audience:
+            return None
+        try:
+            audience: Hashable = await self._author.run(f"audience of toolset {toolset.name}", toolset.audience, told)
+            hash(audience)
+        except Exception as error:
+            raise ToolsetError(f"toolset {toolset.name!r} cannot say whom it is for: {error_text(error)}") from error
+        return audience
+
+    async def _ask(self, present: _Present, told: RunContext[Any]) -> None:
+        toolset, changes = present.toolset, present.toolset.changes
+        try:
+            async with asyncio.timeout(LISTING):
+                listed = list(await self._author.run(f"list of toolset {toolset.name}", toolset.list, told))
+        except Exception as error:
+            why = f"it did not within {LISTING:g} s" if isinstance(error, TimeoutError) else error_text(error)
+            raise ToolsetError(f"toolset {toolset.name!r} could not list its tools: {why}") from error
+        rows = tuple(pinned(toolset, one) for one in listed)
+        tools: dict[str, ToolOfSet | Tool] = {
+            row.name: one if isinstance(one, Tool) else ToolOfSet(row, toolset.call)
+            for row, one in zip(rows, listed, strict=True)
+        }
+        present.rows, present.tools = rows, tools
+        present.changes, present.until = changes, self._clock() + toolset.recheck
+
+    # --- what runs have taken
+
+    async def _read(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
+        found = self._taken.pop(ref.hash, None)
+        if found is None:
+            found = read_pinned(await self._load(ref))
+        self._keep(ref.hash, found)
+        return found
+
+    def _keep(self, name: str, rows: tuple[PinnedTool, ...]) -> None:
+        self._taken[name] = rows
+        while len(self._taken) > KEPT:
+            self._taken.pop(next(iter(self._taken)))
+
+
+def _check_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:
+    """Raise ``DefinitionError`` for two tools of one name."""
+    known = {tool.name: tool.where for tool in agent.toolbox} | {FINISH_TOOL: "the engine"}
+    for row in rows:
+        where = f"toolset {row.toolset!r}"
+        if row.name in known:
+            raise DefinitionError(
+                f"agent {agent.name!r}: {where} has a tool {row.name!r}, which {known[row.name]} has too",
+                hint=f'Give the toolset a prefix: prefix="{row.toolset}_".',
+            )
+        known[row.name] = where
