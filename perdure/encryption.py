@@ -63,7 +63,7 @@ class Key:
 
         try:
             raw = base64.urlsafe_b64decode(body)
-        except binascii.Error:
+        except ValueError:
             return None
         cipher = _cipher(self)
         for about in abouts:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import re
+
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, RunContext, ToolContext, hook, tool
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.engine import Engine
@@ -50,3 +53,42 @@ async def test_d1_turns_with_a_message_or_without_and_a_task_id_given_or_made(en
     assert bare.task_id not in (None, "task-7")
     assert (response.content, response.context_id) == ("Two.", given.run.id)
     assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant", "assistant"]
+
+
+async def test_d5_the_auth_context_reaches_hooks_tools_and_prompts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whatever they call; history has it sealed."""
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", f"k1:{base64.b64encode(b'k' * 32).decode()}")
+    told: list[str] = []
+
+    def header(ctx: RunContext) -> str:
+        assert ctx.auth_context is not None
+        return f"Bearer {ctx.auth_context['token']}"
+
+    @hook("before_tool_call")
+    def before(ctx: ToolContext) -> None:
+        told.append(header(ctx))
+
+    @tool
+    async def downstream(ctx: ToolContext) -> str:
+        """Call an API for the user."""
+        told.append(header(ctx))
+        return "called"
+
+    def prompt(ctx: RunContext) -> str:
+        assert ctx.auth_context is not None
+        told.append(header(ctx))
+        return f"You act for {ctx.auth_context['user']}."
+
+    script = ScriptedProvider([[call("downstream")], "Done."])
+    agent = Agent("actor", script, tools=[downstream], instructions=prompt, hooks=[before])
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "Go.", auth_context={"user": "ana", "token": "s3cret"})
+        response = await run.result()
+    assert told == ["Bearer s3cret"] * 4
+    assert response.messages[0].text == "You act for ana."
+    raw = (await run.handle.fetch_history()).to_json()
+    payloads = [base64.b64decode(data).decode() for data in re.findall(r'"data": ?"([^"]+)"', raw)]
+    assert any("perdure1:k1:" in payload for payload in payloads)
+    assert not any("s3cret" in text for text in [raw, *payloads])

@@ -1,0 +1,90 @@
+"""On whose behalf a run acts: who started it, then the latest message that a step has taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.errors import InvalidInputError
+from perdure.loop.auth import given
+from perdure.loop.receive import read_message
+from perdure.stages.keys import model_key
+from perdure.types.state import RunState
+from perdure.types.wire import ModelInput, NewMessage
+
+ANA, BEN = "perdure1:k:0:QUE=", "perdure1:k:0:QkU="
+
+
+def opened(**start: Any) -> RunState:
+    return loop.open_state({"agent": "a", "mode": "session", **start}, "run", "scope")
+
+
+def acts(state: RunState) -> tuple[str | None, str | None]:
+    return state.auth_context, state.auth_ref
+
+
+def test_a_start_says_it() -> None:
+    assert acts(opened(auth_context=ANA)) == (ANA, None)
+    assert acts(opened(auth_ref="ana")) == (None, "ana")
+    assert acts(opened()) == (None, None)
+
+
+def test_a_message_says_it_when_it_is_taken() -> None:
+    state = opened(auth_context=ANA, message="Hi.")
+    loop.send(state, {"content": "I am Ben.", "auth_ref": "ben"})
+    assert acts(state) == (ANA, None)  # what was asked before is done for Ana
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    new = given(state, step.new)
+    assert acts(state) == (None, "ben")
+    assert [item.model_dump(exclude_none=True).keys() & {"auth_context", "auth_ref"} for item in new] == [set()] * 2
+    assert given(state, step.new) == new  # the same step again
+    assert acts(state) == (None, "ben")
+
+
+def test_a_message_without_it_changes_nothing() -> None:
+    state = opened(auth_context=ANA)
+    assert given(state, [NewMessage(content="Hi.")]) == (NewMessage(content="Hi."),)
+    assert acts(state) == (ANA, None)
+
+
+def test_a_turn_without_a_message_may_say_it() -> None:
+    state = opened(auth_context=ANA)
+    loop.send(state, {"content": None, "auth_context": BEN})
+    assert acts(state) == (BEN, None)
+
+
+def test_it_is_carried_over() -> None:
+    state = opened(auth_context=ANA, message={"content": "Hi.", "auth_ref": "ben"})
+    again = loop.open_state(loop.carry_over(state), "run", "scope")
+    assert acts(again) == (ANA, None)
+    assert again.inbox == state.inbox
+
+
+@pytest.mark.parametrize("clear", [{"token": "s3cret"}, "Bearer s3cret", ["s3cret"], 7])
+def test_in_the_clear_it_is_refused_and_not_shown(clear: Any) -> None:
+    for refuse in (
+        lambda: opened(auth_context=clear, message="Hi."),
+        lambda: opened(message={"content": "Hi.", "auth_context": clear}),
+        lambda: read_message({"auth_context": clear, "content": "Hi."}),
+    ):
+        with pytest.raises(InvalidInputError, match=r"auth_context: it is readable in Temporal's history") as caught:
+            refuse()
+        assert "s3cret" not in str(caught.value)
+
+
+def test_one_of_the_two() -> None:
+    for refuse in (
+        lambda: opened(auth_context=ANA, auth_ref="ana"),
+        lambda: read_message({"content": "Hi.", "auth_context": ANA, "auth_ref": "ana"}),
+    ):
+        with pytest.raises(InvalidInputError, match="auth_context or auth_ref, not both"):
+            refuse()
+
+
+def test_keys_of_runs_without_it_are_as_before() -> None:
+    task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=0, iteration=1)
+    assert model_key(task) == "af929d8643f25c46710dc8b577ffae25e3f3e69fa6a00dfdfa43f9eb7f649c39"
+    assert len({model_key(task), model_key(task.model_copy(update={"auth_ref": "ana"}))}) == 2
