@@ -114,3 +114,16 @@ async def test_image(loopback: Loopback, tmp_path: Path) -> None:
     sent = json.dumps(loopback.model.requests[-1])
     assert base64.b64encode(photo.read_bytes()).decode() in sent
     assert base64.b64encode(b"\x89PNG\r\n\x1a\n").decode() in sent, "the map, which a tool gave"
+
+
+async def test_limits(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        done = results(request)
+        return f"Page {len(done)}: {done[-1]}." if "signed" in "".join(done) else Call("look", {"page": len(done) + 1})
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "19_limits.py")).splitlines() == [
+        "paused: the run has used 2 of 2 tool calls (tool_calls)",
+        "Page 4: the charter was signed in 1848.",
+    ]
+    assert len(loopback.model.requests) == 5

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from perdure import Limits, RateLimit
+from perdure import Agent, Limits, RateLimit
 from perdure.errors import DefinitionError
+from perdure.types.bounds import Bounds, LimitUse, RunLimits
 
 
 def test_durations_are_seconds() -> None:
@@ -32,3 +34,58 @@ def test_durations_are_seconds() -> None:
 def test_what_is_no_limit_is_refused(kind: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         kind(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"iterations": 0}, "iterations must be a whole number"),
+        ({"tokens": 1.5}, "tokens must be a whole number"),
+        ({"tool_calls": True}, "tool_calls must be a whole number"),
+        ({"cost_usd": 0}, "cost_usd must be a number of dollars above 0, not 0"),
+        ({"cost_usd": "2"}, "cost_usd must be"),
+        ({"cost_usd": math.nan}, "cost_usd must be"),
+        ({"wall_time": "never"}, "wall_time: 'never' is no duration"),
+        ({"turn": {"tokens": 5}}, "turn must be Limits"),
+        ({"turn": Limits(attempts=3)}, "turn has attempts, which is no limit of a turn"),
+        ({"turn": Limits(turn=Limits(tokens=5))}, "turn has turn"),
+    ],
+)
+def test_budgets_that_are_none_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        Limits(**given)
+
+
+def test_what_a_run_and_a_turn_may_use() -> None:
+    limits = Limits(attempts=3, wall_time="10m", turn=Limits(iterations=5, tokens=9))
+    assert limits.of_run == Bounds(wall_time=600)
+    assert limits.of_turn == Bounds(tokens=9), "its iterations are max_iterations"
+    assert (Limits(attempts=3).of_run, Limits(turn=Limits(iterations=5)).of_turn) == (None, None)
+    assert Agent("a", "openai:gpt-5", limits=limits).max_iterations == 5
+    assert Agent("a", "openai:gpt-5").max_iterations == 50
+
+
+def test_limits_with_changes() -> None:
+    limits = Limits(attempts=3, tokens=100, turn=Limits(tokens=50, tool_calls=2))
+    change = RunLimits.model_validate({"cost_usd": "2.5", "wall_time": "1m", "turn": {"tokens": 60}})
+    assert limits.changed(change) == Limits(
+        attempts=3, tokens=100, cost_usd=2.5, wall_time=60, turn=Limits(tokens=60, tool_calls=2)
+    )
+    assert limits.changed(RunLimits()) == limits
+
+
+@pytest.mark.parametrize(
+    ("use", "said", "key"),
+    [
+        (("cost_usd", "run", 0.52, 0.5), "the run has used $0.52 of $0.5 (cost_usd)", "cost_usd"),
+        (("tokens", "turn", 12345, 10000), "the turn has used 12,345 of 10,000 tokens (tokens)", "turn.tokens"),
+        (("wall_time", "run", 61.25, 60), "the run has used 61.2 of 60 seconds (wall_time)", "wall_time"),
+        (("max_iterations", "turn", 3, 3), "the turn has used 3 of 3 iterations (max_iterations)", "max_iterations"),
+    ],
+)
+def test_a_limit_is_said_and_raised_by_its_name(use: tuple[Any, ...], said: str, key: str) -> None:
+    one = LimitUse(name=use[0], scope=use[1], used=use[2], allowed=use[3])
+    assert (str(one), one.key) == (said, key)
+    assert one.same(one.model_copy(update={"used": 99}))
+    assert not one.same(one.model_copy(update={"allowed": 99}))
+    assert not one.same(None)

@@ -1,0 +1,74 @@
+"""What is left of limits, and what stays as it is without them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from perdure import loop
+from perdure.loop.limits import calls_left, exceeded, left
+from perdure.types.bounds import Bounds
+from perdure.types.messages import Usage
+from perdure.types.wire import AgentLimits
+
+from .build import asks, call, done, inline, model, opened, says
+
+LIMITS = AgentLimits(run=Bounds(tokens=100, cost_usd=2.0, tool_calls=9), turn=Bounds(tokens=60, wall_time=30))
+
+
+def spent(tokens=40, cost=0.5, limits=LIMITS):
+    return {"usage": Usage(input_tokens=tokens), "cost_usd": cost, "limits": limits}
+
+
+def test_without_limits_nothing_is_counted_out():
+    state = opened()
+    model(state, asks(call("c1")))
+    assert (left(state), calls_left(state), exceeded(state)) == (None, None, None)
+    assert [use.name for use in loop.status(state).limits] == ["max_iterations"]
+
+
+def test_what_is_left_is_the_least_of_run_and_turn():
+    state, begin = opened(), datetime(2026, 1, 1, tzinfo=UTC)
+    loop.tick(state, begin)
+    model(state, asks(call("c1"), inline("c2"), **spent()))
+    loop.tick(state, begin + timedelta(seconds=12))
+    assert left(state) == Bounds(tokens=20, cost_usd=1.5, tool_calls=7, wall_time=18)
+    done(state, "c1")
+    model(state, asks(call("c3"), **spent(70)))
+    assert left(state).tokens == 0, "never below nothing"
+
+
+def test_the_next_turn_has_its_own_and_what_is_left_of_the_run():
+    state = opened(mode="session")
+    model(state, says("1", **spent(40)))
+    loop.receive(state, "more")
+    assert left(state).tokens == 60
+    model(state, says("2", **spent(10)))
+    loop.receive(state, "more")
+    assert left(state).tokens == 50, "of the run"
+
+
+def test_what_is_raised_never_lowers_a_limit():
+    state = opened()
+    model(state, asks(call("c1"), **spent()))
+    loop.resume(state, {"limits": {"tokens": 10, "turn": {"tokens": 500}}})
+    assert left(state).tokens == 60
+    loop.resume(state, {"limits": {"tokens": 1000}})
+    loop.resume(state, {"limits": {"tokens": 300}})
+    assert left(state).tokens == 460
+
+
+def test_what_is_wrong_with_a_raise_is_told_and_nothing_of_it_is_done():
+    state = opened()
+    loop.pause(state, "because", "2026-01-01T00:00:00Z")
+    loop.resume(state, {"limits": {"tokens": 5, "mony": 7}})
+    assert "limits.mony" in loop.status(state).refused[0]
+    assert (state.raised, loop.status(state).state) == (None, "paused")
+    loop.resume(state, {"by": "ana"})
+    assert loop.status(state).state == "running"
+
+
+def test_a_clock_that_goes_back_costs_nothing():
+    state, now = opened(), datetime(2026, 1, 1, tzinfo=UTC)
+    for second in (10, 5, 6):
+        loop.tick(state, now + timedelta(seconds=second))
+    assert state.worked == 1
