@@ -22,6 +22,7 @@ from .definition import (
 )
 from .errors import DefinitionError
 from .hooks import Hook, HookSet, checked_hooks
+from .hooks.hook import with_brought
 from .overriding import COPIES, check_agent_settings, overridden
 from .ports import Provider, Toolset, ToolSpec
 from .structured.typed import PARSE_RETRIES, Typed
@@ -101,10 +102,10 @@ class Agent(Typed):
         self._declare(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.limits = checked_limits(name, limits)
-        self.compaction = checked_compaction(name, compaction)
+        self.compaction = checked_compaction(name, with_brought(compaction, hooks))
         """How its conversations are kept short; None where they are not."""
         self.max_iterations = iterations(name, max_iterations, self.limits)
-        self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks))
+        self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
         self._overridden: dict[str, Agent] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import DefinitionError
+from ..types.compaction import Compaction
 
 Event = Literal[
     "before_llm_call",
@@ -106,10 +107,12 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
     return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)), is_async)
 
 
-def checked_hooks(owner: str, hooks: Iterable[Any], events: Iterable[Event] = EVENTS) -> tuple[Hook, ...]:
+def checked_hooks(
+    owner: str, hooks: Iterable[Any], events: Iterable[Event] = EVENTS, *, of_agent: bool = False
+) -> tuple[Hook, ...]:
     """``hooks`` of ``owner``, those of a ``HookSet`` among them one by one.
 
-    Raises ``DefinitionError`` for what is none, and for one of an event that is not among ``events``.
+    Raises ``DefinitionError`` for what is none, and for what only an agent can have.
     """
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable) or isinstance(hooks, str):
         raise DefinitionError(f"{owner}: hooks must be a list, not {hooks!r:.100}", hint="Write hooks=[audit].")
@@ -118,6 +121,11 @@ def checked_hooks(owner: str, hooks: Iterable[Any], events: Iterable[Event] = EV
         if not isinstance(one, Hook | HookSet):
             raise DefinitionError(
                 f"{owner}: {one!r:.100} is no hook", hint='Say which event it is for: @hook("before_llm_call").'
+            )
+        if isinstance(one, HookSet) and one.compaction is not None and not of_agent:
+            raise DefinitionError(
+                f"{owner}: {one!r} sums up the conversations of an agent",
+                hint="Give it to the agents: Agent(hooks=[…]).",
             )
         listed += [one] if isinstance(one, Hook) else one
     possible = tuple(events)
@@ -130,6 +138,14 @@ def checked_hooks(owner: str, hooks: Iterable[Any], events: Iterable[Event] = EV
     return tuple(listed)
 
 
+def with_brought(compaction: Any, hooks: Iterable[Any]) -> Any:
+    """An agent's ``compaction`` with what sets among its ``hooks`` bring."""
+    brought = [one.compaction for one in hooks if isinstance(one, HookSet) and one.compaction is not None]
+    if not brought or compaction is None:
+        return brought or compaction
+    return [*([compaction] if isinstance(compaction, Compaction) else compaction), *brought]
+
+
 class HookSet:
     """Hooks by event, in order: ``agent.hooks``. What changes it changes what the next call runs.
 
@@ -138,6 +154,8 @@ class HookSet:
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
         self._by_event: dict[Event, tuple[Hook, ...]] = {}
+        self.compaction: Compaction | None = None
+        """What the agent that it is given to is to do beside these hooks (``auto_summarise``)."""
         self.all: tuple[Hook, ...] = ()
         """All of them, in the order in which they were given."""
         self.add(*hooks)

@@ -3,7 +3,8 @@
 tracing → inline tools → failures → prepare → journal → events → transcript → iteration → compaction → hooks → budget
 → the call.
 
-(The iteration stage is in :mod:`perdure.activities`: it knows the agents.)
+The iteration stage runs the hooks that are not around the call, and makes the request before those that are.
+(It is in :mod:`perdure.activities`: it knows the agents.)
 
 Each stage is plain middleware (``ports.Stage``). :mod:`.interceptor` attaches them to Temporal; :func:`compose`
 makes the same chain for a call inside the process, as inline tools need it.

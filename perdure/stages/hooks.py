@@ -47,7 +47,8 @@ class HookStage:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
         before = self._on("before_llm_call", call)
         if before and (veto := await self._before(before, call)) is not None:
-            return ModelReply(ModelOutput(), _vetoed(veto))
+            summing = call.input.purpose == "compact"  # why there is none is no summary
+            return ModelReply(ModelOutput(), Message(role="assistant") if summing else _vetoed(veto))
         reply = await next(call)
         if (after := self._on("after_llm_call", call)) and reply.message is not None:
             reply.message = await self._after(after, call, reply.message)

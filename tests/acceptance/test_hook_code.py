@@ -1,0 +1,52 @@
+"""Hooks may do what a workflow may not: they run once for each outcome, and their code may change under a live run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from perdure.testing import replay
+from tests.servers.http import Answer, HttpServer, Request
+from tests.support.checks import assert_closed, results, users
+from tests.support.engine import Engine
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("agent", ["dice", "quick"])
+@pytest.mark.parametrize("point", ["model.begun", "model.answered", "model.recorded", "tool.acted", "tool.recorded"])
+async def test_a_worker_killed_at_any_point_and_other_code_afterwards(engine: Engine, agent: str, point: str) -> None:
+    """What was recorded was made by the old code and stays; what is not recorded yet is made by the new."""
+    asked = 0
+
+    async def answer(request: Request, answer: Answer) -> None:
+        nonlocal asked
+        asked += 1
+        await answer.send(200, f"answer {asked}".encode())
+
+    async with HttpServer(answer) as server:
+        url = f"http://127.0.0.1:{server.port}/"
+        client = await engine.client()
+        doomed = await engine.process("hooking", TEST_KILL_AT=point, TEST_HOOKS="old", TEST_URL=url)
+        run = await client.start(agent, "Go.", id=f"{engine.task_queue}-run")
+        assert await doomed.gone() == -signal.SIGKILL
+        await engine.process("hooking", TEST_HOOKS="new", TEST_URL=url)
+        response = await asyncio.wait_for(run.result(), 60)
+    assert_closed(response.messages)
+    (said,) = users(response.messages)
+    first_reply_is_old = point not in ("model.begun", "model.answered")
+    assert ("old" in said, "new" in said) == (first_reply_is_old, not first_reply_is_old)
+    first, second = results(response.messages)
+    assert first.startswith("old: 0 " if point == "tool.recorded" else "new: 0 "), first
+    assert second.startswith("new: 1 ")
+    assert response.content.endswith("[new]")
+    # Once for each reply and result that counts, and once more for what the lost worker had not recorded.
+    counts = {what: sum(engine.ledger.counts(what).values()) for what in ("heard", "said", "after", "finished")}
+    expected = {"heard": 1, "said": 3, "after": 2, "finished": 1}
+    again = {"model.answered": {"heard": 1, "said": 1}, "tool.acted": {"after": 1}}.get(point, {})
+    assert counts == {what: n + again.get(what, 0) for what, n in expected.items()}
+    assert await client.memory.list("hooks") == {"tools": 2}
+    report = await replay(client=client, id=run.id)
+    assert not report.failed, report
