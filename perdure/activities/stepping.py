@@ -93,7 +93,7 @@ class _Attempt:
 
     def _facts(self) -> Facts:
         task, agent = self._call.input, self._agent
-        own = self._agents.get(agent.name).toolbox
+        own = self._call.base.toolbox
         instructions = agent.instructions
         return Facts(
             iteration=task.iteration - 1,
@@ -128,7 +128,7 @@ class _Attempt:
 
     def _check(self, step: Step) -> None:
         """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
-        base, before = self._agents.get(self._agent.name), self._call.input.overrides or {}
+        base, before = self._call.base, self._call.input.overrides or {}
         changes = step.changes()
         for some in (changes, *step.kept.values()):
             if some:
@@ -188,7 +188,7 @@ class _Attempt:
         taken = self._told_of(step, changes, replaced)
         self._call.steps = [taken, *map(_injected, step.injected)]
         overrides = merged(self._call.input.overrides or {}, changes)
-        agent = self._agents.overridden(self._agent.name, overrides) if changes else self._agent
+        agent = self._call.base.overridden(overrides, self._agents.tools) if changes else self._agent
         return Stepped(agent, finish, Kept(**kept) if kept else None, replaced)
 
     def _edit(self, step: Step) -> Replaced | None:
@@ -215,12 +215,17 @@ class _Attempt:
             tools_added=tuple(changes.get("add_tools", ())),
             tools_removed=tuple(changes.get("remove_tools", ())),
             kept=tuple(scope for scope in KEPT if scope in step.kept),
-            results=_changed_results(self._known, step.messages),
+            results=self._changed_results(step),
             injected=len(step.injected),
             edited=replaced is not None,
             head_before=replaced.head if replaced is not None else None,
             finished=step.finished is not None,
         )
+
+    def _changed_results(self, step: Step) -> tuple[str, ...]:
+        """Calls of the last reply whose results say something else now."""
+        before = {part.call_id: part for part in Step(self._facts()).results}
+        return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
 
 
 def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
@@ -240,17 +245,6 @@ def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
 
 def _same(messages: Sequence[Message], others: Sequence[Message]) -> bool:
     return len(messages) == len(others) and all(a is b or a == b for a, b in zip(messages, others, strict=True))
-
-
-def _changed_results(before: Sequence[Message], after: Sequence[Message]) -> tuple[str, ...]:
-    """Calls whose results say something else now."""
-    known = {part.call_id: part for message in before for part in message.tool_results}
-    return tuple(
-        part.call_id
-        for message in after
-        for part in message.tool_results
-        if part.call_id in known and known[part.call_id] != part
-    )
 
 
 def _injected(message: Message) -> MessageInjected:

@@ -16,17 +16,12 @@ def unsound(messages: Sequence[Message]) -> str | None:
         return f"it begins with a message of the {messages[0].role}, and has to begin with a user's"
     if messages[-1].role == "assistant":
         return "it ends with a reply, so there is nothing to answer"
-    called: set[str] = set()
     for index, message in enumerate(messages):
         if message.role == "system":
             return f"message {index} is a system prompt; step.instructions is the place for it"
         before = messages[index - 1].tool_calls if index else ()
         if why := _unanswered(index, message, before):
             return why
-        for part in message.tool_calls:
-            if part.id in called:
-                return f"message {index} has a call of the id {part.id!r}, which is another call's"
-            called.add(part.id)
     return None
 
 
