@@ -14,6 +14,7 @@ from ..types.messages import Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .author_loop import AuthorLoop
 from .finishing import Finishing
+from .unpriced import check_price
 
 
 class Epilogue:
@@ -25,6 +26,7 @@ class Epilogue:
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
+        check_price(agent, message)
         ending = await self._finishing.read(agent, call, message, told)
         return ModelOutput(
             text=message.text,
