@@ -73,7 +73,7 @@ class CompactionStage:
         said, asked = _spoken(call.prefix), ways.summarise
         if asked is None:  # the agent's code has changed since it was decided
             return ModelReply(ModelOutput(), None)
-        begin = last(said, asked.keep_last >> 2 * (call.input.tighter or 0))
+        begin = _kept_from(said, asked.keep_last >> 2 * (call.input.tighter or 0))
         old, kept = said[:begin], said[begin:]
         if not _worth(old):
             return ModelReply(ModelOutput(), None)
@@ -143,6 +143,13 @@ def _spoken(messages: Sequence[Message]) -> list[Message]:
 def _worth(old: Sequence[Message]) -> bool:
     """Whether there is anything in it that is not a summary already."""
     return any(message.replaces is None for message in old)
+
+
+def _kept_from(said: Sequence[Message], keep: int) -> int:
+    """Where the ``keep`` last messages begin; fewer, where they are all that there is and yet too much."""
+    while not _worth(said[: (begin := last(said, keep))]) and keep:
+        keep >>= 2
+    return begin
 
 
 def _left(call: ModelCall, ways: Compactions, fold: Fold | None) -> tuple[str, ...]:

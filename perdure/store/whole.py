@@ -44,20 +44,24 @@ def _added(said: list[Message], messages: list[Message], root: int) -> list[Mess
     kept = marker.replaces.kept if marker.replaces is not None else 0
     if kept:
         return [*said[:-kept], marker, *said[-kept:], *messages[place + 1 + kept :]]
-    edited = [*messages[:place], marker.model_copy(update={"replaces": None}), *messages[place + 1 : root]]
-    if marker.id == SUMMARY_ID and marker not in said:
-        edited[place] = marker
+    if marker.id != SUMMARY_ID:  # a message like any other, which an edit has marked
+        marker = _plain(marker)
+    edited = [*messages[:place], marker, *messages[place + 1 : root]]
     return [*said, *_unknown(edited, said), *messages[root:]]
 
 
 def _unknown(edited: Sequence[Message], said: Sequence[Message]) -> list[Message]:
     """Those of ``edited`` that are not among ``said``; one that was said twice is known twice."""
-    known = Counter(canonical([message]) for message in said)
+    known = Counter(canonical([_plain(message)]) for message in said)
     new = []
     for message in edited:
-        name = canonical([message])
+        name = canonical([_plain(message)])
         if known[name]:
             known[name] -= 1
         else:
             new.append(message)
     return new
+
+
+def _plain(message: Message) -> Message:
+    return message.model_copy(update={"replaces": None}) if message.replaces is not None else message

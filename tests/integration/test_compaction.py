@@ -1,0 +1,361 @@
+"""Compaction on a real server: views, summaries, calls that are refused as too long, and what may happen meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Compaction, Message, Run, tool
+from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
+from perdure.loop.compacting import SUMMARY_ID
+from perdure.loop.tokens import tokens_of_all
+from perdure.loop.views import NOTE_ID
+from perdure.ports import Completed, ModelRequest
+from perdure.stages.summary import PROMPT
+from perdure.testing import ScriptedProvider, at, call
+from perdure.types.messages import TextPart, ToolCallPart, Usage
+from tests.support.checks import assert_closed, users
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+PAGE = "word " * 200
+
+
+@tool(inline=True)
+def read(page: int) -> str:
+    """Read a page."""
+    return f"page {page}: {PAGE}"
+
+
+def is_summary(request: ModelRequest) -> bool:
+    return PROMPT in request.messages[-1].text
+
+
+class Reader:
+    """A model that reads so many pages and sums up when told to; one that takes ``most`` tokens, if that is said."""
+
+    def __init__(self, pages: int, *, most: int | None = None, during: Callable[[], Any] | None = None) -> None:
+        self.provider = ScriptedProvider(self.reply)
+        self.summaries: list[ModelRequest] = []
+        self.refused = 0
+        self.pages = pages
+        self.most = most
+        self.during = during
+
+    async def reply(self, request: ModelRequest) -> Any:
+        tokens = tokens_of_all(request.messages)
+        if self.most is not None and tokens > self.most:
+            self.refused += 1
+            return ContextLengthError(f"too long: {tokens} tokens")
+        if is_summary(request):
+            self.summaries.append(request)
+            if self.during is not None:
+                await self.during()
+            return self._said(f"Pages up to {self.last_page(request)} were read.", tokens)
+        page = self.last_page(request) + 1
+        if page > self.pages:
+            return self._said(f"All {self.pages} pages; the last thing said was: {users(request.messages)[-1]}", tokens)
+        return self._said(ToolCallPart(id=f"call_{page}", name="read", arguments={"page": page}), tokens)
+
+    def last_page(self, request: ModelRequest) -> int:
+        """Of the results, or of the summary."""
+        results = [part.content for message in request.messages for part in message.tool_results]
+        texts = [*results, *(message.text for message in request.messages)]
+        read = [text.partition("page ")[2].partition(":")[0] for text in texts if "page " in text]
+        summed = [text.rpartition("Pages up to ")[2].partition(" ")[0] for text in texts if "Pages up to " in text]
+        return max([0, *(int(number) for number in read + summed if number.isdigit())])
+
+    def _said(self, part: str | ToolCallPart, tokens: int) -> Completed:
+        said = TextPart(text=part) if isinstance(part, str) else part
+        reason = "stop" if isinstance(part, str) else "tool_calls"
+        return Completed((said,), reason, Usage(input_tokens=tokens, output_tokens=10), "m")  # type: ignore[arg-type]
+
+
+def agent(reader: Reader, *ways: Compaction, **options: Any) -> Agent:
+    return Agent(
+        "reader", reader.provider, **{"tools": [read], "compaction": ways or None, "max_iterations": 500, **options}
+    )
+
+
+def pages(messages: list[Message] | tuple[Message, ...]) -> list[int]:
+    """Those whose results stand in ``messages``, in order."""
+    results = [part.content for message in messages for part in message.tool_results]
+    return [int(text.partition("page ")[2].partition(":")[0]) for text in results]
+
+
+async def test_a_conversation_that_gets_long_is_summed_up_and_goes_on(engine: Engine) -> None:
+    reader = Reader(30)
+    async with engine.served(agent(reader, Compaction.summarise(at=3000, keep_last=4))) as client:
+        run = await client.start("reader", "Read everything.")
+        response = await run.result()
+        present, full = await run.transcript(), await run.transcript(full=True)
+        events = [event async for event in run.events(wait=False)]
+    assert response.content.startswith("All 30 pages")
+    assert response.iterations == 31, "summaries are no iterations"
+    assert len(reader.summaries) >= 2
+    paid = [tokens_of_all(request.messages) for request in reader.provider.requests]
+    assert max(paid) < 4500
+    assert response.usage.input_tokens == sum(paid), "summaries are paid by the turn"
+    # the present chain
+    assert present == list(response.messages)
+    assert (present[0].role, present[0].id, present[0].by) == ("user", SUMMARY_ID, "perdure")
+    assert present[0].replaces is not None
+    assert_closed(present)
+    # all of it
+    assert full[0] == Message.user("Read everything.", by="tests")
+    assert pages(full) == list(range(1, 31))
+    assert [message.id for message in full].count(SUMMARY_ID) == len(reader.summaries)
+    assert_closed(full)
+    # those who follow
+    compacted = [event for event in events if event.type == "compacted"]
+    assert len(compacted) == len(reader.summaries)
+    assert [event.head_before for event in compacted][-1] == present[0].replaces.head
+    assert all(event.tokens_after < event.tokens_before for event in compacted)
+    assert all(event.messages_after < event.messages_before for event in compacted)
+    assert sum(event.type == "model.completed" for event in events) == 31
+    assert "Pages up to" not in "".join(event.text for event in events if event.type == "model.delta")
+
+
+async def test_the_agents_own_model_sums_up_behind_what_it_has_in_its_cache(engine: Engine) -> None:
+    reader = Reader(12)
+    ways = [Compaction.summarise(at=2000, keep_last=2), Compaction.truncate(after=50)]
+    async with engine.served(agent(reader, *ways, instructions="Be good.")) as client:
+        await (await client.start("reader", "Read everything.")).result()
+    place = next(place for place, request in enumerate(reader.provider.requests) if is_summary(request))
+    before, summary = reader.provider.requests[place - 1 : place + 1]
+    assert (summary.system, summary.tools) == (before.system, before.tools)
+    shared = list(summary.messages[:-1])
+    assert shared == list(before.messages)[: len(shared)]
+    assert len(shared) > 2
+
+
+async def test_another_model_is_given_the_conversation_as_text(engine: Engine) -> None:
+    reader, other = Reader(12), Reader(0)
+    way = Compaction.summarise(at=2000, keep_last=2, model=other.provider, prompt=f"Briefly! {PROMPT}")
+    asked = agent(reader, way, settings={"temperature": 0.5})
+    async with engine.served(asked) as client:
+        response = await (await client.start("reader", "Read everything.")).result()
+    assert response.content.startswith("All 12 pages")
+    assert not reader.summaries
+    request = other.summaries[0]
+    assert (len(request.messages), request.tools, dict(request.settings)) == (1, (), {})
+    assert request.messages[0].text.startswith("Briefly! ")
+    assert "Read everything." in request.messages[0].text
+    assert '(calls read with {"page": 1})' in request.messages[0].text
+
+
+async def test_a_call_that_is_refused_as_too_long_is_made_again_with_a_summary(engine: Engine) -> None:
+    """The threshold is beyond what the model takes; so is the conversation that is to be summed up."""
+    reader = Reader(20, most=3000)
+    async with engine.served(agent(reader, Compaction.summarise(at=1_000_000, keep_last=4))) as client:
+        run = await client.start("reader", "Read everything.")
+        response = await run.result()
+        errors = [event async for event in run.events(wait=False) if event.type == "error"]
+        full = await run.transcript(full=True)
+    assert response.content.startswith("All 20 pages")
+    assert reader.refused >= 1
+    assert reader.summaries
+    assert pages(full) == list(range(1, 21))
+    assert {error.error_type for error in errors} == {"ContextLengthError"}
+    assert not any(error.final for error in errors), "the same call is made again"
+
+
+async def test_a_window_that_lets_too_much_through_is_tightened(engine: Engine) -> None:
+    reader = Reader(20, most=2000)
+    async with engine.served(agent(reader, Compaction.window(tokens=5000))) as client:
+        run = await client.start("reader", "Read everything.")
+        response = await run.result()
+    assert response.content.startswith("All 20 pages")
+    assert 1 <= reader.refused <= 4, "it stays tightened"
+    assert pages(response.messages) == list(range(1, 21)), "a view changes no transcript"
+    last = reader.provider.requests[-1]
+    assert last.messages[0].text == "Read everything."
+    assert last.messages[1].id == NOTE_ID
+
+
+async def test_what_does_not_fit_in_any_way_fails_and_says_what_was_tried(engine: Engine) -> None:
+    async with engine.served(agent(Reader(3, most=20), Compaction.summarise(at=500))) as client:
+        with pytest.raises(ContextLengthError, match=r"too long: \d+ tokens$"):
+            await (await client.start("reader", PAGE)).result()
+        history = [Message.user("Hi."), Message.assistant("Hello."), Message.user("Well?"), Message.assistant("Well.")]
+        run = await client.start("reader", PAGE, history=history)
+        with pytest.raises(ContextLengthError) as caught:
+            await run.result()
+        assert len(await run.transcript(full=True)) >= 4
+    assert "could not be summed up" in str(caught.value)
+    small = Reader(3, most=400)
+    ways = [Compaction.summarise(at=900), Compaction.window(messages=8)]
+    async with engine.served(agent(small, *ways)) as client:
+        with pytest.raises(ContextLengthError) as caught:
+            await (await client.start("reader", PAGE * 9, history=history)).result()
+    assert "(it was summed up twice and its window was halved 6 times)" in str(caught.value)
+
+
+async def test_without_compaction_a_call_that_is_too_long_fails_as_before(engine: Engine) -> None:
+    async with engine.served(agent(Reader(3, most=20))) as client:
+        with pytest.raises(ContextLengthError, match=r"too long: \d+ tokens$"):
+            await (await client.start("reader", PAGE)).result()
+
+
+async def test_a_summary_that_cannot_be_had_fails_the_run_and_a_resume_goes_on(engine: Engine) -> None:
+    reader = Reader(12)
+    failing = [AuthenticationError("wrong key")]
+
+    async def during() -> None:
+        if failing:
+            raise failing.pop()
+
+    reader.during = during
+    async with engine.served(agent(reader, Compaction.summarise(at=2000, keep_last=2))) as client:
+        run = await client.start("reader", "Read everything.")
+        with pytest.raises(AuthenticationError, match="the conversation could not be summed up: wrong key"):
+            await run.result()
+        await run.resume()
+        response = await run.result()
+        full = await run.transcript(full=True)
+    assert response.content.startswith("All 12 pages")
+    assert pages(full) == list(range(1, 13))
+
+
+# --- what may happen meanwhile
+
+
+async def _held(engine: Engine, then: Callable[[Run, Gate], Any], **options: Any) -> Run:
+    """A run to which something happens while its first summary is written."""
+    gate = Gate()
+    reader = Reader(8, during=gate)
+    client = await engine.client()
+    async with engine.served(agent(reader, Compaction.summarise(at=1500, keep_last=2))):
+        run = await client.start("reader", "Read everything.", **options)
+        await eventually(lambda: gate.entered == 1)
+        await then(run, gate)
+        gate.open()
+        with suppress(RunCancelledError):
+            await run.result()
+        return run
+
+
+async def test_messages_that_arrive_during_a_summary_are_answered(engine: Engine) -> None:
+    async def then(run: Run, gate: Gate) -> None:
+        assert (await run.status()).doing == "compacting"
+        await run.inject("Hurry.", id="hurry")
+
+    run = await _held(engine, then)
+    full = await run.transcript(full=True)
+    assert [message.id for message in full].count("hurry") == 1
+    assert full[-1].text.endswith("was: Hurry."), full[-1].text
+    assert pages(full) == list(range(1, 9))
+    assert_closed(full)
+
+
+async def test_a_summary_is_interrupted_and_written_before_the_next_call(engine: Engine) -> None:
+    async def then(run: Run, gate: Gate) -> None:
+        await run.interrupt("Something else.")
+        await eventually(lambda: (gate.entered, gate.left) == (2, 1), what="a second summary")
+
+    run = await _held(engine, then)
+    full = await run.transcript(full=True)
+    assert full[-1].text.endswith("was: Something else.")
+    assert pages(full) == list(range(1, 9))
+    assert_closed(full)
+
+
+async def test_a_run_that_is_cancelled_during_a_summary_ends_with_its_transcript(engine: Engine) -> None:
+    async def then(run: Run, gate: Gate) -> None:
+        await run.cancel()
+        await eventually(lambda: gate.left == 1)
+
+    run = await _held(engine, then)
+    assert (await run.status()).state == "cancelled"
+    transcript = await run.transcript()
+    assert transcript[0].text == "Read everything.", "nothing was replaced"
+    assert_closed(transcript)
+
+
+async def test_a_session_is_summed_up_when_it_goes_on_not_when_it_ends(engine: Engine) -> None:
+    reader = Reader(5)
+    async with engine.served(agent(reader, Compaction.summarise(at=1000, keep_last=2), max_iterations=9)) as client:
+        first = await client.send("reader", "Read everything.", id=engine.task_queue)
+        reader.pages = 4
+        await first.result()
+        summed = len(reader.summaries)
+        run = client.run(engine.task_queue)
+        before = await run.transcript()
+        second = await (await run.send("What now?")).result()
+        await run.close()
+    assert before[-1].text.startswith("All 4 pages")
+    assert len(reader.summaries) == summed + 1
+    assert second.content.endswith("was: What now?")
+    assert second.messages[0].id == SUMMARY_ID
+
+
+async def test_a_worker_lost_behind_a_summary_does_not_pay_for_it_again(engine: Engine) -> None:
+    """The outcome is in the store, and Temporal has not been told: the next attempt finds it."""
+    reader = Reader(8)
+    failed: list[int] = []
+
+    def fail() -> None:
+        if len(reader.summaries) == 1 and not failed:
+            failed.append(1)
+            raise ConnectionError("lost")
+
+    async with engine.served(agent(reader, Compaction.summarise(at=1500, keep_last=2))) as client:
+        with at("model.recorded", fail):
+            run = await client.start("reader", "Read everything.")
+            response = await run.result()
+        events = [event async for event in run.events(wait=False)]
+    assert failed
+    assert response.content.startswith("All 8 pages")
+    assert len(reader.summaries) == sum(event.type == "compacted" for event in events)
+
+
+async def test_a_run_continues_as_new_between_a_refusal_and_what_is_done_about_it(engine: Engine) -> None:
+    reader = Reader(30, most=3000)
+    ways = [Compaction.summarise(at=1_000_000, keep_last=4), Compaction.window(tokens=9000)]
+    async with engine.served(agent(reader, *ways)) as client:
+        run = await client.start("reader", "Read everything.", max_history_events=40)
+        response = await run.result()
+        assert pages(await run.transcript(full=True)) == list(range(1, 31))
+    assert response.content.startswith("All 30 pages")
+
+
+async def test_a_conversation_goes_on_from_a_summed_up_one(engine: Engine) -> None:
+    """By reference its whole past stays readable; messages are given as they are."""
+    reader = Reader(8)
+    async with engine.served(agent(reader, Compaction.summarise(at=1500, keep_last=2))) as client:
+        run = await client.start("reader", "Read everything.")
+        response = await run.result()
+        assert response.messages[0].id == SUMMARY_ID
+        on = await client.start("reader", "And now?", history=run)
+        assert (await on.result()).content.endswith("was: And now?")
+        assert pages(await on.transcript(full=True)) == list(range(1, 9))
+        given = await client.start("reader", "And now?", history=list(response.messages))
+        assert (await given.result()).content.endswith("was: And now?")
+        assert (await given.transcript(full=True))[0].id == SUMMARY_ID
+
+
+async def test_calls_that_are_no_summary(engine: Engine) -> None:
+    """A model that goes on instead of summing up is given the conversation as text; one that says nothing, nothing."""
+    said: list[str] = []
+
+    def reply(request: ModelRequest) -> Any:
+        if is_summary(request):
+            said.append(request.messages[-1].text)
+            return call("read", page=99) if len(request.messages) > 1 else "Summed up."
+        n = sum(len(message.tool_results) for message in request.messages)
+        return "Done." if len(said) > 1 else call("read", page=n)
+
+    asked = Agent("reader", ScriptedProvider(reply), tools=[read], compaction=Compaction.summarise(at=900, keep_last=2))
+    async with engine.served(asked) as client:
+        run = await client.start("reader", "Read.")
+        response = await run.result()
+    assert response.content == "Done."
+    assert "<conversation>" in said[1]
+    assert "Summed up." in response.messages[0].text
+    assert 99 not in pages(response.messages)

@@ -1,0 +1,137 @@
+"""When the loop compacts, how often, and where the messages begin that a summary leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.loop.compacting import SUMMARIES, TIGHTER, last
+from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
+from perdure.types.state import RunState, read_state
+from perdure.types.wire import Finish, ModelOutput
+
+
+def running() -> RunState:
+    return loop.open_state({"agent": "a", "message": "Hi."}, "c", "s")
+
+
+def answer(state: RunState, **output: Any) -> None:
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    loop.apply_model(state, step, ModelOutput(head="h1", store_id="store", **output))
+
+
+def test_a_reply_that_says_so_is_followed_by_a_compaction_and_then_by_the_call() -> None:
+    state = running()
+    answer(state, compact=True)
+    op, carry, usage = state.op, list(state.carry), state.usage
+    assert loop.decide(state) == loop.Compact(0)
+    assert loop.status(state).doing == "compacting"
+    loop.apply_compacted(state, ModelOutput(head="h2", usage=Usage(input_tokens=7), cost_usd=0.5))
+    assert (state.head, state.op, state.iterations) == ("h2", op + 1, 1)
+    assert state.usage == usage + Usage(input_tokens=7)
+    assert state.cost_usd == 0.5
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    assert list(step.new) == carry, "what waits for the model waits on"
+    answer(state)
+    assert isinstance(loop.decide(state), loop.CallModel)
+
+
+def test_an_answer_ends_the_run_and_a_session_is_compacted_when_it_goes_on() -> None:
+    state = running()
+    answer(state, compact=True, finish=Finish(content="Done."))
+    assert loop.decide(state) == loop.End("completed")
+    state.mode = "session"
+    assert loop.decide(state) == loop.Wait("message")
+    loop.send(state, "More.")
+    assert loop.decide(state) == loop.Compact(0)
+
+
+def test_what_is_due_is_carried_over() -> None:
+    state = running()
+    answer(state, compact=True)
+    assert loop.decide(read_state(loop.carry_over(state)["state"])) == loop.Compact(0)
+
+
+def test_a_refused_call_is_made_shorter_again_and_again_but_not_for_ever() -> None:
+    state = running()
+    steps: list[loop.Next] = []
+    ops = {state.op}
+    while loop.too_long(state, ["summarise", "window"]):
+        assert state.op not in ops
+        ops.add(state.op)
+        steps.append(step := loop.decide(state))
+        if isinstance(step, loop.Compact):
+            loop.apply_compacted(state, ModelOutput(head="h"))
+        assert isinstance(loop.decide(state), loop.CallModel)
+    assert steps[:SUMMARIES] == [loop.Compact(times) for times in range(SUMMARIES)]
+    assert len(steps) == SUMMARIES + TIGHTER
+    assert loop.tried(state) == " (it was summed up 3 times and its window was halved 6 times)"
+
+
+def test_a_reply_in_between_makes_it_start_anew_but_the_window_stays_tight() -> None:
+    state = running()
+    assert loop.too_long(state, ["window"])
+    assert loop.too_long(state, ["summarise"])
+    loop.apply_compacted(state, ModelOutput(head="h"))
+    answer(state)
+    assert state.compaction is not None
+    assert (state.compaction.done, state.compaction.tighter, state.compaction.due) == (0, 1, False)
+
+
+@pytest.mark.parametrize("ways", [[], ["hope"]])
+def test_a_call_that_nothing_makes_shorter_fails(ways: list[str]) -> None:
+    state = running()
+    assert not loop.too_long(state, ways)
+    assert state.compaction is None
+    assert loop.tried(state) == ""
+
+
+def test_a_run_that_is_cancelled_or_interrupted_is_not_compacted() -> None:
+    state = running()
+    answer(state, compact=True)
+    loop.interrupt(state)
+    loop.stopped(state)
+    assert not isinstance(loop.decide(state), loop.Compact)
+    state = running()
+    answer(state, compact=True)
+    loop.cancel(state)
+    assert isinstance(loop.decide(state), loop.Close)
+
+
+def test_a_state_without_compaction_is_as_it_was_before() -> None:
+    state = running()
+    answer(state)
+    assert "compaction" not in loop.carry_over(state)["state"]
+
+
+# --- where the last messages begin
+
+CALL = Message.assistant("", ToolCallPart(id="1", name="f"), ToolCallPart(id="2", name="f"))
+RESULT = Message(role="tool", parts=(ToolResultPart(call_id="1", name="f"), ToolResultPart(call_id="2", name="f")))
+USER = Message.user("Hi.")
+REPLY = Message.assistant("Hello.")
+
+
+@pytest.mark.parametrize(
+    ("messages", "keep", "begin"),
+    [
+        ([], 0, 0),
+        ([], 3, 0),
+        ([USER], 0, 1),
+        ([USER, REPLY], 0, 2),
+        ([USER, REPLY], 1, 1),
+        ([USER, REPLY], 9, 0),
+        ([USER, CALL], 0, 1),
+        ([USER, CALL, RESULT], 0, 3),
+        ([USER, CALL, RESULT], 1, 1),
+        ([USER, CALL, RESULT, USER, REPLY], 3, 1),
+        ([USER, CALL, RESULT, CALL], 1, 3),
+        ([USER, CALL, RESULT, CALL], 2, 1),
+    ],
+)
+def test_a_call_stays_with_its_results(messages: list[Message], keep: int, begin: int) -> None:
+    assert last(messages, keep) == begin

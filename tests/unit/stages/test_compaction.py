@@ -1,0 +1,110 @@
+"""The compaction stage by itself: views that do not depend on what is kept, and every wire format takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure import Compaction
+from perdure.loop.views import Fold
+from perdure.ports import ModelRequest
+from perdure.stages.compaction import Folds
+from perdure.stages.summary import as_text
+from perdure.types.compaction import Compactions, compactions
+from perdure.types.files import File
+from perdure.types.messages import Message, TextPart, ToolCallPart, ToolResultPart
+from tests.support.formats import FORMATS
+from tests.support.transcripts import transcripts
+
+
+def ways(*given: Compaction) -> Compactions:
+    found = compactions("test", given)
+    assert found is not None
+    return found
+
+
+def conversation(count: int) -> list[Message]:
+    return [Message.user(f"message {n}") if n % 2 == 0 else Message.assistant(f"reply {n}") for n in range(count)]
+
+
+def test_the_next_call_reads_on_where_the_last_one_stopped() -> None:
+    folds, asked, messages = Folds(), ways(Compaction.window(messages=8)), conversation(30)
+    first = folds.of("run", asked, 0, messages[:20])
+    second = folds.of("run", asked, 0, messages)
+    assert second.read == messages
+    assert [a is b for a, b in zip(second.read, first.read, strict=False)] == [True] * 20
+    at_once = Fold(asked)
+    at_once.feed(messages)
+    assert second.view() == at_once.view()
+
+
+def test_what_a_call_is_given_besides_is_not_kept() -> None:
+    folds, asked, messages = Folds(), ways(Compaction.window(messages=8)), conversation(7)
+    folds.of("run", asked, 0, messages).feed(conversation(20))
+    assert folds.of("run", asked, 0, messages).view() == messages
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (Compaction.window(messages=8), 1, conversation(30)),
+        (Compaction.window(messages=6), 0, conversation(30)),
+        (Compaction.window(messages=8), 0, conversation(10)),
+        (Compaction.window(messages=8), 0, [Message.user("Something else."), *conversation(30)[1:]]),
+    ],
+    ids=["tighter", "another window", "shorter", "another conversation"],
+)
+def test_another_conversation_or_another_view_is_read_anew(other: tuple[Compaction, int, list[Message]]) -> None:
+    folds = Folds()
+    folds.of("run", ways(Compaction.window(messages=8)), 0, conversation(30))
+    way, tighter, messages = other
+    fresh = Fold(ways(way), tighter)
+    fresh.feed(messages)
+    assert folds.of("run", ways(way), tighter, messages).view() == fresh.view()
+
+
+def test_only_so_many_messages_are_kept() -> None:
+    folds, asked = Folds(most=50), ways(Compaction.window(messages=8))
+    given = {f"run {n}": conversation(20) for n in range(4)}
+    for name, messages in given.items():
+        folds.of(name, asked, 0, messages)
+    assert list(folds._kept) == ["run 2", "run 3"]
+    folds.of("long", asked, 0, conversation(60))
+    assert list(folds._kept) == []
+
+
+def test_a_conversation_as_text() -> None:
+    assert as_text(Message.user(["Look:", File(b"\x89PNG\r\n\x1a\n", name="a.png")])) == "[user]\nLook:\n[file a.png]"
+    call = ToolCallPart(id="1", name="f", arguments={"ä": 1})
+    assert as_text(Message.assistant("Yes.", call)) == '[assistant]\nYes.\n(calls f with {"ä": 1})'
+    result = ToolResultPart(call_id="1", name="f", content="No.", is_error=True)
+    assert as_text(Message(role="tool", parts=(result,))) == "[tool]\n(error of f:) No."
+    assert as_text(Message(role="assistant", parts=())) == ""
+    assert len(as_text(Message(role="user", parts=(TextPart(text="x" * 50_000),)))) < 9_000
+
+
+views = st.sampled_from(
+    [
+        (Compaction.truncate(after=1, keep=0, every=1),),
+        (Compaction.clear_results(after=1, every=1),),
+        (Compaction.window(messages=4),),
+        (Compaction.window(tokens=100), Compaction.truncate(after=1, keep=3, every=1)),
+        (Compaction.window(messages=5), Compaction.truncate(after=2, keep=0), Compaction.clear_results(after=1)),
+    ]
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_format_takes_every_view(name: str, data: st.DataObject) -> None:
+    """Views of conversations with anything in them, by the rules of the strict servers."""
+    of = FORMATS[name]
+    messages = data.draw(transcripts())
+    fold = Fold(ways(*data.draw(views)))
+    fold.feed(messages)
+    request: dict[str, Any] = {"model": of.model, "messages": fold.view()}
+    of.check(of.encode(ModelRequest(**request), of.own.origin))
