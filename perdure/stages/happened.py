@@ -15,6 +15,7 @@ from typing import Any
 from ..loop.ending import PAUSING
 from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
+from ..structured import to_xml
 from ..types.bounds import LimitUse
 from ..types.events import (
     CallSaid,
@@ -30,7 +31,7 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, Response
+from ..types.interface import FINISH_TOOL, Response, plain_output
 from ..types.messages import FilePart, TextPart
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, TOOL_ACTIVITY, Answered, NewMessage, NewResult, ToolOutput
 from .sent import by_reference
@@ -197,7 +198,8 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
     content = item.content
     said = {**said, "id": item.id, "by": item.by}
     if isinstance(content, str):
-        return MessageInjected(**said, content=content)
+        plain = plain_output(content) if item.typed else None
+        return MessageInjected(**said, content=to_xml(plain) if isinstance(plain, dict) else content)
     if not isinstance(content, tuple):
         return MessageInjected(**said, blob=content)
     texts = [part for part in content if isinstance(part, TextPart)]
