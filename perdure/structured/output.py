@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,7 @@ class OutputType:
         self._name = getattr(kind, "__name__", None) or repr(kind)
         self.is_text = kind is str
         """Whether an answer is text, and no JSON."""
-        if kind is None or isinstance(kind, BaseModel | Mapping | list | str):
+        if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
             raise self._wrong("is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …")
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(kind)

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from perdure import Agent, ModelRetry, RunContext, tool
 from perdure.errors import HookError, MaxIterationsError, ParseError
 from perdure.ports import Completed, ModelRequest
-from perdure.testing import ScriptedProvider, call, finish
+from perdure.testing import ScriptedProvider, call, finish, hang
 from perdure.types.interface import FINISH_TOOL, WORKFLOW
 from perdure.types.messages import TextPart
 from tests.support.apis import FORMATS, Says, strict_api
@@ -399,3 +399,24 @@ async def test_a_typed_answer_is_followed_as_it_comes(engine: Engine) -> None:
     ended = next(event for event in events if event.type == "turn" and event.state == "completed")
     assert ended.content == '["one", "two"]'
     assert [message.role for message in await run.transcript()] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("output", "reply", "seen"),
+    [
+        (Resolution, finish(verdict="refund", amount=2.5), {"verdict": "refund", "amount": 2.5}),
+        (list[str], finish(value=["one", "two"]), ["one", "two"]),
+        (str, finish(content="So it is."), "So it is."),
+    ],
+)
+async def test_the_output_is_seen_as_it_comes(engine: Engine, output: Any, reply: Any, seen: Any) -> None:
+    """What can be read of it so far, without what wraps a type that is no object."""
+    held = hang(reply)
+    one = Agent("typed", ScriptedProvider([held, reply]), output=output, finish="tool")
+    async with engine.served(one) as client:
+        run = await client.start(one, "Go.")
+        async for event in run.events():
+            if event.type == "model.delta" and event.partial is not None:
+                assert (event.name, event.partial) == (FINISH_TOOL, seen)
+                break
+        await run.cancel()

@@ -1,0 +1,174 @@
+"""Answers that are given by the finish tool: what the loop makes of those that will do, and of those that will not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.loop.answer import output_of
+from perdure.loop.finish import REMINDER_ID, classify, force, reminder
+from perdure.types.bounds import LimitUse
+from perdure.types.interface import FINISH_TOOL
+from perdure.types.messages import BlobRef, Message
+from perdure.types.state import RunState
+from perdure.types.wire import (
+    AgentLimits,
+    Answered,
+    Call,
+    Failed,
+    Finish,
+    ModelOutput,
+    NewMessage,
+    Refused,
+)
+
+from .build import ACTIVITY, call, close, ended, model, opened, running, said
+
+LIMITS = AgentLimits(max_iterations=2, protocol="tool")
+TYPED = Finish(content='{"n": 1}', called=True, typed=True)
+
+
+def asked(id: str, disposition: Any) -> Call:
+    return Call(id=id, name=FINISH_TOOL, arguments={}, disposition=disposition)
+
+
+def output(*calls: Call, **more: Any) -> ModelOutput:
+    return ModelOutput(head="h", store_id="s", calls=calls, **{"limits": LIMITS, **more})
+
+
+ACCEPTED = asked("f", Answered(text="Accepted."))
+WRONG = asked("f", Refused(text="n: missing"))
+
+
+def forced() -> RunState:
+    """A run whose model has to finish now."""
+    state = opened()
+    for _ in range(2):
+        model(state, output(rejected=True, reminder="No."))
+    return state
+
+
+def test_an_answer_of_a_type_ends_the_turn_and_its_calls_are_closed() -> None:
+    state = opened()
+    model(state, output(ACCEPTED, call("c1", Answered(text="not run", is_error=True)), finish=TYPED))
+    assert (state.calls, state.carry, state.op) == ([], [], 3)
+    assert ended(state) == "completed"
+    response = loop.response(state)
+    assert (response.content, response.output, response.typed, response.finish_called) == (
+        '{"n": 1}',
+        {"n": 1},
+        True,
+        True,
+    )
+
+
+def test_a_large_one_is_in_the_store() -> None:
+    state = opened()
+    blob = BlobRef(hash="a" * 64, size=9)
+    model(state, output(ACCEPTED, text="So.", finish=TYPED.model_copy(update={"content": "", "blob": blob})))
+    response = loop.response(state)
+    assert (response.content, response.blob, response.output, response.typed) == ("", blob, None, True)
+
+
+def test_a_wrong_one_is_told_and_other_calls_beside_it_run() -> None:
+    state = opened()
+    model(state, output(WRONG, call("c1", ACTIVITY), rejected=True))
+    assert running(state) == [("c1", 2)]
+    assert state.turn is not None
+    assert state.turn.rejected == 1
+
+
+def test_how_many_will_not_do_is_counted_until_one_does() -> None:
+    state = opened()
+    model(state, output(WRONG, rejected=True))
+    step = model(state, output(ACCEPTED, finish=TYPED))
+    assert said(step) == ["=f"]
+    assert state.turn is not None
+    assert state.turn.rejected == 0
+
+
+@pytest.mark.parametrize("reply", ["words", "calls", "others"])
+def test_a_forced_answer_that_will_not_do_is_asked_for_again(reply: str) -> None:
+    state = forced()
+    calls = {"words": (), "calls": (WRONG,), "others": (call("c1", ACTIVITY),)}[reply]
+    step = model(state, output(*calls, rejected=True, reminder=None if calls else "In no words."))
+    assert step.purpose == "force_finish"
+    again = model(state, output(ACCEPTED, finish=TYPED))
+    assert again.purpose == "force_finish"
+    assert said(again)[0] == {"words": "In no words.", "calls": "=f", "others": "=c1"}[reply]
+    assert isinstance(again.new[-1], NewMessage)
+    assert again.new[-1].id == REMINDER_ID
+    assert loop.response(state).finish_reason == "limit"
+    assert loop.response(state).output == {"n": 1}
+
+
+@pytest.mark.parametrize("begin", [opened, forced])
+def test_a_reply_that_fails_the_run_is_recorded_and_closed(begin: Any) -> None:
+    state = begin()
+    failed = Failed(type="ParseError", message="no output")
+    model(state, output(asked("f", Answered(text="wrong", is_error=True)), rejected=True, failed=failed))
+    step = close(state)
+    assert (step.new, step.closing.error_type, step.closing.error) == ((), "ParseError", "no output")
+    assert ended(state) == "failed"
+
+
+def test_at_other_limits_there_is_no_output() -> None:
+    state = opened()
+    limits = LIMITS.model_copy(update={"max_iterations": 1, "on_limit": "return"})
+    model(state, output(text="Thinking.", limits=limits))
+    response = loop.response(state)
+    assert (response.content, response.output, response.finish_reason) == ("Thinking.", None, "limit")
+
+
+@pytest.mark.parametrize(
+    ("content", "typed", "called", "protocol", "found"),
+    [
+        ("[1]", True, True, "tool", [1]),
+        ("null", True, True, "tool", None),
+        ("not JSON any more", True, True, "tool", "not JSON any more"),
+        ("so", False, True, "tool", "so"),
+        ("so", False, False, "tool", None),
+        ("so", False, False, "text", "so"),
+        ("[1]", False, True, "tag", "[1]"),
+    ],
+)
+def test_what_the_output_is(content: str, typed: bool, called: bool, protocol: Any, found: Any) -> None:
+    assert output_of(content, typed=typed, called=called, protocol=protocol) == found
+    if called:
+        assert Finish(content=content, called=called, typed=typed).output == found
+
+
+def test_no_text_is_the_answer_but_a_refusal() -> None:
+    assert classify("tool", Message.assistant("42"), "stop") is None
+    assert classify("tool", Message.assistant("No."), "refusal") == Finish(content="No.")
+
+
+def test_the_model_is_told_which_tool_it_is() -> None:
+    limit = LimitUse(name="max_iterations", scope="turn", used=3, allowed=3)
+    assert f"by calling {FINISH_TOOL}" in force("tool", limit)
+    assert "cannot call other tools" in force("tool", limit)
+    assert FINISH_TOOL in reminder("tool")
+
+
+def test_an_input_is_carried_as_its_json() -> None:
+    state = opened(None)
+    assert loop.receive(state, {"input": {"text": "ж"}, "id": "1"})
+    (item,) = state.inbox
+    assert isinstance(item, NewMessage)
+    assert (item.content, item.typed) == ('{"text": "ж"}', True)
+    assert loop.open_state(loop.carry_over(state), "c", "s").inbox == [item]
+
+
+@pytest.mark.parametrize("raw", [{"input": {"a": 1}, "content": "x"}, {"input": [1]}, {"input": None}, {}])
+def test_what_is_no_input(raw: Any) -> None:
+    state = opened(None)
+    assert not loop.receive(state, raw)
+    assert len(state.refused) == 1
+
+
+def test_an_input_interrupts() -> None:
+    state = opened()
+    loop.interrupt(state, {"input": {"a": 1}})
+    assert state.interrupt == "go on"
