@@ -5,6 +5,7 @@
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
     step                                             the step policy has changed something before a model call
+    compacted                                        the conversation was summed up
     limit · error                                    a limit was reached; an attempt failed
 
 Events are kept in the store, beside the transcript, never in Temporal's history. ``seq`` orders those of one
