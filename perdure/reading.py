@@ -22,6 +22,7 @@ from .ports import Store
 from .runs import agent_of, closed_status, has_poller, pending_reason
 from .store import Chain
 from .store.whole import whole
+from .toolsets import Artifact, artifacts
 from .translate import run_error, translated, unreachable
 from .types.events import Event
 from .types.interface import Response, Status, plain_output
@@ -135,6 +136,16 @@ class Reading:
     async def file(self, part: FilePart) -> bytes:
         """The bytes of a file of the transcript; see :meth:`Client.file`."""
         return await self.client.file(part)
+
+    async def artifacts(self) -> list[Artifact]:
+        """What the agent has written with the toolset ``Artifacts``: the last version of each, by name."""
+        return await artifacts.listed(self.client.memory, self.id)
+
+    async def artifact(self, name: str, version: int | None = None) -> str:
+        """The text of one, of its last version unless told otherwise. Raises ``InvalidInputError`` for one that is not
+        there."""
+        found = await artifacts.found(self.client.memory, self.id, name, version)
+        return await artifacts.text(self.client.memory, self.id, found)
 
     def check_store(self, kept: str | None, ours: str) -> None:
         """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``."""

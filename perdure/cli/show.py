@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..client import Client
     from ..run import Run
+    from ..toolsets import Artifact
     from ..types.interface import Status
     from ..types.messages import Message, Usage
 
@@ -39,6 +40,7 @@ class Shown:
     """None where this machine cannot read the transcript; ``note`` says why."""
     whole: list[Message] | None = None
     """With what summaries stand for, where that is more."""
+    artifacts: list[Artifact] = field(default_factory=list)
     note: str | None = None
     error: PerdureError | None = None
     """What a failed run failed with."""
@@ -109,6 +111,7 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
         shown.messages = await run.transcript(full=full)
         if not full and any(message.replaces for message in shown.messages):
             shown.whole = await run.transcript(full=True)
+        shown.artifacts = await run.artifacts()
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
     if status.state == "failed":
@@ -136,6 +139,7 @@ def as_plain(shown: Shown) -> dict[str, Any]:
         "id": shown.status.context_id,
         "status": shown.status.model_dump(mode="json"),
         "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
+        "artifacts": [one.model_dump(mode="json", exclude={"pieces"}) for one in shown.artifacts],
         "model_calls": len(shown.replies),
         "usage": shown.usage.model_dump(mode="json"),
         "cost_usd": shown.cost,
@@ -163,6 +167,10 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     said.append("")
     if shown.messages:
         said += [*conversation(shown.messages, full=full, colour=colour), ""]
+    for one in shown.artifacts:
+        said.append(f"{styled('artifact', 'bold', on=colour)} {one}")
+    if shown.artifacts:
+        said.append("")
     if shown.note:
         said.append(styled(shown.note, "yellow", on=colour))
     if shown.error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -67,8 +67,8 @@ class Toolset:
         ``ToolContext``. What it raises is told to the model. Calls of a ``Tool`` do not come here."""
         raise ToolError(f"toolset {self.name!r} lists {name!r} and has no method `call` to run it")
 
-    def audience(self, ctx: Any) -> Hashable:
-        """Whom the list is for, where not all runs have the same: equal values share one."""
+    def audience(self, ctx: Any) -> Any:
+        """Whom the list is for, where not all runs have the same: hashable, equal values share one. May be async."""
         return None
 
     def changed(self) -> None:

@@ -1,0 +1,5 @@
+"""MCP servers as toolsets: ``Agent(toolsets=[MCPServer.stdio("npx", ["some-server"])])``. Needs ``perdure[mcp]``."""
+
+from .server import MCPServer
+
+__all__ = ["MCPServer"]

@@ -1,0 +1,203 @@
+"""Connections to MCP servers, each in a task of its own: the SDK wants one to be closed where it was opened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from mcp import Client, MCPError
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, ToolListChangedNotification
+
+from ..errors import ToolError
+
+logger = logging.getLogger("perdure.worker")
+
+OPENING = 30.0
+"""Seconds that a server may take to start and to say hello."""
+CLOSING = 10.0
+"""Seconds that it is given to end; its process is killed by then."""
+
+
+REFUSED, FAILED = 400, 500
+"""HTTP statuses: from the first on the server did nothing (a session that it does not know, after a restart); from the
+second on nobody knows."""
+
+Transport = Callable[[Callable[[int], None]], AbstractAsyncContextManager[Any]]
+"""Makes the streams to a server; of HTTP, it tells of the statuses that requests within a session got."""
+
+
+class NotSentError(ToolError):
+    """The request never reached the server: asking again does no harm."""
+
+    final = False
+    """Nor any good."""
+
+
+class LostError(ToolError):
+    """The connection was lost while the server was at work: nobody knows whether it did what it was asked."""
+
+
+class Connection:
+    """One server, open. Belongs to the event loop that made it."""
+
+    def __init__(self, name: str, transport: Transport, changed: Callable[[], None]) -> None:
+        """``changed`` is told that the server's tools are others now."""
+        self._name = name
+        self._transport = transport
+        self._changed = changed
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._busy = 0
+        self._worst = 0
+        self.open = True
+        """Whether it can be asked; once it is not, it never is again."""
+        self._task = asyncio.get_running_loop().create_task(self._hold())
+
+    async def ask(self, request: Callable[[Client], Any]) -> Any:
+        """What ``request`` gives. Raises ``NotSentError``, ``LostError``, or what the server answers (``MCPError``)."""
+        client = await self._opened()
+        if not self.open:
+            raise NotSentError(f"the connection to MCP server {self._name!r} is closed")
+        self._busy += 1
+        try:
+            return await request(client)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self.retire()
+                raise LostError(f"the connection to MCP server {self._name!r} was lost: {error}") from error
+            if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or self._worst < REFUSED:
+                raise  # the server's own answer
+            self.retire()
+            if self._worst < FAILED:
+                raise NotSentError(f"MCP server {self._name!r} refuses: HTTP {self._worst}, {error}") from error
+            raise LostError(f"MCP server {self._name!r} failed: HTTP {self._worst}, {error}") from error
+        finally:
+            self._busy -= 1
+            if not self.open and not self._busy:
+                self._over.set()
+
+    async def close(self) -> None:
+        """Close it, and see the server's process end."""
+        self.open = False
+        self._over.set()
+        await asyncio.wait([self._task], timeout=CLOSING)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CLOSING)
+
+    async def _opened(self) -> Client:
+        try:
+            async with asyncio.timeout(OPENING):
+                return await asyncio.shield(self._client)
+        except TimeoutError:
+            self.retire(at_once=True)
+            raise NotSentError(f"MCP server {self._name!r} did not open within {OPENING:g} s") from None
+        except (OSError, RuntimeError, ExceptionGroup, MCPError, ValueError) as error:
+            first = _first(error)
+            failed = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(first).__name__}: {first}")
+            failed.final = isinstance(first, FileNotFoundError | PermissionError | ValueError)
+            raise failed from error
+
+    def retire(self, *, at_once: bool = False) -> None:
+        """Nobody begins anything here any more; it is closed when the last request has ended."""
+        self.open = False
+        if at_once or not self._busy:
+            self._over.set()
+
+    def _answered(self, status: int) -> None:
+        self._worst = max(self._worst, status)
+
+    def _ended(self) -> None:
+        if self.open:
+            logger.info("MCP server %s has closed its connection; the next call opens another", self._name)
+        self.retire()
+
+    async def _hold(self) -> None:
+        try:
+            streams = _watched(self._transport(self._answered), self._ended)
+            async with Client(streams, cache=None, message_handler=self._hear) as client:
+                if not self._client.done():
+                    self._client.set_result(client)
+                await self._until_over(client)
+        except BaseException as error:
+            if not self._client.done():
+                self._client.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                self._client.exception()  # looked at: whoever waits for it may have gone
+            elif isinstance(error, Exception):
+                logger.debug("MCP server %s: %r at the end", self._name, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.open = False
+
+    async def _until_over(self, client: Client) -> None:
+        """Servers of the newer protocol say only to those who ask for it that their tools have changed."""
+        tools = client.server_capabilities.tools
+        listening: asyncio.Task[None] | None = None
+        if tools is not None and tools.list_changed and client.protocol_version >= "2026":
+            listening = asyncio.create_task(self._listen(client))
+        try:
+            await self._over.wait()
+        finally:
+            if listening is not None:
+                listening.cancel()
+                await asyncio.wait([listening])
+
+    async def _listen(self, client: Client) -> None:
+        try:
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    self._changed()
+        except Exception as error:  # lists are looked at every now and then all the same
+            logger.debug("MCP server %s does not tell of changed tools: %r", self._name, error)
+
+    async def _hear(self, message: Any) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._changed()
+
+
+def _first(error: BaseException) -> BaseException:
+    """What was wrong, of the groups that the SDK wraps it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def _watched(
+    transport: AbstractAsyncContextManager[Any], ended: Callable[[], None]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """The transport's streams; ``ended`` is told when nothing will come any more."""
+    async with transport as (read, write):
+        yield _Watched(read, ended), write
+
+
+class _Watched:
+    """A stream of what the server says."""
+
+    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._ended()
+            raise
+
+    async def __aenter__(self) -> _Watched:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return await self._stream.__aexit__(*raised)

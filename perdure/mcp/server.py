@@ -1,0 +1,205 @@
+"""``MCPServer``: the tools of a server that speaks the Model Context Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..errors import DefinitionError, ToolError
+from ..ports import ListedTool, Toolset
+from ..ports.toolset import OnChange
+from ..tools import RunContext
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+Status = Callable[[int], None]
+Transport = Callable[[Mapping[str, str], Status], AbstractAsyncContextManager[Any]]
+Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
+
+CONNECTIONS = 32
+"""Open ones to one server, where runs have headers of their own; the one that was used least lately is closed."""
+DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Seconds before it is asked again."""
+_UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+class MCPServer(Toolset):
+    """An MCP server, by :meth:`stdio` or :meth:`http`.
+
+    A worker opens it when it is first needed, keeps it open, and opens it again when it has died. What the server says
+    of a tool (``readOnlyHint``, ``idempotentHint``) decides whether a call that was lost is run again.
+    """
+
+    def __init__(self, name: str, transport: Transport) -> None:
+        """Use :meth:`stdio` or :meth:`http`."""
+        if find_spec("mcp") is None:
+            raise DefinitionError(
+                f"MCP server {name!r} needs the package mcp, version 2", hint="pip install 'perdure[mcp]'"
+            )
+        self.name = name
+        self._make = transport
+        self._headers: Headers = None
+        self._open: dict[tuple[Any, Hashable], Connection] = {}
+        self._harmless: set[str] = set()
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> MCPServer:
+        """A program on the worker's machine, spoken to by its standard input and output: one process for a worker.
+
+        ``env`` is added to a few harmless variables (``PATH``, ``HOME``, …): the worker's own are not handed on. It is
+        ``name``d after its command by default. ``options``: ``prefix``, ``on_change``, ``timeout``, ``recheck`` of
+        :class:`perdure.Toolset`.
+        """
+
+        def transport(_: Mapping[str, str], __: Status) -> AbstractAsyncContextManager[Any]:
+            from mcp.client.stdio import StdioServerParameters, stdio_client
+
+            given = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+            return stdio_client(given)
+
+        return cls(_UNFIT.sub("_", name or Path(command).stem), transport)._with(**options)
+
+    @classmethod
+    def http(cls, url: str, *, headers: Headers = None, name: str | None = None, **options: Any) -> MCPServer:
+        """A server at ``url``, by streamable HTTP. ``headers`` go with every request: a mapping, or a sync or async
+        function of the ``RunContext``; runs whose headers differ have connections, and lists of tools, of their own.
+
+        It is ``name``d after its host by default. ``options`` as of :meth:`stdio`.
+        """
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https"):
+            raise DefinitionError(f"MCP server: {url!r:.200} is no http(s) URL", hint="For instance https://x.dev/mcp.")
+        server = cls(_UNFIT.sub("_", name or urlsplit(url).hostname or "http"), partial(_http, url))
+        server._headers = headers
+        return server._with(**options)
+
+    def _with(
+        self,
+        *,
+        prefix: str = "",
+        on_change: OnChange = "refuse",
+        timeout: float = Toolset.timeout,
+        recheck: float = Toolset.recheck,
+    ) -> MCPServer:
+        self.prefix, self.on_change, self.timeout, self.recheck = prefix, on_change, timeout, recheck
+        return self
+
+    def __repr__(self) -> str:
+        return f"<MCPServer {self.name}>"
+
+    async def audience(self, ctx: RunContext[Any]) -> Hashable:
+        """The headers that the run has."""
+        return tuple(sorted((await self._sent(ctx)).items()))
+
+    async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
+        """See base class."""
+        from .results import listed
+
+        async def pages(client: Any) -> list[Any]:
+            found, cursor = [], None
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                found += page.tools
+                cursor = page.next_cursor
+                if not cursor:
+                    return found
+
+        tools = [listed(tool) for tool in await self._ask(ctx, pages, again=True)]
+        self._harmless = {tool.name for tool in tools if tool.idempotent}
+        return tools
+
+    async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
+        """See base class."""
+        from .results import result
+
+        def progress(done: float, total: float | None, message: str | None) -> Any:
+            ctx.progress(message or f"{done:g}{f' of {total:g}' if total else ''}")
+            return asyncio.sleep(0)
+
+        async def request(client: Any) -> Any:
+            return await client.call_tool(name, dict(arguments), progress_callback=progress)
+
+        return result(name, await self._ask(ctx, request, again=name in self._harmless))
+
+    async def close(self) -> None:
+        """See base class."""
+        loop = asyncio.get_running_loop()
+        mine = [key for key in self._open if key[0] is loop]
+        await asyncio.gather(*(self._open.pop(key).close() for key in mine))
+
+    async def _ask(self, ctx: RunContext[Any], request: Callable[[Any], Any], *, again: bool) -> Any:
+        """Send ``request``; again over a new connection where it was not sent, or once where it may be sent ``again``.
+
+        A server that is being started anew is waited for.
+        """
+        from .connection import LostError, NotSentError
+
+        sent = await self._sent(ctx)
+        delays = iter(DELAYS)
+        while True:
+            try:
+                return await self._connection(sent).ask(request)
+            except NotSentError as error:
+                delay = next(delays, None)
+                if delay is None or error.final:
+                    raise
+                await asyncio.sleep(delay)
+            except LostError as error:
+                if not again:
+                    raise ToolError(f"{error.message}; the call may have happened or not") from error
+                again = False
+
+    def _connection(self, sent: Mapping[str, str]) -> Connection:
+        from .connection import Connection
+
+        key = (asyncio.get_running_loop(), tuple(sorted(sent.items())))
+        found = self._open.pop(key, None)
+        if found is None or not found.open:
+            found = Connection(self.name, partial(self._make, sent), self.changed)
+        self._open[key] = found
+        while len(self._open) > CONNECTIONS:
+            oldest = self._open.pop(next(iter(self._open)))
+            oldest.retire()
+        return found
+
+    async def _sent(self, ctx: RunContext[Any]) -> dict[str, str]:
+        given = self._headers
+        if callable(given):
+            given = given(ctx)
+            if inspect.isawaitable(given):
+                given = await given
+        if given is not None and not isinstance(given, Mapping):
+            raise ToolError(f"the headers of MCP server {self.name!r} are {type(given).__name__}, and no mapping")
+        return {str(key): str(value) for key, value in (given or {}).items()}
+
+
+@asynccontextmanager
+async def _http(url: str, headers: Mapping[str, str], status: Status) -> Any:
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    async def look(response: Any) -> None:
+        if "mcp-session-id" in response.request.headers and response.request.method == "POST":
+            status(response.status_code)
+
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers)))
+        client.event_hooks["response"].append(look)
+        yield await stack.enter_async_context(streamable_http_client(url, http_client=client))

@@ -1,0 +1,72 @@
+"""The toolset ``Artifacts`` in real runs: texts beside a conversation, in versions, part of each call's outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import Agent
+from perdure.errors import InvalidInputError
+from perdure.testing import ScriptedProvider, call
+from perdure.toolsets import Artifacts
+from tests.support.checks import results
+from tests.support.engine import Engine
+
+pytestmark = pytest.mark.server
+
+
+def writer(*replies: object) -> Agent:
+    return Agent("writer", ScriptedProvider(list(replies)), toolsets=[Artifacts()])
+
+
+async def test_create_append_read_and_list(engine: Engine) -> None:
+    calls = [
+        call("artifact_create", name="report.md", content="# Report\n"),
+        call("artifact_append", name="report.md", content="One.\n"),
+        call("artifact_append", name="report.md", content="Two.\n"),
+        call("artifact_create", name="notes", content=""),
+        call("artifact_list"),
+        call("artifact_read", name="report.md", begin=9, length=5),
+        call("artifact_read", name="report.md", version=2),
+        call("artifact_read", name="nothing"),
+    ]
+    async with engine.served(writer(calls, "Done.", call("artifact_read", name="report.md"), "Read.")) as client:
+        turn = await client.send("writer", "Write.", id=engine.task_queue)
+        said = results((await turn.result()).messages)
+        later = await (await client.send("writer", "Read it.", id=engine.task_queue)).result()
+        run = turn.run
+        await run.close()
+        there = await run.artifacts()
+        texts = [await run.artifact("report.md"), await run.artifact("report.md", 1), await run.artifact("notes")]
+        with pytest.raises(InvalidInputError, match="no version 9 of artifact 'notes'"):
+            await run.artifact("notes", 9)
+        assert await client.run("another").artifacts() == []
+    assert said[:4] == [
+        "report.md: version 1, 9 characters",
+        "report.md: version 2, 14 characters",
+        "report.md: version 3, 19 characters",
+        "notes: version 1, 0 characters",
+    ], "calls of one reply happen in their order"
+    assert said[4] == "notes: version 1, 0 characters\nreport.md: version 3, 19 characters"
+    assert said[5:7] == ["One.\n\n[characters 9 to 14 of 19]", "# Report\nOne.\n"]
+    assert said[7].startswith("InvalidInputError: no artifact 'nothing'")
+    assert results(later.messages)[-1] == "# Report\nOne.\nTwo.\n"
+    assert [(one.name, one.version, one.chars) for one in there] == [("notes", 1, 0), ("report.md", 3, 19)]
+    assert texts == ["# Report\nOne.\nTwo.\n", "# Report\n", ""]
+
+
+async def test_a_long_one_is_kept_in_pieces(engine: Engine) -> None:
+    body = "".join(f"line {n} \x00\t✓\n" for n in range(20_000))
+    replies = [
+        call("artifact_create", name="log", content=body),
+        call("artifact_append", name="log", content="end"),
+        call("artifact_read", name="log", begin=39_990, length=20),
+        "Done.",
+    ]
+    async with engine.served(writer(*replies)) as client:
+        run = await client.start("writer", "Go.")
+        response = await run.result()
+        whole = await run.artifact("log")
+        first = await run.artifact("log", 1)
+    assert whole == body + "end"
+    assert first == body
+    assert results(response.messages)[-1].startswith(body[39_990:40_010])

@@ -1,0 +1,180 @@
+"""MCP servers as toolsets: real processes over stdio and HTTP, that die and are started anew in the middle of runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Agent
+from perdure.errors import DefinitionError
+from perdure.mcp import MCPServer
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import results
+from tests.support.engine import Engine
+from tests.support.mcp import COUNTER, ROOT, Served, processes
+from tests.support.npm import packages
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+EVERYTHING = ROOT / "tests" / "servers" / "mcp_everything"
+
+
+@pytest.fixture
+def counts(tmp_path: Path) -> Path:
+    return tmp_path / "counts"
+
+
+@pytest.fixture
+async def http(counts: Path) -> AsyncIterator[Served]:
+    server = await Served.counter(counts).start()
+    yield server
+    server.kill()
+
+
+def stdio(counts: Path, **options: Any) -> MCPServer:
+    env = {"MCP_COUNTS": str(counts)}
+    return MCPServer.stdio(sys.executable, COUNTER, env=env, cwd=ROOT, **{"name": "counter", **options})
+
+
+def shown(request: ModelRequest) -> list[str]:
+    return [spec.name for spec in request.tools]
+
+
+async def test_a_server_that_dies_at_work_is_opened_again_and_only_what_is_harmless_is_done_again(
+    engine: Engine, counts: Path
+) -> None:
+    """``look`` says of itself that it only reads; whether ``act`` was done nobody knows, and the model is told so."""
+    replies = [call("look", what="die"), call("act", what="die"), call("act", what="again"), "Done."]
+    provider = ScriptedProvider(replies)
+    async with engine.served(Agent("host", provider, toolsets=[stdio(counts)])) as client:
+        response = await (await client.start("host", "Go.")).result()
+        assert len(processes(counts)) == 1, "one server for the worker"
+    assert processes(counts) == [], "it ends with the worker"
+    looked, lost, acted = results(response.messages)
+    assert (looked, acted) == ("look 2: die", "act 2: again")
+    assert "connection to MCP server 'counter' was lost" in lost
+    assert lost.endswith("; the call may have happened or not")
+    assert counts.read_text().split() == ["look", "look", "act", "act"]
+    assert all(request.tools == provider.requests[0].tools for request in provider.requests)
+
+
+async def test_a_server_that_is_killed_between_calls_is_opened_again_before_the_next(
+    engine: Engine, counts: Path
+) -> None:
+    """Nothing was under way, so what is not harmless is called all the same."""
+    server = stdio(counts)
+
+    async def kill(_: ModelRequest) -> Any:
+        (pid,) = processes(counts)
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: not any(one.open for one in server._open.values()), what="the worker has noticed")
+        return call("act", what="now")
+
+    provider = ScriptedProvider([call("act", what="first"), kill, "Done."])
+    async with engine.served(Agent("host", provider, toolsets=[server])) as client:
+        response = await (await client.start("host", "Go.")).result()
+    assert results(response.messages) == ["act 1: first", "act 2: now"]
+
+
+async def test_http_with_headers_of_the_run_and_a_server_that_is_started_anew(
+    engine: Engine, counts: Path, http: Served
+) -> None:
+    server = MCPServer.http(http.url, headers=lambda ctx: {"x-user": ctx.context["user"]}, prefix="c_")
+
+    async def restart(_: ModelRequest) -> Any:
+        http.kill()
+        await http.start()
+        return [call("c_act", what="now"), call("c_who_am_i")]
+
+    provider = ScriptedProvider([call("c_who_am_i"), restart, "Done.", call("c_who_am_i"), "Done."])
+    async with engine.served(Agent("host", provider, toolsets=[server])) as client:
+        ana = await (await client.start("host", "Go.", context={"user": "ana"})).result()
+        bo = await (await client.start("host", "Go.", context={"user": "bo"})).result()
+    assert results(ana.messages) == ["ana", "act 1: now", "ana"]
+    assert results(bo.messages) == ["bo"]
+    assert shown(provider.requests[0]) == ["c_look", "c_act", "c_who_am_i", "c_learn"]
+
+
+async def test_a_server_that_is_down_is_an_error_that_the_model_sees(
+    engine: Engine, counts: Path, http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.mcp.server.DELAYS", (0.0,))
+
+    def stop(_: ModelRequest) -> Any:
+        http.kill()
+        return call("look", what="down")
+
+    provider = ScriptedProvider([call("look", what="up"), stop, "It is down."])
+    async with engine.served(Agent("host", provider, toolsets=[MCPServer.http(http.url)])) as client:
+        response = await (await client.start("host", "Go.")).result()
+    up, down = results(response.messages)
+    assert up == "look 1: up"
+    assert "MCP server '127_0_0_1' cannot be opened: ConnectError" in down
+
+
+async def test_a_server_that_says_that_its_tools_have_changed_is_asked_again(engine: Engine, counts: Path) -> None:
+    server = stdio(counts, recheck=3600.0, on_change="refresh")
+    provider = ScriptedProvider([call("learn"), call("look", what="x"), call("new"), "Done."])
+    async with engine.served(Agent("host", provider, toolsets=[server])) as client:
+        response = await (await client.start("host", "Go.")).result()
+    assert results(response.messages)[-1] == "new"
+    assert shown(provider.requests[0]) == ["look", "act", "who_am_i", "learn"]
+    assert shown(provider.requests[-1]) == ["look", "act", "who_am_i", "learn", "new"]
+
+
+async def test_the_reference_server_of_npm_over_stdio_and_over_http(engine: Engine) -> None:
+    """It speaks the older protocol, and is killed in the middle of a run too."""
+    modules = packages(EVERYTHING, "MCP servers of npm")
+    script = str(modules / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js")
+    served = await Served(["node", script, "streamableHttp"], {"PORT": "{port}"}).start()
+
+    async def restart(_: ModelRequest) -> Any:
+        served.kill()
+        await served.start()
+        return [call("http_get-sum", a=2, b=3), call("std_get-sum", a="two", b=3)]
+
+    replies = [[call("std_get-sum", a=1, b=2), call("http_echo", message="hi"), call("std_get-tiny-image")], restart]
+    provider = ScriptedProvider([*replies, "Done."])
+    toolsets = [
+        MCPServer.stdio("node", [script], name="everything", prefix="std_"),
+        MCPServer.http(served.url, prefix="http_"),
+    ]
+    try:
+        async with engine.served(Agent("host", provider, toolsets=toolsets)) as client:
+            response = await (await client.start("host", "Go.")).result()
+    finally:
+        served.kill()
+    added, echo, image, again, wrong = results(response.messages)
+    assert (added, echo, again) == ("The sum of 1 and 2 is 3.", "Echo: hi", "The sum of 2 and 3 is 5.")
+    assert image.startswith("Here's the image you requested:")
+    (file,) = [file for message in response.messages for result in message.tool_results for file in result.files]
+    assert (file.media_type, file.blob is not None) == ("image/png", True)
+    assert wrong.startswith("MCPToolError: ")
+    assert "expected number, received string" in wrong
+
+
+def test_what_is_no_server_is_refused_where_it_is_written() -> None:
+    with pytest.raises(DefinitionError, match=r"is no http\(s\) URL"):
+        MCPServer.http("localhost:8000")
+    with pytest.raises(DefinitionError, match="two toolsets are called 'x'"):
+        Agent("host", "openai:gpt-5", toolsets=[MCPServer.stdio("x"), MCPServer.stdio("x")])
+
+
+async def test_a_command_that_is_not_there_fails_the_run_and_is_named(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.errors import ToolsetError
+
+    monkeypatch.setattr("perdure.stages.verdict._MOST", {ToolsetError: 1})
+    agent = Agent("host", ScriptedProvider(["Hi."]), toolsets=[MCPServer.stdio("no-such-server")])
+    async with engine.served(agent) as client:
+        with pytest.raises(ToolsetError, match=r"toolset 'no-such-server' could not list its tools.*No such file"):
+            await (await client.start("host", "Go.")).result()
