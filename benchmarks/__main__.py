@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import benchmarks
-from benchmarks.contestants import CONTESTANTS
+from benchmarks.contestants import CONTESTANTS, HOOKED
 from benchmarks.events import events, following, streaming
+from benchmarks.hooks import hooks
 from benchmarks.lab import open_lab
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
 from benchmarks.report import tables
@@ -28,6 +29,7 @@ MEASURES = {
     "recovery": recovery,
     "events": events,
     "streaming": streaming,
+    "hooks": hooks,
 }
 
 
@@ -35,6 +37,8 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
     """What ``only`` names, measures or contestants; nothing named, everything."""
     measures = [name for name in MEASURES if name in only] or list(MEASURES)
     who = chosen([name for name in CONTESTANTS if name in only])
+    if measures == ["hooks"]:
+        who = [one for one in who if one.name in HOOKED]
     if set(measures) <= {"events", "streaming"}:
         who = following(who) or following(chosen([]))  # no floor has to be there
     results: dict[str, Figures] = {}

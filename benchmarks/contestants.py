@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from temporalio.client import Client as TemporalClient
 from temporalio.worker import Worker as TemporalWorker
 
 from benchmarks import floor
-from perdure import Agent, Client, Worker, tool
+from perdure import Agent, Client, Worker, hook, tool
+from perdure.hooks import EVENTS
 from perdure.workflows import AgentWorkflow
 
 MODEL = "gpt-4o-mini"
@@ -61,9 +63,24 @@ async def work(size: int) -> str:
     return "x" * size
 
 
+HOOKS = "BENCH_HOOKS"
+"""Environment variable of workers with hooks: how many on each event."""
+
+
+async def _seen() -> None:
+    """A hook that looks on."""
+
+
 def _perdure_worker(
-    client: TemporalClient, task_queue: str, store_url: str, *, inline: bool = False, stream: bool = True
+    client: TemporalClient,
+    task_queue: str,
+    store_url: str,
+    *,
+    inline: bool = False,
+    stream: bool = True,
+    hooked: bool = False,
 ) -> Worker:
+    count = int(os.environ[HOOKS]) if hooked else 0
     agent = Agent("bench", f"openai:{MODEL}", tools=[tool(work, inline=inline)], max_iterations=1_000_000)
     return Worker(
         Client(client, store_url=store_url),
@@ -71,6 +88,7 @@ def _perdure_worker(
         task_queue=task_queue,
         drain=0,
         stream=stream,
+        hooks=[hook(event)(_seen) for event in EVENTS for _ in range(count)],
         max_concurrent_activities=ACTIVITIES,
     )
 
@@ -111,5 +129,22 @@ UNSTREAMED = Contestant(
     _perdure_start,
 )
 """What ``perdure`` is measured beside where the cost of streaming is; it is in no table of its own."""
-SERVED = {**CONTESTANTS, UNSTREAMED.name: UNSTREAMED}
+HOOKED = {
+    "perdure": Contestant(
+        "perdure-hooks",
+        AgentWorkflow,
+        "AgentWorkflow",
+        lambda *given: _perdure_worker(*given, hooked=True),
+        _perdure_start,
+    ),
+    "perdure-inline": Contestant(
+        "perdure-inline-hooks",
+        AgentWorkflow,
+        "AgentWorkflow",
+        lambda *given: _perdure_worker(*given, inline=True, hooked=True),
+        _perdure_start,
+    ),
+}
+"""What each is measured beside where the cost of hooks is."""
+SERVED = {one.name: one for one in (*CONTESTANTS.values(), UNSTREAMED, *HOOKED.values())}
 """All that a worker process can be of."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.contestants import UNSTREAMED, Contestant
 from benchmarks.lab import Lab
-from benchmarks.measures import Figures, Scale, in_rounds, median
+from benchmarks.measures import Figures, Scale, in_rounds, ratio
 
 PACE = 20
 """Milliseconds from one piece of a streamed reply to the next."""
@@ -67,15 +67,10 @@ async def streaming(lab: Lab, who: Sequence[Contestant], scale: Scale) -> Figure
             for each in pair[:: 1 if number % 2 else -1]:
                 slow[each.name].append(await _slow(lab, each, scale))
         figures[one.name] = {
-            name: {"wall_ratio": _ratio(rounds, pair, 0), "cpu_ratio": _ratio(rounds, pair, 1)}
+            name: {"wall_ratio": ratio(rounds, pair, 0), "cpu_ratio": ratio(rounds, pair, 1)}
             for name, rounds in (("single", single), ("concurrent", many), ("slow", slow))
         }
     return figures
-
-
-def _ratio(rounds: dict[str, list[tuple[float, float]]], pair: tuple[Contestant, Contestant], which: int) -> float:
-    on, off = (rounds[each.name] for each in pair)
-    return median([a[which] / b[which] for a, b in zip(on, off, strict=True)])
 
 
 async def _slow(lab: Lab, one: Contestant, scale: Scale) -> tuple[float, float]:

@@ -44,6 +44,8 @@ class Scale:
     pieces: int = 100
     """Of each reply, one every 20 ms."""
     stream_rounds: int = 5
+    hooks: int = 3
+    """On each event, where their cost is measured."""
 
 
 QUICK = Scale(iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1, stream_rounds=1)
@@ -94,6 +96,12 @@ async def in_rounds(
             if number >= 0:
                 measured[one.name].append(seconds)
     return measured
+
+
+def ratio(rounds: dict[str, list[tuple[float, float]]], pair: tuple[Contestant, Contestant], which: int) -> float:
+    """Wall (0) or worker CPU (1) of the first by that of the second, round by round."""
+    on, off = (rounds[each.name] for each in pair)
+    return statistics.median([a[which] / b[which] for a, b in zip(on, off, strict=True)])
 
 
 async def _timed(lab: Lab, one: Contestant, runs: int, each: int) -> tuple[float, float]:

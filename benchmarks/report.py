@@ -21,6 +21,8 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
 """At most, but for a rate: at least."""
 STREAMING = 1.15
 """Wall time with streaming by that without."""
+HOOKS = 1.1
+"""Wall time with hooks by that without."""
 GROWTH = 2.1
 """Bytes of history at twice the length."""
 
@@ -48,6 +50,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _events(results["events"], names)
     if "streaming" in results:
         lines += _streaming(results["streaming"], names, runs)
+    if "hooks" in results:
+        lines += _hooks(results["hooks"], names, runs)
     return _aligned(lines) + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
 
 
@@ -99,6 +103,17 @@ def _streaming(figures: Figures, names: Sequence[str], runs: int) -> Iterable[li
 
 def _streamed(mine: Mapping[str, float]) -> str:
     return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= STREAMING)} ≤ {STREAMING}, {mine['cpu_ratio']:.2f}"
+
+
+def _hooks(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[str]]:
+    for which, title in {"single": "one run", "concurrent": f"{runs} runs"}.items():
+        count = next((mine["hooks"] for mine in figures.values()), 0)
+        cells = [_hooked(figures[name][which]) if name in figures else "-" for name in names]
+        yield [f"{count} hooks on each event / none, {title}: wall, CPU", *cells]
+
+
+def _hooked(mine: Mapping[str, float]) -> str:
+    return f"{mine['wall_ratio']:.2f} {_mark(mine['wall_ratio'] <= HOOKS)} ≤ {HOOKS}, {mine['cpu_ratio']:.2f}"
 
 
 def growth(mine: Mapping[str, Any]) -> float:

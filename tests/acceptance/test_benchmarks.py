@@ -35,6 +35,8 @@ ROWS = [
     "streamed / unstreamed, one run:",
     "streamed / unstreamed, 3 runs:",
     "streamed / unstreamed, slow replies at once:",
+    "3 hooks on each event / none, one run:",
+    "3 hooks on each event / none, 3 runs:",
 ]
 
 
@@ -58,9 +60,11 @@ def test_all_rows_are_printed(measured: dict[str, Any]) -> None:
     assert heads.split() == CONTESTANTS
     for row in ROWS:
         assert any(line.startswith(row) for line in lines), row
-    assert set(measured["results"]) == {"single", "concurrent", "history", "recovery", "events", "streaming"}
+    measures = {"single", "concurrent", "history", "recovery", "events", "streaming", "hooks"}
+    assert set(measured["results"]) == measures
+    only = {"events": ["perdure"], "streaming": ["perdure"], "hooks": ["perdure", "perdure-inline"]}
     for name, figures in measured["results"].items():
-        assert list(figures) == (["perdure"] if name in ("events", "streaming") else CONTESTANTS)
+        assert list(figures) == only.get(name, CONTESTANTS)
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)

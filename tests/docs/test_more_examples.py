@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,19 @@ async def test_limits(loopback: Loopback) -> None:
         "Page 4: the charter was signed in 1848.",
     ]
     assert len(loopback.model.requests) == 5
+
+
+async def test_hooks(loopback: Loopback, tmp_path: Path) -> None:
+    def rule(request: Request) -> Any:
+        if not results(request):
+            return [Call("read_file", {"path": "/etc/passwd"}), Call("read_file", {"path": "notes.txt"})]
+        return f"You said: {users(request)[0]}"
+
+    loopback.model.rule = rule
+    out = succeeded(await loopback.run(sys.executable, EXAMPLES / "20_hooks.py", cwd=tmp_path)).splitlines()
+    assert out[0] == "Vetoed: ana may not read /etc/passwd"
+    assert out[1].startswith("notes.txt: 0123456789")
+    assert out[1].endswith("… (cut)")
+    assert out[2] == "You said: Read /etc/passwd and notes.txt. My key is [redacted]."
+    assert out[3] == "2 model calls; 8 lines in the audit log"
+    assert "sk-abc" not in json.dumps(loopback.model.requests)
