@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agent import Agent
+    from .agent_files import load_agent
     from .client import Client
     from .errors import Abort, ModelRetry
     from .hooks import HookSet, Step, Veto, hook
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .run import Run
     from .runtime import local
     from .tools import Memory, RunContext, Tool, ToolContext, tool
+    from .tools.auth import RunFacts
     from .turn import Turn
     from .types.compaction import Compaction
     from .types.files import File
@@ -42,6 +44,7 @@ _HOME = {
     "Response": "types.interface",
     "Run": "run",
     "RunContext": "tools",
+    "RunFacts": "tools.auth",
     "Status": "types.interface",
     "Step": "hooks",
     "Tool": "tools",
@@ -51,6 +54,7 @@ _HOME = {
     "Veto": "hooks",
     "Worker": "worker",
     "hook": "hooks",
+    "load_agent": "agent_files",
     "local": "runtime",
     "register_provider": "providers.registry",
     "tool": "tools",
@@ -72,6 +76,7 @@ __all__ = [
     "Response",
     "Run",
     "RunContext",
+    "RunFacts",
     "Status",
     "Step",
     "Tool",
@@ -81,6 +86,7 @@ __all__ = [
     "Veto",
     "Worker",
     "hook",
+    "load_agent",
     "local",
     "register_provider",
     "tool",

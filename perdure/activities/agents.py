@@ -24,9 +24,25 @@ class Agents:
         check_subagents(self._agents)
 
     def add(self, agent: Agent) -> None:
-        """Serve ``agent`` too, and its subagents; the same object twice counts once. Raises ``DefinitionError``."""
-        self._add(agent)
-        check_subagents(self._agents)
+        """Serve ``agent`` too, and its subagents; the same object twice counts once. Raises ``DefinitionError``, and
+        then everything stays as it was."""
+        self.change(come=[agent])
+
+    def change(self, gone: Iterable[str] = (), come: Iterable[Agent] = ()) -> None:
+        """Serve those of the names ``gone`` no more, and ``come`` from now on, all at once; raises as :meth:`add`.
+
+        A call that has begun ends with the agent that it began with.
+        """
+        before = self._agents
+        leaving = set(gone)
+        self._agents = {name: agent for name, agent in before.items() if name not in leaving}
+        try:
+            for agent in come:
+                self._add(agent)
+            check_subagents(self._agents)
+        except BaseException:
+            self._agents = before
+            raise
 
     def _add(self, agent: Agent) -> None:
         if not isinstance(agent, Agent):

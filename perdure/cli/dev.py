@@ -17,7 +17,7 @@ from ..errors import InvalidInputError
 from .connection import Server, connected, ui_url, without_password
 from .connection import address as address_of
 from .conversation import colours, styled
-from .options import AddressOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
+from .options import AddressOption, AgentsOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -33,6 +33,7 @@ Snapshot = dict[Path, tuple[int, int]]
 
 def dev(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The Python file with the agents.")],
+    agents: AgentsOption = None,
     task_queue: QueueOption = None,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
@@ -43,10 +44,10 @@ def dev(
     path = Path(file)
     if not path.is_file():
         raise InvalidInputError(f"there is no file {file}", hint=f"Looked for {path.absolute()}.")
-    asyncio.run(_dev(file, Server(address, namespace, profile, store_url), task_queue))
+    asyncio.run(_dev(file, Server(address, namespace, profile, store_url), task_queue, agents))
 
 
-async def _dev(file: str, server: Server, task_queue: str | None) -> None:
+async def _dev(file: str, server: Server, task_queue: str | None, agents: Path | None) -> None:
     from .. import config
     from ..runtime import entry_queue
 
@@ -61,14 +62,16 @@ async def _dev(file: str, server: Server, task_queue: str | None) -> None:
         _say("  server", f"{address_of(client)}, store {without_password(client.store_url)}")
         if ui := await ui_url(client):
             _say("  UI", ui)
-        await Reloader(file, client).run(stop)
+        await Reloader(file, client, agents).run(stop)
 
 
 class Reloader:
     """Keeps one worker process serving the newest version of the file that works."""
 
-    def __init__(self, file: str, client: Client) -> None:
+    def __init__(self, file: str, client: Client, agents: Path | None = None) -> None:
+        """``agents`` is a folder of agent files, which the worker itself looks after."""
         self._file = file
+        self._folder = () if agents is None else (str(agents),)
         self._client = client
         self._current: Child | None = None
         self._files: set[Path] = {Path(file).absolute()}
@@ -106,7 +109,7 @@ class Reloader:
 
         assert self._client.store_url is not None, "set by the command"
         place = (self._client.task_queue, address_of(self._client), self._client.temporal.namespace)
-        child = await Child.start("perdure.cli.dev_worker", self._file, *place, self._client.store_url)
+        child = await Child.start("perdure.cli.dev_worker", self._file, *place, self._client.store_url, *self._folder)
         try:
             said = await child.says()
         except BaseException:
@@ -126,8 +129,8 @@ class Reloader:
     def _serving(self, agents: list[str], *, again: bool) -> None:
         count = len(self._files)
         files = f"watching {count} file{'s' if count > 1 else ''}"
-        _say("reloaded" if again else "  serving", f"{', '.join(agents)}; {files}", "green")
-        if not again:
+        _say("reloaded" if again else "  serving", f"{', '.join(agents) or 'no agents yet'}; {files}", "green")
+        if not again and agents:
             _say("  try", f'perdure run {agents[0]} "…" --task-queue {self._client.task_queue}')
 
     def _broken(self, said: dict[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""The worker process of ``perdure dev``: ``python -m perdure.cli.dev_worker FILE QUEUE ADDRESS NAMESPACE STORE``."""
+"""The worker process of ``perdure dev``: ``… dev_worker FILE QUEUE ADDRESS NAMESPACE STORE [DIR]``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from temporalio.worker import Worker as TemporalWorker
 from ..errors import DefinitionError, InvalidInputError, PerdureError
 from ..runtime import agent_queue
 from ..worker import PerdurePlugin
+from ..worker.folder import AgentFolder
 from .children import on_orphaned, report
 from .connection import Server, connected
 from .load import Loaded, author_files, failing_files, load, package_root
-from .worker import log_to_stderr, on_signals
+from .worker import log_to_stderr, on_signals, say
 
 DRAIN = 5.0
 """Seconds that running tools are given when their code has changed."""
@@ -25,29 +26,37 @@ DRAIN = 5.0
 
 def main(arguments: list[str]) -> int:
     """Load, serve, and tell the parent: which files to watch, then ``serving`` or ``broken``."""
-    file, queue, address, namespace, store = arguments
+    file, queue, address, namespace, store, *folder = arguments
     log_to_stderr()
     try:
-        loaded = load(file)
+        loaded = load(file, alone=not folder)
     except (DefinitionError, InvalidInputError) as error:
         report("broken", error=error.message, hint=error.hint, files=_files(file, error))
         return 1
     try:
-        asyncio.run(_serve(loaded, Server(address, namespace, store_url=store), queue, file))
+        asyncio.run(_serve(loaded, Server(address, namespace, store_url=store), queue, file, *map(Path, folder)))
     except PerdureError as error:
         report("broken", error=error.message, hint=error.hint, files=_files(file))
         return 1
     return 0
 
 
-async def _serve(loaded: Loaded, server: Server, queue: str, file: str) -> None:
+async def _serve(loaded: Loaded, server: Server, queue: str, file: str, folder: Path | None = None) -> None:
     """Serve the queue, and those on which the file's own ``agent.call()`` left runs behind."""
     stop = asyncio.Event()
     on_orphaned(stop.set)
     on_signals(stop, talks=False)
     queues = dict.fromkeys([queue, *(agent_queue(agent.name, Path(file)) for agent in loaded.agents)])
     async with connected(server, task_queue=queue, warnings=True) as client:
-        plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, lifespan=loaded.lifespan, tools=loaded.tools)
+        plugin = PerdurePlugin(
+            loaded.agents,
+            store_url=client.store_url,
+            lifespan=loaded.lifespan,
+            tools=loaded.tools,
+            resolve_auth=loaded.resolve_auth,
+        )
+        agents = plugin.engine.agents
+        files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=say) if folder else None
         workers = [
             TemporalWorker(
                 client.temporal,
@@ -62,7 +71,9 @@ async def _serve(loaded: Loaded, server: Server, queue: str, file: str) -> None:
             await stack.enter_async_context(plugin.engine.running())
             for worker in workers:
                 await stack.enter_async_context(worker)
-            report("serving", agents=[agent.name for agent in loaded.agents], files=_files(file))
+            report("serving", agents=[agent.name for agent in agents], files=_files(file))
+            if files is not None:
+                await stack.enter_async_context(files)
             await stop.wait()
             await asyncio.gather(*(worker.shutdown() for worker in workers))
 

@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent import Agent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..ports import Toolset
 from ..tools import Tool
 
 if TYPE_CHECKING:
+    from ..tools.auth import ResolveAuth
     from ..worker import Lifespan
+
+T = TypeVar("T")
 
 _ENGINE = Path(__file__).resolve().parent.parent
 
@@ -36,7 +40,12 @@ class Loaded:
     lifespan: Lifespan | None = None
     """Its function ``lifespan``, if it has one: what its tools share (see ``Worker``)."""
     tools: tuple[Tool, ...] = ()
-    """The tools of its list ``tools``, if it has one: steps may add them to an agent (see ``Worker``)."""
+    """The tools of its list ``tools``, if it has one: steps may add them to an agent (see ``Worker``), and agent files
+    may name them."""
+    toolsets: tuple[Toolset, ...] = ()
+    """The toolsets of its list ``toolsets``, for agent files."""
+    resolve_auth: ResolveAuth | None = None
+    """Its function ``resolve_auth``, if it has one (see ``Worker``)."""
 
     def agent(self, name: str) -> Agent:
         """The agent of that name. Raises ``InvalidInputError``, which names the ones there are."""
@@ -47,8 +56,9 @@ class Loaded:
         return found
 
 
-def load(target: str) -> Loaded:
-    """Import ``target``, a file or the dotted name of a module, and collect the agents at its top level.
+def load(target: str, *, alone: bool = True) -> Loaded:
+    """Import ``target``, a file or the dotted name of a module, and collect the agents at its top level; it may have
+    none where it is not ``alone``.
 
     Raises ``InvalidInputError`` when there is no such file or module, ``DefinitionError`` for what is wrong in it.
     """
@@ -57,18 +67,27 @@ def load(target: str) -> Loaded:
     else:
         module = _import_module(target)
     agents = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Agent)))
-    if not agents:
+    if not agents and alone:
         raise DefinitionError(
             f"{target} has no agents at its top level",
             hint='Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")',
         )
-    return Loaded(target, agents, _lifespan(target, vars(module).get("lifespan")), _tools(vars(module).get("tools")))
+    found = vars(module)
+    resolve = found.get("resolve_auth")
+    return Loaded(
+        target,
+        agents,
+        _lifespan(target, found.get("lifespan")),
+        _listed(found.get("tools"), Tool),
+        _listed(found.get("toolsets"), Toolset),
+        resolve if callable(resolve) else None,
+    )
 
 
-def _tools(found: Any) -> tuple[Tool, ...]:
+def _listed(found: Any, kind: type[T]) -> tuple[T, ...]:
     """A list of that name that has something else in it is none of ours."""
     listed = found if isinstance(found, list | tuple) else ()
-    return tuple(listed) if all(isinstance(one, Tool) for one in listed) else ()
+    return tuple(listed) if all(isinstance(one, kind) for one in listed) else ()
 
 
 def _lifespan(target: str, found: Any) -> Lifespan | None:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,10 @@ NamespaceOption = Annotated[str | None, typer.Option("--namespace", "-n", help="
 ProfileOption = Annotated[str | None, typer.Option(help="Profile of Temporal's configuration file.")]
 StoreOption = Annotated[
     str | None, typer.Option("--store-url", help="Where the transcripts are; PERDURE_STORE_URL.", show_default=False)
+]
+AgentsOption = Annotated[
+    Path | None,
+    typer.Option("--agents", metavar="DIR", help="A folder of agent files (JSON, TOML, YAML) to serve as they are."),
 ]
 QueueOption = Annotated[
     str | None, typer.Option("--task-queue", help="Task queue; PERDURE_TASK_QUEUE, else perdure.", show_default=False)

@@ -39,6 +39,13 @@ async def served(
     queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
     async with (
         connected(server, start_server=True, task_queue=queue, actor=actor) as client,
-        Worker(client, loaded.agents, drain=DRAIN, lifespan=loaded.lifespan, tools=loaded.tools),
+        Worker(
+            client,
+            loaded.agents,
+            drain=DRAIN,
+            lifespan=loaded.lifespan,
+            tools=loaded.tools,
+            resolve_auth=loaded.resolve_auth,
+        ),
     ):
         yield client, found

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .connection import Server, address, connected, without_password
-from .options import AddressOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
+from .options import AddressOption, AgentsOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -25,6 +27,7 @@ TargetArgument = Annotated[str, typer.Argument(metavar="FILE|MODULE", help="agen
 
 def worker(
     target: TargetArgument,
+    agents: AgentsOption = None,
     task_queue: QueueOption = None,
     drain: Annotated[
         float | None,
@@ -41,9 +44,9 @@ def worker(
     from .load import load
 
     log_to_stderr()
-    loaded = load(target)
+    loaded = load(target, alone=agents is None)
     server = Server(address, namespace, profile, store_url)
-    asyncio.run(_serve(loaded, server, task_queue, drain))
+    asyncio.run(_serve(loaded, server, task_queue, drain, agents))
 
 
 def log_to_stderr() -> None:
@@ -64,9 +67,14 @@ def _in_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _serve(loaded: Loaded, server: Server, task_queue: str | None, drain: float | None) -> None:
+async def _serve(
+    loaded: Loaded, server: Server, task_queue: str | None, drain: float | None, agents: Path | None
+) -> None:
+    def ready(worker: Worker) -> None:
+        print(line(client, worker), flush=True)
+
     async with connected(server, task_queue=task_queue, warnings=True) as client:
-        await serve(client, loaded, drain=drain, ready=lambda worker: print(line(client, worker), flush=True))
+        await serve(client, loaded, drain=drain, ready=ready, agents=agents)
 
 
 async def serve(
@@ -76,9 +84,11 @@ async def serve(
     drain: float | None = None,
     ready: Callable[[Worker], None],
     stop: asyncio.Event | None = None,
+    agents: Path | None = None,
 ) -> None:
     """Serve ``loaded`` until a signal comes or ``stop`` is set, then drain. ``ready`` is called once it serves.
 
+    ``agents`` is a folder of agent files, which are served as they are at present.
     With ``stop`` it is part of another command, which says what happens.
     """
     from ..worker import Worker
@@ -86,9 +96,20 @@ async def serve(
     talks = stop is None
     stop = stop or asyncio.Event()
     on_signals(stop, talks=talks)
-    worker = Worker(client, loaded.agents, drain=drain, lifespan=loaded.lifespan, tools=loaded.tools)
-    async with worker:
+    worker = Worker(
+        client,
+        loaded.agents,
+        drain=drain,
+        lifespan=loaded.lifespan,
+        tools=loaded.tools,
+        resolve_auth=loaded.resolve_auth,
+    )
+    async with AsyncExitStack() as stack:
+        folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=say)
+        await stack.enter_async_context(worker)
         ready(worker)
+        if folder:
+            await stack.enter_async_context(folder)
         await stop.wait()
 
 
@@ -96,11 +117,16 @@ def line(client: Client, worker: Worker) -> str:
     """What is served, where: one line."""
     from .. import config
 
-    names = ", ".join(sorted(agent.name for agent in worker.agents))
+    names = ", ".join(sorted(agent.name for agent in worker.agents)) or "no agents yet"
     store = without_password(client.store_url or config.home_store_url())
     namespace = client.temporal.namespace
     place = address(client) if namespace == "default" else f"{address(client)}, namespace {namespace}"
     return f"serving {names} on queue {worker.task_queue} of {place}, store {store}"
+
+
+def say(text: str) -> None:
+    """A line of what happens to agent files."""
+    print(text, flush=True)
 
 
 def on_signals(stop: asyncio.Event, *, talks: bool) -> None:

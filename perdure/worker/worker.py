@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,12 +19,16 @@ from ..agent import Agent
 from ..client import Client
 from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
+from ..ports import Toolset
 from ..tools import Tool
 from ..tools.auth import ResolveAuth
 from ..types.limits import RateLimit
+from .folder import AgentFolder
 from .plugin import PerdurePlugin
 from .rates import checked_rate
 from .resources import Lifespan
+
+logger = logging.getLogger("perdure.worker")
 
 
 class Worker:
@@ -88,7 +94,6 @@ class Worker:
             resolve_auth=resolve_auth,
         )
         self.task_queue = config.task_queue(task_queue or client.task_queue)
-        self.agents = tuple(plugin.engine.agents)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
         # Made when it starts: one that is made and never run keeps its place on the queue, and no other worker of this
         # client could take it.
@@ -103,6 +108,32 @@ class Worker:
         )
         self._engine = plugin.engine
         self._open = AsyncExitStack()
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """Those that are served."""
+        return tuple(self._engine.agents)
+
+    def add(self, agent: Agent, *, replace: bool = False) -> None:
+        """Serve ``agent`` too, also while the worker runs; with ``replace`` in the place of the one of its name.
+
+        To be called on the worker's event loop, and on every worker of the queue: a run whose next call finds a worker
+        that does not know its agent yet looks for one for a minute. Raises ``DefinitionError``.
+        """
+        self._engine.agents.change([agent.name] if replace else (), [agent])
+
+    def remove(self, name: str) -> None:
+        """Serve the agent of that name no more. Raises ``AgentNotFoundError``."""
+        self._engine.agents.change([self._engine.agents.get(name).name])
+
+    def folder(
+        self, path: Path, *, toolsets: Iterable[Toolset] = (), say: Callable[[str], object] = logger.warning
+    ) -> AgentFolder:
+        """Serve the agent files of a folder too, and what becomes of them for the length of ``async with`` on what this
+        returns. They may name the worker's ``tools``, and ``toolsets``; ``say`` is told of each that is taken up or
+        broken. Raises ``InvalidInputError`` where there is no such folder.
+        """
+        return AgentFolder(path, self._engine.agents, toolsets=toolsets, say=say)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""

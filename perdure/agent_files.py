@@ -1,0 +1,184 @@
+"""Agents as data: a JSON, TOML or YAML file that names a model, says what to do, and refers to tools by their names."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, JsonValue, ValidationError
+
+from .agent import Agent
+from .errors import DefinitionError, RuntimeSetupError
+from .ports import Toolset
+from .structured.from_schema import type_from_schema
+from .tools import Tool, Toolbox
+from .types.compaction import Compaction
+from .types.interface import FinishProtocol, OnLimit, Strict
+from .types.limits import Limits
+
+FILE_BYTES = 1024 * 1024
+
+T = TypeVar("T")
+Values = dict[str, JsonValue]
+
+
+class AgentSpec(Strict):
+    """What an agent file may say. As in ``Agent``; only what refers to code is a name."""
+
+    name: str
+    model: str | list[str]
+    description: str = ""
+    instructions: str | None = None
+    input: Values | None = None
+    """JSON Schema, as ``output`` and ``context``."""
+    output: Values | None = None
+    context: Values | None = None
+    tools: tuple[str, ...] = ()
+    """Names of tools that the worker has."""
+    toolsets: tuple[str, ...] = ()
+    """Names of toolsets that the worker has."""
+    settings: Values | None = None
+    provider_options: Values | None = None
+    finish: FinishProtocol | None = None
+    parse_retries: int | None = None
+    max_iterations: int | None = None
+    on_limit: OnLimit | None = None
+    limits: Values | None = None
+    """As ``Limits``: ``{"cost_usd": 2.0, "turn": {"tokens": 50000}}``."""
+    compaction: dict[str, Values] = Field(default={})
+    """As ``Compaction``, by way: ``{"window": {"tokens": 100000}}``."""
+
+
+def load_agent(
+    source: str | Path | Mapping[str, Any],
+    *,
+    tools: Iterable[Tool | Callable[..., Any]] = (),
+    toolsets: Iterable[Toolset] = (),
+) -> Agent:
+    """The agent that a file describes, or a mapping with the same fields.
+
+    ``tools`` and ``toolsets`` are what it may refer to by name. A file without a ``name`` gives its agent its own.
+    Raises ``DefinitionError`` that names the file and the field, ``RuntimeSetupError`` where nothing here reads YAML.
+    """
+    if isinstance(source, Mapping):
+        where, given = "the agent", dict(source)
+    else:
+        path = Path(source)
+        where, given = str(source), {"name": path.stem, **_read(path)}
+    try:
+        spec = AgentSpec.model_validate(given)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors(include_url=False)
+        )
+        known = ", ".join(AgentSpec.model_fields)
+        raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
+    try:
+        return _made(spec, Toolbox(tools), {one.name: one for one in toolsets})
+    except DefinitionError as error:
+        raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
+
+
+_AS_THEY_ARE = {
+    "description",
+    "instructions",
+    "settings",
+    "provider_options",
+    "finish",
+    "parse_retries",
+    "max_iterations",
+    "on_limit",
+}
+
+
+def _made(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> Agent:
+    """Raises ``DefinitionError``."""
+    plain: dict[str, Any] = spec.model_dump(include=_AS_THEY_ARE, exclude_none=True)
+    for field in ("input", "output", "context"):
+        if (schema := getattr(spec, field)) is not None:
+            plain[field] = type_from_schema(schema, field)
+    return Agent(
+        spec.name,
+        spec.model,
+        tools=[_named("tools", name, {tool.name: tool for tool in tools}) for name in spec.tools],
+        toolsets=[_named("toolsets", name, toolsets) for name in spec.toolsets],
+        limits=None if spec.limits is None else _limits("limits", spec.limits),
+        compaction=[_compaction(way, values) for way, values in spec.compaction.items()] or None,
+        **plain,
+    )
+
+
+def _named(field: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        here = ", ".join(sorted(known)) or "none"
+        raise DefinitionError(
+            f"{field}: there is no {name!r} (there is: {here})",
+            hint=f"Give it to whoever loads the agent: {field}=[…]; for `perdure worker` a list {field} in its file.",
+        )
+    return known[name]
+
+
+def _limits(where: str, values: Values) -> Limits:
+    names = [field.name for field in fields(Limits)]
+    if unknown := sorted(values.keys() - set(names)):
+        raise DefinitionError(f"{where}: there is no limit {unknown[0]!r}", hint=f"There are: {', '.join(names)}.")
+    given: dict[str, Any] = dict(values)
+    if isinstance(turn := given.get("turn"), dict):
+        given["turn"] = _limits(f"{where}.turn", turn)
+    return Limits(**given)
+
+
+_WAYS = ("truncate", "clear_results", "window", "summarise")
+
+
+def _compaction(way: str, values: Values) -> Compaction:
+    if way not in _WAYS:
+        raise DefinitionError(f"compaction: there is no {way!r}", hint=f"There are: {', '.join(_WAYS)}.")
+    try:
+        made: Compaction = getattr(Compaction, way)(**values)
+    except TypeError as error:  # a DefinitionError is one too, and says it better
+        if isinstance(error, DefinitionError):
+            raise
+        raise DefinitionError(f"compaction.{way}: {error}", hint=f"See Compaction.{way}.") from None
+    return made
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What stands in a file. Raises ``DefinitionError``."""
+    read = _READ.get(path.suffix.lower())
+    if read is None:
+        raise DefinitionError(f"{path}: an agent file ends in {', '.join(_READ)}", hint="Rename it.")
+    try:
+        if path.stat().st_size > FILE_BYTES:
+            raise DefinitionError(f"{path}: an agent file has at most {FILE_BYTES:,} bytes", hint="Make it shorter.")
+        found = read(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DefinitionError(f"{path} cannot be read: {error.strerror or error}", hint="Check its path.") from None
+    except (ValueError, RecursionError) as error:
+        raise DefinitionError(f"{path} cannot be read: {error}", hint="Correct it there.") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise DefinitionError(f"{path}: an agent file has one object", hint='For instance {"model": "openai:gpt-5"}.')
+    return found
+
+
+def _yaml(text: str) -> Any:
+    try:
+        yaml: Any = import_module("yaml")
+    except ImportError:
+        raise RuntimeSetupError(
+            "a YAML file needs the package pyyaml", hint='pip install "perdure[yaml]"; or write it as JSON or TOML.'
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+_READ: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
+SUFFIXES = tuple(_READ)
+"""Of agent files."""
