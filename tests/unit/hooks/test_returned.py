@@ -1,0 +1,121 @@
+"""What hooks return, read: the forms that are meant, and an error that names the hook for every other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure import Veto, hook
+from perdure.errors import HookError
+from perdure.hooks.files import by_reference
+from perdure.hooks.returned import (
+    arguments_from,
+    message_from,
+    reply_from,
+    request_from,
+    text_from,
+    with_text,
+    withheld,
+)
+from perdure.ports import ModelRequest
+from perdure.types.files import File
+from perdure.types.messages import (
+    Message,
+    OpaquePart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    Usage,
+    canonical,
+)
+
+REQUEST = ModelRequest("m", (Message.user("hi"),))
+REPLY = Message(role="assistant", parts=(TextPart(text="hi"),), usage=Usage(input_tokens=7), cost_usd=0.1, model="m")
+SAID = Message.user("hi", id="m1", by="ana")
+
+
+@hook("on_finish")
+def mine() -> None:
+    """Its name is in every error."""
+
+
+@pytest.mark.parametrize(
+    ("read", "before"),
+    [(request_from, REQUEST), (reply_from, REPLY), (message_from, SAID), (text_from, "hi"), (arguments_from, {"a": 1})],
+)
+def test_none_changes_nothing_and_what_is_not_meant_is_an_error(read: Any, before: Any) -> None:
+    assert read(mine, None, before) is before
+    for wrong in (7, object(), [7], ToolResultPart(call_id="c", name="n")):
+        with pytest.raises(HookError, match=r"the hook mine \(on_finish\)"):
+            read(mine, wrong, before)
+
+
+def test_a_request() -> None:
+    assert request_from(mine, Veto("no"), REQUEST) == Veto("no")
+    changed = replace(REQUEST, system="Brief.")
+    assert request_from(mine, changed, REQUEST) == changed
+    two = [Message.user("a"), Message.user("b")]
+    assert request_from(mine, two, changed) == replace(changed, messages=tuple(two))
+    for wrong in ([], [Message.system("x")], replace(REQUEST, model="other")):
+        with pytest.raises(HookError, match="mine"):
+            request_from(mine, wrong, REQUEST)
+
+
+def test_a_reply_keeps_what_was_paid() -> None:
+    other = Message(role="assistant", parts=(TextPart(text="\ud800"),), usage=Usage(), cost_usd=0.0)
+    changed = reply_from(mine, other, REPLY)
+    assert (changed.usage, changed.cost_usd, changed.model) == (REPLY.usage, 0.1, "m")
+    assert canonical([changed]), "it can be stored"
+    calls = Message.assistant("", ToolCallPart(id="c", name="n", arguments={"a": float("nan")}))
+    assert canonical([reply_from(mine, calls, REPLY)])
+    for wrong in (Message.user("x"), Message(role="assistant", parts=(ToolResultPart(call_id="c", name="n"),))):
+        with pytest.raises(HookError, match="mine"):
+            reply_from(mine, wrong, REPLY)
+
+
+def test_a_user_s_message_stays_its_sender_s() -> None:
+    for returned in ("bye", Message.user("bye", id="other", by="bo"), Message.user(["bye"])):
+        changed = message_from(mine, returned, SAID)
+        assert (changed.text, changed.id, changed.by, changed.role) == ("bye", "m1", "ana", "user")
+    assert message_from(mine, Veto("no"), SAID) == withheld(SAID, "no")
+    assert message_from(mine, "", SAID).text == "[withheld]", "an empty message is none that a model takes"
+    for wrong in (REPLY, Message(role="user"), Message(role="user", parts=(ThinkingPart(text="hm"),))):
+        with pytest.raises(HookError, match="mine"):
+            message_from(mine, wrong, SAID)
+
+
+PARTS = st.sampled_from(
+    [
+        TextPart(text="a"),
+        TextPart(text="b"),
+        ThinkingPart(text="t"),
+        ToolCallPart(id="c", name="n"),
+        OpaquePart(provider="p", data={}),
+    ]
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(PARTS, max_size=6), st.text(max_size=3))
+def test_new_text_stands_once_before_the_calls_and_the_rest_stays(parts: list[Any], text: str) -> None:
+    found = with_text(parts, text)
+    assert [part for part in found if part.type != "text"] == [part for part in parts if part.type != "text"]
+    texts = [place for place, part in enumerate(found) if part.type == "text"]
+    assert len(texts) == bool(text)
+    calls = [place for place, part in enumerate(found) if part.type == "tool_call"]
+    if texts and calls and not any(part.type == "text" for part in parts[: parts.index(found[calls[0]])]):
+        assert texts[0] < calls[0]
+
+
+def test_bytes_become_blobs() -> None:
+    png = b"\x89PNG\r\n\x1a\n"
+    plain, with_file = Message.user("hi"), Message.user(["see", File(png)])
+    (same, kept), blobs = by_reference([plain, with_file])
+    assert same is plain
+    assert [blob.body for blob in blobs] == [png]
+    assert kept.parts[1].blob == blobs[0].ref  # type: ignore[union-attr]
