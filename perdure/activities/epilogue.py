@@ -10,10 +10,10 @@ from ..errors import ToolError
 from ..loop.calls import malformed, unknown
 from ..ports import ModelCall, ModelReply
 from ..tools import RunContext
-from ..types.messages import Message, TextPart, ToolCallPart, Usage
+from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .author_loop import AuthorLoop
-from .finishing import Finishing
+from .finishing import Ending, Finishing
 from .unpriced import check_price
 
 
@@ -35,7 +35,7 @@ class Epilogue:
             rejected=ending.rejected,
             reminder=ending.reminder,
             failed=ending.failed,
-            finish_reason=message.finish_reason or "stop",
+            finish_reason=_reason(message, ending),
             usage=message.usage or Usage(),
             cost_usd=message.cost_usd,
             model=message.model or "",
@@ -67,6 +67,12 @@ def _limits(agent: Agent) -> AgentLimits:
         run=agent.limits.of_run,
         turn=agent.limits.of_turn,
     )
+
+
+def _reason(message: Message, ending: Ending) -> FinishReason:
+    """Why the reply ended; that it calls the finish tool is its end, and no call for more."""
+    reason = message.finish_reason or "stop"
+    return "stop" if ending.finish is not None and reason == "tool_calls" else reason
 
 
 def _plan_all(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:

@@ -117,6 +117,24 @@ async def test_image(loopback: Loopback, tmp_path: Path) -> None:
     assert base64.b64encode(b"\x89PNG\r\n\x1a\n").decode() in sent, "the map, which a tool gave"
 
 
+async def test_typed(loopback: Loopback) -> None:
+    answers = [
+        Call("paid", {"order_id": "7"}),
+        Call("__finish__", {"verdict": "refund", "amount": 50}),
+        Call("__finish__", {"verdict": "refund", "amount": 30, "reasons": ["It came broken."]}),
+    ]
+
+    def rule(request: Request) -> Any:
+        assert "<text>It came &lt;broken&gt;.</text>" in users(request)[0]
+        return answers[len(results(request))]
+
+    loopback.model.rule = rule
+    out = succeeded(await loopback.python(EXAMPLES / "21_typed.py"))
+    assert out == "refund, 30.00 euros: It came broken.\n"
+    refused = results(loopback.model.requests[2])[1]
+    assert refused == "The answer was not accepted: no more than was paid can be refunded"
+
+
 async def test_limits(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
         done = results(request)

@@ -78,7 +78,7 @@ async def test_the_answer_is_a_value_of_the_type_and_plain_json_for_everybody_el
         row = await (await client.store()).run(run.id)
     whole = {"verdict": "refund", "amount": 3.0, "places": [{"name": "Hall", "floor": None}]}
     assert response.output == Resolution(verdict="refund", amount=3, places=[Place(name="Hall")])
-    assert (response.finish_called, response.finish_reason, response.iterations) == (True, "tool_calls", 2)
+    assert (response.finish_called, response.finish_reason, response.iterations) == (True, "stop", 2)
     assert (plain.output, json.loads(plain.content)) == (whole, whole)
     assert raw["output"] == whole
     assert row is not None
