@@ -25,17 +25,17 @@ async def test_toolset(loopback: Loopback) -> None:
                 return "12.00 euros."
 
     loopback.model.rule = rule
-    out = succeeded(await loopback.python(EXAMPLES / "27_toolset.py"))
+    out = succeeded(await loopback.python(EXAMPLES / "25_toolset.py"))
     assert out == "12.00 euros.\n--- worth.md: version 1, 16 characters\n120 bolts: 12.00\n"
 
 
 async def test_mcp(loopback: Loopback) -> None:
-    modules = packages(ROOT / "tests" / "servers" / "mcp_everything", "examples/28_mcp.py")
+    modules = packages(ROOT / "tests" / "servers" / "mcp_everything", "examples/26_mcp.py")
     script = modules / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
 
     def rule(request: Request) -> Any:
         return results(request)[0] if results(request) else Call("mcp_get-sum", {"a": 19, "b": 23})
 
     loopback.model.rule = rule
-    ended = await loopback.python(EXAMPLES / "28_mcp.py", "node", str(script))
+    ended = await loopback.python(EXAMPLES / "26_mcp.py", "node", str(script))
     assert (ended.code, ended.out) == (0, "The sum of 19 and 23 is 42.\n"), ended  # the server writes to stderr

@@ -1,4 +1,4 @@
-"""Tools of an MCP server, here the reference server of npm: python examples/28_mcp.py [COMMAND ARGUMENTS...]"""
+"""Tools of an MCP server, here the reference server of npm: python examples/26_mcp.py [COMMAND ARGUMENTS...]"""
 
 import asyncio
 import sys
