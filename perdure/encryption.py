@@ -87,7 +87,7 @@ class Keys:
     @classmethod
     def given(cls) -> Keys:
         """Those of ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the one which is wrong."""
-        return cls(_parsed(os.environ.get(VARIABLE, ""), VARIABLE))
+        return cls(_parsed(os.environ.get("PERDURE_ENCRYPTION_KEYS", ""), VARIABLE))
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import re
 import signal
@@ -86,6 +87,7 @@ class Loopback:
             "PERDURE_TASK_QUEUE": self.task_queue,
             "OPENAI_BASE_URL": self.model.base_url,
             "OPENAI_API_KEY": "sk-loopback",
+            "PERDURE_ENCRYPTION_KEYS": f"docs:{base64.b64encode(b'docs' * 8).decode()}",
             "LOCAL_MODEL_URL": self.model.base_url,
             "LOCAL_MODEL_KEY": "none",
             "PYTHONPATH": str(ROOT),
