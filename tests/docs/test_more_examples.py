@@ -162,3 +162,17 @@ async def test_hooks(loopback: Loopback, tmp_path: Path) -> None:
     assert out[2] == "You said: Read /etc/passwd and notes.txt. My key is [redacted]."
     assert out[3] == "2 model calls; 8 lines in the audit log"
     assert "sk-abc" not in json.dumps(loopback.model.requests)
+
+
+async def test_steps(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        return Call("read", {"page": 3}) if results(request) else Call("search", {"query": "charter"})
+
+    loopback.model.rule = rule
+    out = succeeded(await loopback.python(EXAMPLES / "22_steps.py")).splitlines()
+    assert out[0] == "the charter was signed in 1848."
+    first, second = loopback.model.requests
+    assert (first["model"], second["model"]) == ("gpt-5", "gpt-5-mini")
+    assert [tool["function"]["name"] for tool in second["tools"]] == ["read"]
+    assert results(second)[0].endswith(" …")
+    assert out[1].endswith(", None]"), "the policy gave the last reply"

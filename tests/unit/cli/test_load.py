@@ -116,3 +116,10 @@ def test_the_files_lifespan_is_found(write: Write) -> None:
     assert loaded.lifespan is not None
     assert load(write("shop5.py")).lifespan is None
     assert "give it another name" in (refused(write("web.py", text.format("app"))).hint or "")
+
+
+def test_the_files_list_of_tools_is_found_and_another_list_of_that_name_is_not(write: Write) -> None:
+    text = "from perdure import tool\n@tool\ndef refund() -> str: return ''\n" + AGENT
+    assert [tool.name for tool in load(write("tools1.py", text + "\ntools = [refund]\n")).tools] == ["refund"]
+    assert load(write("tools2.py", text + "\ntools = [refund, 'hammer']\n")).tools == ()
+    assert load(write("tools3.py", text + "\ntools = 'many'\n")).tools == ()

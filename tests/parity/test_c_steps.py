@@ -1,0 +1,159 @@
+"""PARITY.md C6 and C8, and A8's ``on_iteration``: what happens between two model calls, durably."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Message, RunContext, Step, hook, tool
+from perdure.errors import AbortError
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import assert_closed, results, users
+from tests.support.engine import Engine
+
+pytestmark = pytest.mark.server
+
+
+@tool
+async def search(query: str) -> str:
+    """Search."""
+    return f"found {query}"
+
+
+@tool
+async def refund(order: str) -> str:
+    """Refund."""
+    return f"refunded {order}"
+
+
+async def test_a8_on_iteration_fires_between_the_tools_and_the_next_call(engine: Engine) -> None:
+    seen: list[Any] = []
+
+    @hook("on_iteration")
+    def first(iteration: int, messages: list[Message], response: Message) -> None:
+        seen.append(("first", iteration, messages[-1].role, response.text))
+
+    @hook("on_iteration")
+    async def second(iteration: int, ctx: RunContext) -> None:
+        seen.append(("second", iteration, ctx.agent))
+
+    replies = [["One.", call("search", query="a")], ["Two.", call("search", query="b")], "Done."]
+    agent = Agent("worker", ScriptedProvider(replies), tools=[search], hooks=[first, second])
+    async with engine.served(agent) as client:
+        await (await client.start(agent, "Go.")).result()
+    assert seen == [
+        ("first", 1, "tool", "One."),
+        ("second", 1, "worker"),
+        ("first", 2, "tool", "Two."),
+        ("second", 2, "worker"),
+    ]
+
+
+async def test_c6_a_step_sees_what_happened(engine: Engine) -> None:
+    seen: list[Any] = []
+
+    @hook("on_iteration")
+    def look(step: Step) -> None:
+        assert step.reply is not None
+        calls = [(one.name, one.arguments) for one in step.calls]
+        said = [(one.content, one.is_error) for one in step.results]
+        seen.append((step.iteration, step.model, step.settings, step.tools, step.reply.text, calls, said))
+
+    provider = ScriptedProvider([["Looking.", call("search", query="a"), call("nothing")], "Done."])
+    agent = Agent("worker", provider, tools=[search], hooks=[look], settings={"temperature": 0.5, "max_tokens": 9})
+    async with engine.served(agent) as client:
+        await (await client.start(agent, "Go.")).result()
+    (step,) = seen
+    assert step[:5] == (1, agent.model, {"temperature": 0.5, "max_tokens": 9}, ("search",), "Looking.")
+    assert step[5] == [("search", {"query": "a"}), ("nothing", {})]
+    assert step[6] == [("found a", False), ("tool not found: nothing (there is: search)", True)]
+
+
+async def test_c6_a_step_changes_the_next_one(engine: Engine) -> None:
+    @hook("on_iteration")
+    def change(step: Step) -> None:
+        if step.iteration == 1:
+            step.settings.update(temperature=0.1, max_tokens=5)
+            step.add_tool("refund")
+            step.remove_tool("search")
+            step.results[0] = "nothing"
+
+    provider = ScriptedProvider([call("search", query="a"), call("refund", order="7"), "Done."])
+    agent = Agent("worker", provider, tools=[search], hooks=[change], settings={"temperature": 0.5})
+    async with engine.served(agent, tools=[refund]) as client:
+        response = await (await client.start(agent, "Go.")).result()
+    assert [(dict(one.settings), [spec.name for spec in one.tools]) for one in provider.requests] == [
+        ({"temperature": 0.5}, ["search"]),
+        ({"temperature": 0.1, "max_tokens": 5}, ["refund"]),
+        ({"temperature": 0.5}, ["search"]),
+    ]
+    assert results(response.messages) == ["nothing", "refunded 7"]
+    assert_closed(response.messages)
+
+
+async def test_c6_a_step_edits_the_whole_history(engine: Engine) -> None:
+    @hook("on_iteration")
+    def edit(step: Step) -> None:
+        if step.iteration == 2:
+            step.instructions = "Be brief."
+            step.messages.append(Message.user("Hurry."))
+            del step.messages[1:3]
+
+    provider = ScriptedProvider([call("search", query="a"), call("search", query="b"), "Done."])
+    agent = Agent("worker", provider, tools=[search], hooks=[edit], instructions="Be thorough.")
+    async with engine.served(agent) as client:
+        response = await (await client.start(agent, "Go.")).result()
+    assert provider.requests[-1].system == "Be brief."
+    assert list(provider.requests[-1].messages) == [one.model_copy() for one in response.messages[1:-1]]
+    assert (users(response.messages), results(response.messages)) == (["Go.", "Hurry."], ["found b"])
+    assert response.messages[0].replaces is not None, "the old history is named, and stays"
+
+
+@pytest.mark.parametrize("how", ["finish", "abort"])
+async def test_c6_a_step_ends_the_loop(engine: Engine, how: str) -> None:
+    @hook("on_iteration")
+    def end(step: Step) -> None:
+        if how == "finish":
+            step.finish(step.results[0].content)
+        else:
+            step.abort("enough")
+
+    provider = ScriptedProvider([call("search", query="a")])
+    agent = Agent("worker", provider, tools=[search], hooks=[end])
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "Go.")
+        if how == "abort":
+            with pytest.raises(AbortError, match="enough"):
+                await run.result()
+        else:
+            assert (await run.result()).content == "found a"
+    assert len(provider.requests) == 1
+
+
+async def test_c8_text_streams_first_then_tools_run_then_the_step(engine: Engine) -> None:
+    order: list[str] = []
+
+    @tool
+    async def note(what: str) -> str:
+        """Note."""
+        order.append("tool")
+        return what
+
+    @hook("on_iteration")
+    def step(step: Step) -> None:
+        assert step.reply is not None
+        order.append(f"step after {step.reply.text!r}")
+        step.inject("Mind.")
+
+    provider = ScriptedProvider([["I note it.", call("note", what="a")], "Done."])
+    agent = Agent("worker", provider, tools=[note], hooks=[step])
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "Go.")
+        async with asyncio.timeout(30):
+            types = [event.type async for event in run.events()]
+    assert order == ["tool", "step after 'I note it.'"]
+    first = [types.index(one) for one in ("model.completed", "tool.started", "tool.completed", "step")]
+    assert first == sorted(first)
+    assert types.index("step") < len(types) - 1 - types[::-1].index("model.completed"), "with the call that it is for"

@@ -1,0 +1,31 @@
+"""What a person reads of a step."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from perdure.cli.event_lines import EventLines
+from perdure.types.events import StepTaken
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"model": "openai:gpt-5-mini"}, "(step: model openai:gpt-5-mini)"),
+        ({"settings": {"temperature": 0, "seed": None}}, "(step: settings temperature=0, seed=(none))"),
+        ({"tools_added": ("a", "b"), "tools_removed": ("c",)}, "(step: +a; +b; -c)"),
+        ({"results": ("1", "2"), "injected": 1}, "(step: 2 of the results changed; a message)"),
+        (
+            {"instructions": True, "injected": 2, "edited": True},
+            "(step: other instructions; 2 messages; the conversation edited)",
+        ),
+        ({"finished": True, "kept": ("turn", "run")}, "(step: finished; kept for the turn and the run)"),
+    ],
+)
+def test_what_a_step_has_changed(changed: dict[str, Any], line: str) -> None:
+    beside = io.StringIO()
+    EventLines(io.StringIO(), beside).show(StepTaken(**changed))
+    assert beside.getvalue() == f"{line}\n"
