@@ -41,7 +41,8 @@ def after_reply(state: RunState, output: ModelOutput) -> None:
 def apply_compacted(state: RunState, output: ModelOutput) -> None:
     """The conversation was written anew, or nothing could be left out."""
     found = state.compaction or Compacting()
-    state.compaction = found.model_copy(update={"due": False, "done": found.done + 1})
+    update = {"due": False, "done": found.done + 1, "behind": found.behind or state.head}
+    state.compaction = found.model_copy(update=update)
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
     state.pinned = output.pinned or state.pinned
@@ -60,7 +61,7 @@ def too_long(state: RunState, ways: Sequence[str]) -> bool:
     else:
         return False
     state.op += 1
-    state.compaction = found.model_copy(update=update)
+    state.compaction = found.model_copy(update={"behind": found.behind or state.head, **update})
     return True
 
 

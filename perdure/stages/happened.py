@@ -180,17 +180,18 @@ def _limit(call: ModelCall, iterations: int, use: LimitUse | None) -> NewEvent:
 def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The messages that join the conversation, and results that no tool recorded: of refused or stopped calls."""
     task, count = call.input, 0
+    head = task.behind or task.head
     for item in task.new:
         if isinstance(item, NewResult):
             if item.key is None:
                 result = ToolCompleted(
                     **said, call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error
                 )
-                yield NewEvent(result, key=_result_key(task.scope, task.head, item.call_id))
+                yield NewEvent(result, key=_result_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
             digest = hashlib.sha256(plain.encode()).hexdigest()[:16]  # a reset run may be told something else
-            yield NewEvent(_injected(item, said), key=f"said/{task.scope}/{task.head}/{count}/{digest}")
+            yield NewEvent(_injected(item, said), key=f"said/{task.scope}/{head}/{count}/{digest}")
             count += 1
 
 

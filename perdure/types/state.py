@@ -74,6 +74,8 @@ class Compacting(Part):
     """Compactions since the last reply."""
     tighter: int = 0
     """How often the window was halved, because a model takes less than it lets through."""
+    behind: str | None = None
+    """The head at which a call was refused as too long, until one was answered."""
 
 
 class Turn(Part):

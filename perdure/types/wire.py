@@ -98,6 +98,9 @@ class ModelInput(CallFacts):
     the conversation up to ``head`` anew, shorter."""
     tighter: int | None = None
     """How often a window was halved, or how often the same step was compacted before; left out where it is 0."""
+    behind: str | None = None
+    """The head that an earlier try of the same step had, before it was compacted: by it those who follow know what is
+    new already."""
     closing: Closing | None = None
     pinned: BlobRef | None = None
     """The list of the tools of its toolsets that the run has taken."""

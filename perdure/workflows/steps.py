@@ -44,6 +44,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         new=new,
         purpose=step.purpose,
         tighter=(state.compaction.tighter or None) if state.compaction else None,
+        behind=state.compaction.behind if state.compaction else None,
         overrides=overrides(state),
         pinned=state.pinned,
         mode=state.mode if state.mode != "run" else None,

@@ -156,14 +156,33 @@ async def test_a_call_that_is_refused_as_too_long_is_made_again_with_a_summary(e
     async with engine.served(agent(reader, Compaction.summarise(at=1_000_000, keep_last=4))) as client:
         run = await client.start("reader", "Read everything.")
         response = await run.result()
-        errors = [event async for event in run.events(wait=False) if event.type == "error"]
+        events = [event async for event in run.events(wait=False)]
         full = await run.transcript(full=True)
+    errors = [event for event in events if event.type == "error"]
     assert response.content.startswith("All 20 pages")
     assert reader.refused >= 1
     assert reader.summaries
     assert pages(full) == list(range(1, 21))
     assert {error.error_type for error in errors} == {"ContextLengthError"}
     assert not any(error.final for error in errors), "the same call is made again"
+
+
+async def test_a_message_that_a_refused_call_was_given_is_told_once(engine: Engine) -> None:
+    reader = Reader(0, most=500)
+    history = [
+        Message.user(f"Hi. {PAGE}"),
+        Message.assistant("Hello."),
+        Message.user("Well?"),
+        Message.assistant("Well."),
+    ]
+    async with engine.served(agent(reader, Compaction.summarise(at=1_000_000, keep_last=2))) as client:
+        run = await client.start("reader", f"So? {PAGE}", history=history)
+        response = await run.result()
+        events = [event async for event in run.events(wait=False)]
+    assert reader.refused >= 1
+    assert response.messages[0].id == SUMMARY_ID
+    assert [event.content for event in events if event.type == "message.injected"] == [f"So? {PAGE}"]
+    assert [event.type for event in events].count("compacted") == 1
 
 
 async def test_a_window_that_lets_too_much_through_is_tightened(engine: Engine) -> None:

@@ -33,6 +33,8 @@ def test_a_reply_that_says_so_is_followed_by_a_compaction_and_then_by_the_call()
     assert (state.head, state.op, state.iterations) == ("h2", op + 1, 1)
     assert state.usage == usage + Usage(input_tokens=7)
     assert state.cost_usd == 0.5
+    assert state.compaction is not None
+    assert state.compaction.behind == "h1", "until there is a reply"
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
     assert list(step.new) == carry, "what waits for the model waits on"
