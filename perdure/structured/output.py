@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -43,24 +45,21 @@ class OutputType:
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
             raise self._wrong("is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …")
         try:
-            self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
-            self._adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
-            self.inside, self.schema, self._given = self._tool(kind)
-            json.dumps(self.schema, allow_nan=False)
+            tool = _of_text() if self.is_text else _tool(kind)
         except Exception as error:  # a type's own schema hook may raise anything
             why = str(error).strip().partition("\n")[0]
             raise self._wrong(
                 f"has no JSON Schema: {why}", "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
             ) from error
+        self._adapter, self._given = tool.adapter, tool.given
+        self.inside = tool.inside
+        """The one argument that is the answer; None where all arguments together are."""
+        self.schema = tool.schema
+        """JSON Schema of the tool's arguments."""
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run a function of the author's, which must not block the worker's loop."""
         self.spec = ToolSpec(FINISH_TOOL, _ENDS, self.schema)
         """The tool, as the model sees it."""
-
-    inside: str | None
-    """The one argument that is the answer; None where all arguments together are."""
-    schema: dict[str, Any]
-    """JSON Schema of the tool's arguments."""
 
     def read(self, arguments: Mapping[str, Any]) -> Any:
         """The value that a model gave. Validators of the author's run in it. Raises ``OutputError``."""
@@ -115,22 +114,42 @@ class OutputType:
                 hint="The run may have been served by other code. client.run(id).result() gives it as plain JSON.",
             ) from error
 
-    def _tool(self, kind: Any) -> tuple[str | None, dict[str, Any], TypeAdapter[Any]]:
-        """Name of the wrapping argument, schema, and what reads the arguments."""
-        schema = _at_top(untitled(self._adapter.json_schema(schema_generator=PlainSchema)))
-        if schema.get("type") == "object" and "properties" in schema:
-            return None, schema, self._adapter
-        name = "content" if self.is_text else "value"
-        wrapper: type[BaseModel] = create_model(
-            "Finish",
-            __config__=ConfigDict(extra="forbid", validate_by_alias=True),
-            inside=(kind, Field(alias=name, description="The answer")),
-        )
-        wrapped = TypeAdapter(wrapper)
-        return name, untitled(wrapped.json_schema(schema_generator=PlainSchema)), wrapped
-
     def _wrong(self, why: str, hint: str) -> DefinitionError:
         return DefinitionError(f"agent {self._agent!r}: output={self._name:.100} {why}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    adapter: TypeAdapter[Any]
+    """Of the type; ``given`` reads the arguments, ``schema`` is theirs."""
+    given: TypeAdapter[Any]
+    schema: dict[str, Any]
+    inside: str | None
+
+
+def _tool(kind: Any) -> _Tool:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
+    schema = _at_top(untitled(adapter.json_schema(schema_generator=PlainSchema)))
+    if schema.get("type") == "object" and "properties" in schema:
+        json.dumps(schema, allow_nan=False)
+        return _Tool(adapter, adapter, schema, None)
+    name = "content" if kind is str else "value"
+    wrapper: type[BaseModel] = create_model(
+        "Finish",
+        __config__=ConfigDict(extra="forbid"),
+        inside=(kind, Field(alias=name, description="The answer")),
+    )
+    wrapped: TypeAdapter[Any] = TypeAdapter(wrapper)
+    schema = untitled(wrapped.json_schema(schema_generator=PlainSchema))
+    json.dumps(schema, allow_nan=False)
+    return _Tool(adapter, wrapped, schema, name)
+
+
+@cache
+def _of_text() -> _Tool:
+    """Most agents answer with text: one for all of them."""
+    return _tool(str)
 
 
 def _at_top(schema: dict[str, Any]) -> dict[str, Any]:
