@@ -1,0 +1,102 @@
+"""On whose behalf a call is made: opened for its run and for those below it, or resolved by the author's code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from perdure.activities import AuthorLoop, authorising
+from perdure.activities.authorising import Authorising, bound_to
+from perdure.encryption import KEY_BYTES, Key, Keys
+from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
+from perdure.tools.auth import AuthContext, RunFacts
+from perdure.types.wire import CallFacts
+
+KEY = Key("k", b"k" * KEY_BYTES)
+
+
+@pytest.fixture
+def author() -> Iterator[AuthorLoop]:
+    loop = AuthorLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def of(context_id: str = "run", **auth: str) -> CallFacts:
+    return CallFacts(agent="a", context_id=context_id, task_id="t", scope="s", op=0, iteration=1, **auth)
+
+
+async def test_a_run_without_any_has_none(author: AuthorLoop) -> None:
+    assert await Authorising(Keys(), author)(of()) is None
+
+
+@pytest.mark.parametrize("context_id", ["run", "run/3", "run/3/1"])
+async def test_it_opens_for_the_run_and_its_subagents(author: AuthorLoop, context_id: str) -> None:
+    token = KEY.seal(b'{"user":"ana"}', "run")
+    assert await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token)) == {"user": "ana"}
+
+
+@pytest.mark.parametrize("context_id", ["running", "other", "other/run", "ru", "run-2/3"])
+async def test_it_opens_for_no_other(author: AuthorLoop, context_id: str) -> None:
+    token = KEY.seal(b'{"user":"ana"}', "run")
+    with pytest.raises(AuthContextError, match="made for another run"):
+        await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token))
+
+
+def test_what_a_token_may_have_been_made_for() -> None:
+    assert list(bound_to("a/b/c")) == ["a/b/c", "a/b", "a"]
+
+
+async def test_a_reference_is_resolved_by_async_and_plain_functions(author: AuthorLoop) -> None:
+    async def resolve(ref: str, run: RunFacts) -> dict[str, Any]:
+        return {"ref": ref, "run": run.run_id, "pool": run.resources}
+
+    for one in (resolve, lambda ref, run: {"ref": ref, "run": run.run_id, "pool": run.resources}):
+        authorise = Authorising(Keys(), author, one, lambda: "pool")
+        found = await authorise(of(auth_ref="r"))
+        assert isinstance(found, AuthContext)
+        assert found == {"ref": "r", "run": "run", "pool": "pool"}
+
+
+def raises(error: Exception) -> Callable[[str, RunFacts], Any]:
+    def resolve(ref: str, run: RunFacts) -> Any:
+        raise error
+
+    return resolve
+
+
+class RevokedError(AbortError):
+    """Of an author's own."""
+
+
+@pytest.mark.parametrize(
+    ("resolve", "kind", "why"),
+    [
+        (None, AuthContextUnavailableError, "nothing to resolve it with"),
+        (raises(OSError("down")), AuthContextUnavailableError, "resolve_auth failed: OSError: down"),
+        (raises(TimeoutError("theirs")), AuthContextUnavailableError, "resolve_auth failed: TimeoutError: theirs"),
+        (lambda *_: "s3cret", AuthContextUnavailableError, "it returned str and no mapping"),
+        (raises(RevokedError("revoked")), AbortError, "revoked"),
+        (raises(InvalidInputError("no such session")), InvalidInputError, "no such session"),
+    ],
+)
+async def test_what_cannot_be_resolved(author: AuthorLoop, resolve: Any, kind: type[Exception], why: str) -> None:
+    with pytest.raises(kind, match=why) as caught:
+        await Authorising(Keys(), author, resolve)(of(auth_ref="r"))
+    assert type(caught.value) is kind
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_one_that_does_not_return(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(ref: str, run: RunFacts) -> dict[str, str]:
+        await forever.wait()
+        return {}
+
+    forever = asyncio.Event()
+    monkeypatch.setattr(authorising, "RESOLVING", 0.05)
+    with pytest.raises(AuthContextUnavailableError, match=r"it did not return within 0\.05 s"):
+        await Authorising(Keys(), author, resolve)(of(auth_ref="r"))
