@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from perdure import loop
 from perdure.loop.finish import REMINDER_ID
 from perdure.types.state import RunState
-from perdure.types.wire import Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult
+from perdure.types.wire import Answered, Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult
 
 
 class Simulation:
@@ -93,6 +93,7 @@ class Simulation:
         self._write(step.new)
         self.finished |= {call.id: how.key for call in calls if isinstance(how := call.disposition, Inline)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
+        self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, Answered)]
         loop.apply_model(self.state, step, output)
         self.flying = None
 

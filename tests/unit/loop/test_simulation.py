@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from perdure import loop
-from perdure.types.wire import AgentLimits, AsActivity, AsSubagent, Call, Finish, Inline, ModelOutput, Refused
+from perdure.types.wire import (
+    AgentLimits,
+    Answered,
+    AsActivity,
+    AsSubagent,
+    Call,
+    Failed,
+    Finish,
+    Inline,
+    ModelOutput,
+    Refused,
+)
 
 from .simulation import Simulation
 
@@ -26,7 +37,7 @@ LIMITS = st.builds(
     AgentLimits,
     max_iterations=st.integers(1, 4),
     on_limit=st.sampled_from(["finish", "return", "error"]),
-    protocol=st.sampled_from(["text", "tag"]),
+    protocol=st.sampled_from(["text", "tag", "tool"]),
 )
 IDS = st.sampled_from([None, None, "m1", "m2", "m3", ""])
 
@@ -71,13 +82,25 @@ class Loop(RuleBasedStateMachine):
         self.run.advance()
 
     @flying(loop.CallModel)
-    @rule(dispositions=st.lists(DISPOSITIONS, max_size=4), answers=st.booleans(), limits=st.none() | LIMITS)
-    def reply(self, dispositions, answers, limits):
+    @rule(
+        dispositions=st.lists(DISPOSITIONS, max_size=4),
+        answers=st.booleans(),
+        fits=st.booleans(),
+        limits=st.none() | LIMITS,
+    )
+    def reply(self, dispositions, answers, fits, limits):
         if limits and answers:  # a deploy changed the agent
             self.limits = limits
-        self._reply(dispositions, answers)
+        self._reply(dispositions, answers, fits)
 
-    def _reply(self, dispositions, answers):
+    def _reply(self, dispositions, answers, fits=True):
+        """``fits``: an answer by the finish tool is of the output type; else it goes back to the model, twice."""
+        tool = self.limits.protocol == "tool"
+        rejected = tool and (not fits if answers else self.run.flying.purpose == "force_finish")
+        failed = rejected and self.run.state.turn.rejected >= 2
+        answers = answers and not rejected
+        if tool and (answers or failed):
+            dispositions = [Answered(text="not run") for _ in dispositions]
         calls = [
             Call(id=f"c{self.run.replies}-{n}", name="look", disposition=how) for n, how in enumerate(dispositions)
         ]
@@ -86,7 +109,10 @@ class Loop(RuleBasedStateMachine):
             store_id="s",
             text="so far",
             calls=tuple(calls),
-            finish=Finish(content="42") if answers else None,
+            finish=Finish(content="42", called=tool, typed=tool) if answers else None,
+            rejected=rejected,
+            reminder="Once more." if rejected and not calls else None,
+            failed=Failed(type="ParseError", message="no output") if failed else None,
             limits=self.limits,
         )
         self.run.reply(calls, output)
@@ -172,7 +198,7 @@ class Loop(RuleBasedStateMachine):
                 break
             self._settle()
             run.check()
-            assert run.since_message <= self.limits.max_iterations + 2, "the loop does not end"
+            assert run.since_message <= self.limits.max_iterations + 5, "the loop does not end"
 
     def _settle(self):
         run = self.run
