@@ -73,11 +73,6 @@ class Agents:
             )
         return agent
 
-    def overridden(self, name: str, overrides: Mapping[str, Any] | None) -> Agent:
-        """The agent of that name, with what run, turn and steps change of it. Raises as :meth:`get`, and
-        ``DefinitionError`` for what does not fit it."""
-        return self.get(name).overridden(overrides, self.tools)
-
     def tool(self, agent: str, name: str) -> Tool | None:
         """The tool that a call of the agent means: its own, else one of the worker's. Raises as :meth:`get`."""
         return self.get(agent).toolbox.get(name) or self.tools.get(name)

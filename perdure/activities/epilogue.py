@@ -39,6 +39,7 @@ class Epilogue:
             usage=message.usage or Usage(),
             cost_usd=message.cost_usd,
             model=message.model or "",
+            unasked=message.finish_reason == "veto",
             limits=_limits(agent),
         )
 
@@ -55,7 +56,9 @@ def answer(agent: Agent, finish: Finish) -> ModelReply:
     """What a step policy has answered in a model's place; nothing is paid."""
     said = (TextPart(text=finish.content),) if finish.content else ()
     message = Message(role="assistant", parts=said, finish_reason="stop", usage=Usage(), cost_usd=0.0)
-    return ModelReply(ModelOutput(text=message.text, finish=finish, cost_usd=0.0, limits=_limits(agent)), message)
+    return ModelReply(
+        ModelOutput(text=message.text, finish=finish, cost_usd=0.0, unasked=True, limits=_limits(agent)), message
+    )
 
 
 def _limits(agent: Agent) -> AgentLimits:
@@ -101,6 +104,7 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
         retries=tool.retries,
         task_queue=tool.task_queue,
         inline=tool.inline,
+        toolset=tool.toolset,
     )
     if part.malformed is not None:
         disposition = Refused(text=malformed(part))

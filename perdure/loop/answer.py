@@ -19,7 +19,7 @@ def response(state: RunState) -> Response:
         typed=answer.typed if answer else False,
         iterations=turn.iteration if turn else 0,
         usage=state.usage - turn.usage_before if turn else state.usage,
-        calls=turn.iteration if turn else 0,
+        calls=turn.iteration - turn.unasked if turn else 0,
         cost_usd=_cost(state),
         finish_reason=answer.finish_reason if answer else "other",
         finish_called=answer.called if answer else False,

@@ -99,6 +99,7 @@ def _count(state: RunState, turn: Turn, output: ModelOutput) -> None:
     """Every call of the reply gets an operation number right behind the model call's own."""
     state.op += 1 + len(output.calls)
     turn.iteration += 1
+    turn.unasked += output.unasked
     state.iterations += 1
     state.usage += output.usage
     if output.cost_usd is not None:

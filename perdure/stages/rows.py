@@ -55,7 +55,7 @@ def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
         typed=finish.typed,
         iterations=task.iteration,
         usage=task.used + output.usage,
-        calls=task.iteration,
+        calls=task.iteration - output.unasked,
         cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
         finish_reason=output.finish_reason,
         finish_called=finish.called,

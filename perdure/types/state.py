@@ -83,7 +83,9 @@ class Turn(Part):
 
     task_id: str
     iteration: int = 0
-    """Model calls of this turn so far."""
+    """Replies of this turn so far."""
+    unasked: int = 0
+    """Those of them that no model gave."""
     rejected: int = 0
     """Answers that were not of the agent's output type."""
     at_limit: bool = False

@@ -156,6 +156,8 @@ class AsActivity(Data):
     task_queue: str | None = None
     inline: bool = False
     """The tool may run inside the model activity; it did not, for want of time."""
+    toolset: str | None = None
+    """The toolset that the tool is of."""
 
 
 class Inline(Data):
@@ -260,6 +262,8 @@ class ModelOutput(Data):
     model: str = ""
     pinned: BlobRef | None = None
     """The list of tools that the run has taken with this call; left out where it had one, or has no toolsets."""
+    unasked: bool = Field(default=False, exclude_if=operator.not_)
+    """No model was asked: a hook or a step has answered in its place."""
     overrides: Kept | None = None
     """What the step policy changes from now on."""
     limits: AgentLimits = AgentLimits()
@@ -280,6 +284,8 @@ class ToolInput(CallFacts):
     """The node whose assistant message asks for the call."""
     definition: str = ""
     idempotent: bool = False
+    toolset: str | None = None
+    """Of which toolset the tool is; left out where it is the agent's own."""
     retries: int | None = None
     """See ``AsActivity.retries``; the journal counts, because Temporal's attempts may end before the tool begins."""
 

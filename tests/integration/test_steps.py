@@ -270,7 +270,7 @@ async def test_the_policy_gives_the_answer_and_nothing_is_paid(engine: Engine) -
         response = await run.result()
         events = [event async for event in run.events(wait=False)]
     assert (response.content, response.output, response.finish_reason) == ("It is found 1.",) * 2 + ("stop",)
-    assert len(provider.requests) == 1
+    assert (len(provider.requests), response.calls, response.iterations) == (1, 1, 2)
     assert response.usage == provider_usage(response.messages)
     assert response.messages[-1].text == "It is found 1."
     assert_closed(response.messages)
