@@ -99,33 +99,29 @@ class Toolsets:
         return tuple(rows)
 
     async def tool(self, agent: Agent, call: ToolCall, context: Contexts) -> Tool | None:
-        """The tool that ``call`` means, if it is one of the agent's toolsets.
+        """The tool that ``call`` means, if it is of a toolset.
 
-        Raises ``ToolError``, for the model, where it is not there any more or has another definition.
+        Raises ``ToolError``, for the model, where it is not there any more, or another now, or cannot be asked for.
         """
-        name = call.input.name
-        if not agent.toolsets or name in agent.toolbox:
+        name, wanted = call.input.name, call.input.toolset
+        if wanted is None:
             return None
-        unreached: list[str] = []
-        told = await context()
-        for toolset in agent.toolsets:
-            try:
-                present = await self._now(toolset, told)
-            except PerdureError as error:
-                unreached.append(str(error))
-                continue
-            if (found := present.tools.get(name)) is None:
-                continue
-            definition = next(row.definition for row in present.rows if row.name == name)
-            if definition != call.input.definition:
-                raise ToolError(
-                    f"{name} was not called: its definition in toolset {toolset.name!r} is another now than the one "
-                    "that you were shown"
-                )
-            return found
-        if unreached:
-            raise ToolError(f"{name} was not called: {'; '.join(unreached)}")
-        return None
+        toolset = next((one for one in agent.toolsets if one.name == wanted), None)
+        if toolset is None:
+            raise ToolError(f"{name} was not called: agent {agent.name!r} has no toolset {wanted!r} any more")
+        try:
+            present = await self._now(toolset, await context())
+        except PerdureError as error:
+            raise ToolError(f"{name} was not called: {error.message}") from error
+        row = next((row for row in present.rows if row.name == name), None)
+        if row is None:
+            raise ToolError(f"{name} was not called: toolset {wanted!r} has it no more")
+        if row.definition != call.input.definition:
+            raise ToolError(
+                f"{name} was not called: its definition in toolset {wanted!r} is another now than the one that you "
+                "were shown"
+            )
+        return present.tools[name]
 
     async def close(self, agents: Iterable[Agent]) -> None:
         """Close the toolsets of ``agents``, and forget what they listed."""

@@ -81,6 +81,7 @@ class InlineStage:
             arguments=asked.arguments,
             head=output.head,
             definition=asked.definition,
+            toolset=how.toolset,
             idempotent=how.idempotent,
             retries=how.retries,
         )

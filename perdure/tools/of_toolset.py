@@ -29,7 +29,8 @@ class ToolOfSet(Tool):
         self.where = f"toolset {pinned.toolset!r}"
         self.timeout = pinned.timeout
         self.idempotent, self.inline = pinned.idempotent, pinned.inline
-        self.retries = self.task_queue = None
+        self.toolset = pinned.toolset
+        self.retries, self.task_queue = pinned.retries, pinned.task_queue
         self.hooks = HookSet()
         self.is_async, self.context_parameter = True, "ctx"
         self.description, self.parameters = pinned.description, pinned.parameters
@@ -54,7 +55,13 @@ class ToolOfSet(Tool):
 def pinned(toolset: Toolset, listed: Any) -> PinnedTool:
     """``listed`` as a run pins it. Raises ``DefinitionError`` for what a toolset may not list."""
     if isinstance(listed, Tool):
+        if listed.hooks:
+            raise DefinitionError(
+                f"toolset {toolset.name!r} lists {listed!r}, which has hooks",
+                hint="Give them to the agent or to the worker; they are told the tool's name.",
+            )
         own: dict[str, Any] = {"idempotent": listed.idempotent, "inline": listed.inline}
+        own |= {"retries": listed.retries, "task_queue": listed.task_queue}
         spec, timeout = listed.spec, listed.timeout if listed.timeout != DEFAULT_TIMEOUT else None
     elif isinstance(listed, ToolSpec):
         own, spec, timeout = {}, listed, None

@@ -35,6 +35,9 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class Tool(Generic[P, R]):
     """A function and what model and engine must know of it. Made by :func:`tool`; called, it calls ``fn``."""
 
+    toolset: str | None = None
+    """Name of the toolset that it is of; None for the tools of agents."""
+
     def __init__(
         self,
         fn: Callable[P, R],

@@ -13,6 +13,10 @@ from pydantic import Field, TypeAdapter
 from .messages import Data
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class PinnedTool(Data):
     """A tool of a toolset."""
 
@@ -25,6 +29,8 @@ class PinnedTool(Data):
     timeout: float
     idempotent: bool = Field(default=False, exclude_if=operator.not_)
     inline: bool = Field(default=False, exclude_if=operator.not_)
+    retries: int | None = Field(default=None, exclude_if=_is_none)
+    task_queue: str | None = Field(default=None, exclude_if=_is_none)
 
     @property
     def definition(self) -> str:

@@ -112,6 +112,7 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
         arguments=call.arguments,
         head=state.head,
         definition=call.definition,
+        toolset=how.toolset,
         idempotent=how.idempotent,
         retries=how.retries,
     )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, RunContext, ToolContext, Toolset, tool
+from perdure import Agent, RunContext, Step, ToolContext, Toolset, hook, tool
 from perdure.errors import DefinitionError, ToolsetError
 from perdure.ports import ListedTool, ModelRequest, ToolSpec
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import results
 from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -102,7 +106,7 @@ async def test_a_tool_that_is_gone_is_refused(engine: Engine) -> None:
     provider = ScriptedProvider([remove, "Gone."])
     async with engine.served(Agent("host", provider, tools=[add], toolsets=[weather])) as client:
         response = await (await client.start("host", "Rome?")).result()
-    assert results(response.messages) == ["tool not found: forecast (there is: add)"]
+    assert results(response.messages) == ["ToolError: forecast was not called: toolset 'weather' has it no more"]
 
 
 async def test_refresh_takes_the_new_list_at_the_next_call(engine: Engine) -> None:
@@ -196,3 +200,96 @@ async def test_tools_of_functions_typed_contexts_inline_calls_and_overrides(engi
     assert "there is no such argument" in wrong
     assert [shown(request) for request in provider.requests] == [["greet", "of_ana"]] * 2 + [["of_bo"]]
     assert mine.asked == 2, "once for each audience"
+
+
+async def test_the_list_of_a_run_outlives_the_worker_that_took_it(engine: Engine) -> None:
+    """Another worker, whose toolset has other tools, reads what the run took from the store."""
+    gate = Gate()
+
+    async def held(_: ModelRequest) -> Any:
+        await gate()
+        return "Never heard."
+
+    first = ScriptedProvider([call("add", a=1, b=1), held])
+    async with engine.served(Agent("host", first, tools=[add], toolsets=[Weather()]), drain=0.0) as client:
+        run = await client.start("host", "Go.")
+        await eventually(lambda: gate.entered, what="the second model call")
+    second = ScriptedProvider([call("forecast", city="Rome"), "Gone."])
+    later = Weather(ToolSpec("other", "Something else.", {}))
+    async with engine.served(Agent("host", second, tools=[add], toolsets=[later])):
+        response = await run.result()
+    assert [shown(request) for request in (*first.requests, *second.requests)] == [["add", "forecast"]] * 4
+    assert results(response.messages)[1].endswith("toolset 'weather' has it no more")
+    assert later.asked == 1, "only to see whether the tool is still there"
+
+
+async def test_a_toolset_that_was_taken_out_of_the_code_is_named(engine: Engine) -> None:
+    agent = Agent("host", ScriptedProvider([]), toolsets=[Weather()])
+
+    def without(_: ModelRequest) -> Any:
+        agent.toolsets = (Weather(name="other"),)
+        return call("forecast", city="Rome")
+
+    agent.provider = ScriptedProvider([without, "Gone."])
+    async with engine.served(agent) as client:
+        response = await (await client.start("host", "Go.")).result()
+    assert results(response.messages) == [
+        "ToolError: forecast was not called: agent 'host' has no toolset 'weather' any more"
+    ]
+
+
+async def test_steps_take_tools_of_toolsets_away_and_put_them_back(engine: Engine) -> None:
+    @hook("on_iteration")
+    def policy(step: Step) -> None:
+        step.remove_tool("forecast") if step.iteration == 1 else step.add_tool("forecast")
+
+    provider = ScriptedProvider([call("forecast", city="Rome"), call("add", a=1, b=1), "Done."])
+    async with engine.served(Agent("host", provider, tools=[add], toolsets=[Weather()], hooks=[policy])) as client:
+        await (await client.start("host", "Go.")).result()
+    assert [shown(request) for request in provider.requests] == [["add", "forecast"], ["add"], ["add", "forecast"]]
+
+
+async def test_an_interrupted_call_is_cancelled(engine: Engine) -> None:
+    class Slow(Weather):
+        cancelled = False
+
+        async def call(self, name: str, arguments: Mapping[str, Any], ctx: ToolContext) -> Any:
+            self.called.append((name, {}))
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled = True
+                raise
+
+    slow = Slow()
+    provider = ScriptedProvider([call("forecast", city="Rome"), "As you like."])
+    async with engine.served(Agent("host", provider, toolsets=[slow])) as client:
+        run = await client.start("host", "Go.")
+        await eventually(lambda: slow.called, what="the call")
+        await run.interrupt("Never mind.")
+        assert (await run.result()).content == "As you like."
+    assert slow.cancelled
+
+
+def test_without_a_server_a_scripted_agent_has_its_toolsets() -> None:
+    weather = Weather(prefix="w_")
+    agent = Agent("host", "openai:gpt-5", toolsets=[weather])
+    with scripted(agent, [call("w_forecast", city="Rome"), "Clear."]) as script:
+        response = agent.call_sync("Rome?")
+    assert results(response.messages) == ['{"city":"Rome","sky":"clear","who":null}']
+    assert [shown(request) for request in script.requests] == [["w_forecast"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("toolset", "says"),
+    [
+        (Weather, "a toolset is an instance of perdure.Toolset"),
+        (add, "Tools go into tools="),
+        (Weather(name="my tools"), "the name 'my tools' does not match"),
+        (Weather(on_change="ask"), "on_change is 'ask', it can be refuse, refresh"),
+        (Weather(timeout=0), "timeout=0 is not a positive number of seconds"),
+    ],
+)
+def test_what_is_wrong_with_a_toolset_is_said_where_the_agent_is_made(toolset: Any, says: str) -> None:
+    with pytest.raises(DefinitionError, match=re.escape(says)):
+        Agent("host", "openai:gpt-5", toolsets=[toolset])

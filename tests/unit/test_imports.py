@@ -65,7 +65,7 @@ def test_importing_perdure_is_quick() -> None:
     assert min(float(run(code)) for _ in range(5)) < 0.35
 
 
-@pytest.mark.parametrize("module", ["", ".client", ".workflows", ".agent", ".worker", ".tools"])
+@pytest.mark.parametrize("module", ["", ".client", ".workflows", ".agent", ".worker", ".tools", ".mcp", ".toolsets"])
 def test_an_import_loads_no_sdk_and_no_driver(module: str) -> None:
     code = f"import sys, json, perdure{module}; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
     assert json.loads(run(code)) == []

@@ -50,6 +50,7 @@ def test_the_values_are_pinned() -> None:
         {"new": (NewMessage(content=BlobRef(hash="0" * 64, size=1), id="m1"),)},
         {"new": (NewResult(call_id="c", name="n", key="k"),)},
         {"overrides": {"temperature": 0}},
+        {"pinned": BlobRef(hash="0" * 64, size=1)},
     ],
     ids=str,
 )

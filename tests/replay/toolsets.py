@@ -1,0 +1,66 @@
+"""Kinds of runs with toolsets whose histories are stored: a list that is taken, kept, changed and taken anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perdure import Agent, Run, Toolset
+from perdure.ports import ListedTool
+from perdure.testing import ScriptedProvider, call
+from perdure.toolsets import Artifacts
+from tests.replay.scenarios import TOOLS, _end, scenario
+from tests.support.engine import Engine
+
+
+class Growing(Toolset):
+    """It has a tool more each time that it is asked."""
+
+    name = "growing"
+    recheck = 0.0
+
+    def __init__(self, **options: Any) -> None:
+        self.asked = 0
+        vars(self).update(options)
+
+    async def list(self, ctx: Any) -> Sequence[ListedTool]:
+        self.asked += 1
+        return [ListedTool(f"tool_{n}", f"Number {n}.", {"type": "object"}) for n in range(self.asked)]
+
+    async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> str:
+        return name
+
+
+async def _run(engine: Engine, replies: list[Any], *toolsets: Toolset, **options: Any) -> Run:
+    agent = Agent("recorded", ScriptedProvider(replies), tools=TOOLS, toolsets=toolsets)
+    async with engine.served(agent) as client:
+        run = await client.start("recorded", "Go.", **options)
+        await _end(run)
+    return run
+
+
+@scenario
+async def toolset(engine: Engine) -> Run:
+    replies = [call("tool_0"), [call("tool_0"), call("add", a=1, b=1), call("tool_9")], "Done."]
+    return await _run(engine, replies, Growing())
+
+
+@scenario
+async def toolset_refreshed(engine: Engine) -> Run:
+    replies = [call("tool_0"), call("tool_1"), call("tool_2"), "Done."]
+    return await _run(engine, replies, Growing(on_change="refresh"))
+
+
+@scenario
+async def toolset_continued_as_new(engine: Engine) -> Run:
+    replies = [*(call("tool_0") for _ in range(6)), "Done."]
+    return await _run(engine, replies, Growing(), max_history_events=30)
+
+
+@scenario
+async def artifacts(engine: Engine) -> Run:
+    replies = [
+        [call("artifact_create", name="a", content="one"), call("artifact_append", name="a", content="two")],
+        "Done.",
+    ]
+    return await _run(engine, replies, Artifacts())
