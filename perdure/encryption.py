@@ -89,8 +89,10 @@ class Keys:
         """Those of ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the one which is wrong."""
         return cls(_parsed(os.environ.get("PERDURE_ENCRYPTION_KEYS", ""), VARIABLE))
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of the keys, the one that encrypts first."""
+        return tuple(self._keys)
 
     def encrypting(self, address: str) -> Key:
         """The key that encrypts for the server at ``address``. Raises ``AuthContextUnavailableError`` without one."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
+from ..errors import RuntimeSetupError
 from .options import (
     AddressOption,
     JsonOption,
@@ -18,6 +21,9 @@ from .options import (
     chosen,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from ..embedded.diagnosis import Finding
 
 _MARKS = {"ok": ("\033[32m", "ok  "), "warn": ("\033[33m", "warn"), "fail": ("\033[31m", "fail")}
 
@@ -32,7 +38,7 @@ def doctor(
     """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing."""
     from ..embedded import diagnosis
 
-    findings = [*diagnosis.machine(), *asyncio.run(diagnosis.servers(address, namespace, profile))]
+    findings = [*diagnosis.machine(), *_encryption(), *asyncio.run(diagnosis.servers(address, namespace, profile))]
     output = chosen(output, as_json)
     if output is not Output.TEXT:
         print_json([asdict(finding) for finding in findings], output=output)
@@ -46,3 +52,18 @@ def doctor(
                 print(f"{'':6}{'':<14} → {finding.hint}")
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+def _encryption() -> Iterator[Finding]:
+    """The keys of ``auth_context``, where there are some: their ids alone."""
+    from ..embedded.diagnosis import Finding
+    from ..encryption import VARIABLE, Keys
+
+    try:
+        ids = Keys.given().ids
+    except RuntimeSetupError as error:
+        yield Finding("encryption", "fail", error.message, error.hint)
+        return
+    if ids:
+        others = f"; decrypts also: {', '.join(ids[1:])}" if ids[1:] else ""
+        yield Finding("encryption", "ok", f"{VARIABLE}: {ids[0]} encrypts{others}")

@@ -26,6 +26,8 @@ _EXTRAS = {
     "openai": "openai",
     "anthropic": "anthropic",
     "google": "google-genai",
+    "encryption": "cryptography",
+    "yaml": "pyyaml",
     "mcp": "mcp",
     "postgres": "asyncpg",
     "console": "starlette",
