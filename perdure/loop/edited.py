@@ -47,8 +47,12 @@ def _unanswered(index: int, message: Message, calls: Sequence[ToolCallPart]) -> 
 def taken_over(edited: Sequence[Message], known: Sequence[Message]) -> list[Message]:
     """``edited`` as it can be stored and sent: a reply that is none of ``known`` any more is nobody's, since what a
     provider sealed in it covers what stood beside it."""
-    ours = {id(message) for message in known}
-    return [message if id(message) in ours else _sound(message, known) for message in edited]
+    taken, at = [], 0
+    for message in edited:
+        place = next((n for n in range(at, len(known)) if known[n] is message), None)
+        at = at if place is None else place + 1  # most edits keep the order
+        taken.append(message if place is not None else _sound(message, known))
+    return taken
 
 
 def _sound(message: Message, known: Sequence[Message]) -> Message:

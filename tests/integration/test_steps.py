@@ -16,6 +16,7 @@ from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import StepTaken
 from perdure.types.interface import Response
+from perdure.types.messages import ToolResultPart
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 
@@ -414,3 +415,56 @@ async def test_requests_of_one_agent_share_their_prefix_until_history_is_edited(
         return list(later.messages)[: len(earlier.messages)] == list(earlier.messages)
 
     assert all(begins(later, earlier) for earlier, later in zip(provider.requests, provider.requests[1:], strict=False))
+
+
+async def test_a_worker_s_tool_has_its_own_hooks(engine: Engine) -> None:
+    @hook("after_tool_call")
+    def doubled(result: ToolResultPart) -> str:
+        return result.content * 2
+
+    @tool(hooks=[doubled])
+    async def pay(order: str) -> str:
+        """Pay."""
+        return f"paid {order}."
+
+    provider = ScriptedProvider([call("look", at="x"), call("pay", order="1"), "Done."])
+    one = agent(provider, policy(lambda step: step.iteration == 1 and step.add_tool("pay")))
+    response = await answer(engine, one, tools=[pay])
+    assert results(response.messages) == ["seen x", "paid 1.paid 1."]
+
+
+async def test_what_a_policy_remembers_is_kept_with_the_outcome(engine: Engine) -> None:
+    @hook("on_iteration")
+    async def count(step: Step, ctx: RunContext) -> None:
+        steps = await ctx.memory.get("steps", ctx.agent, 0) + 1
+        await ctx.memory.put("steps", ctx.agent, steps)
+        step.inject(f"Step {steps}.")
+
+    one = agent(searches(2) + searches(1), count)
+    async with engine.served(one) as client:
+        for _ in range(2):
+            messages = (await (await client.start(one, "Go.")).result()).messages
+        assert await client.memory.get("steps", "worker") == 3
+    assert users(messages) == ["Go.", "Step 3."]
+
+
+async def test_the_policy_of_the_worker_runs_before_the_agents(engine: Engine) -> None:
+    provider = ScriptedProvider(searches(1))
+    one = agent(provider, policy(lambda step: step.inject("Agent.")))
+    async with engine.served(one, hooks=[policy(lambda step: step.inject("Worker."))]) as client:
+        response = await (await client.start(one, "Go.")).result()
+    assert users(response.messages) == ["Go.", "Worker.", "Agent."]
+
+
+async def test_the_full_transcript_has_what_an_edit_left_out(engine: Engine) -> None:
+    def change(step: Step) -> None:
+        if step.iteration == 3:
+            step.trim(2)
+
+    one = agent(searches(4), policy(change), instructions="Work.")
+    async with engine.served(one) as client:
+        run = await client.start(one, "Go.")
+        short, full = (await run.result()).messages, await run.transcript(full=True)
+    assert results(short) == ["found 3", "found 4"]
+    assert results(full) == ["found 1", "found 2", "found 3", "found 4"]
+    assert users(full) == ["Go."]

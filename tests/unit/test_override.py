@@ -9,6 +9,7 @@ import pytest
 from perdure import Agent, Limits, tool
 from perdure.errors import DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider
+from perdure.tools import Toolbox
 from perdure.types.bounds import RunLimits, TurnLimits
 from perdure.types.interface import Override
 
@@ -161,3 +162,36 @@ def test_an_override_may_be_a_chain() -> None:
         one.overridden({"model": []})
     with pytest.raises(SettingsError, match="the override of agent 'a': model 'google:gemini': "):
         one.overridden({"model": ["openai:gpt-5", "google:gemini"], "settings": {"metadata": {"a": "b"}}})
+
+
+@tool
+def pay() -> str:
+    """Pay."""
+    return ""
+
+
+def test_what_a_step_adds_and_removes_of_the_agents_tools_and_the_workers() -> None:
+    one, worker = agent(), Toolbox([pay])
+    names = [spec.name for spec in one.overridden({"add_tools": ["pay"], "remove_tools": ["search"]}, worker).specs]
+    assert names == ["refund", "pay"]
+    back = one.overridden({"tools": ["refund"], "add_tools": ["search"]}, worker)
+    assert [spec.name for spec in back.specs] == ["refund", "search"]
+
+
+def test_a_tool_that_a_step_has_added_and_that_is_gone_since_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    gone = agent().overridden({"add_tools": ["pay", "gone"], "remove_tools": ["gone too"]}, Toolbox([pay]))
+    assert [spec.name for spec in gone.specs] == ["search", "refund", "pay"]
+    assert "a step added the tool 'gone', which this worker does not have" in caplog.text
+
+
+def test_workers_with_other_tools_of_one_name_have_copies_of_their_own() -> None:
+    one = agent()
+
+    @tool(name="pay")
+    def theirs() -> str:
+        """Pay."""
+        return "theirs"
+
+    first, again = (one.overridden({"add_tools": ["pay"]}, Toolbox([pay])) for _ in range(2))
+    assert first is again
+    assert one.overridden({"add_tools": ["pay"]}, Toolbox([theirs])).toolbox.get("pay") is theirs
