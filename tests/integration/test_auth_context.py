@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
-from perdure import Agent, Client, Run, RunContext, ToolContext, hook, tool
+from perdure import Agent, Client, Run, RunContext, Step, ToolContext, Toolset, hook, tool
 from perdure.embedded.home import current_home
 from perdure.embedded.record import ServerInfo, write_record
 from perdure.encryption import VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
+from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.tools.auth import RunFacts
 from perdure.types.interface import WORKFLOW
@@ -119,6 +120,34 @@ async def test_it_reaches_all_code_of_the_author_and_stands_nowhere(
     assert b"You act for ana." in stored  # its bytes can be searched
     for place in (everything, stored.decode(errors="replace"), "".join(said), status, caplog.text):
         assert SECRET not in place
+
+
+async def test_it_reaches_toolsets_and_the_step_policy(engine: Engine) -> None:
+    stepped: list[str] = []
+
+    class Crm(Toolset):
+        name = "crm"
+
+        async def list(self, ctx: RunContext) -> list[ListedTool]:
+            return [ListedTool(f"find_for_{user(ctx)}", "Find a customer.", {"type": "object", "properties": {}})]
+
+        async def call(self, name: str, arguments: Mapping[str, Any], ctx: ToolContext) -> str:
+            return f"{name}, asked by {user(ctx)}"
+
+        def audience(self, ctx: RunContext) -> str:
+            return user(ctx)
+
+    @hook("on_iteration")
+    def policy(step: Step, ctx: RunContext) -> None:
+        stepped.append(user(ctx))
+
+    script = ScriptedProvider([[call("find_for_ana")], "Done.", [call("find_for_ben")], "Done."])
+    agent = Agent("keeper", script, toolsets=[Crm()], hooks=[policy])
+    async with engine.served(agent) as client:
+        for name in ("ana", "ben"):
+            response = await (await client.start(agent, "Go.", auth_context={"user": name})).result()
+            assert results(response.messages) == [f"find_for_{name}, asked by {name}"]
+    assert stepped == ["ana", "ben"]
 
 
 async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
