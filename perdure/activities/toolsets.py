@@ -7,6 +7,7 @@ asked again at most every ``Toolset.recheck`` seconds by each worker.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -23,8 +24,10 @@ from ..types.messages import BlobRef
 from ..types.toolset import PinnedTool, read_pinned, written
 from .author_loop import AuthorLoop
 
+logger = logging.getLogger("perdure.worker")
+
 LISTING = 60.0
-"""Seconds that a toolset may take to list its tools."""
+"""Seconds that a toolset may take to list its tools, and to close."""
 KEPT = 256
 """Lists that a worker keeps: of toolsets at present, and of runs."""
 
@@ -127,7 +130,11 @@ class Toolsets:
         """Close the toolsets of ``agents``, and forget what they listed."""
         self._present.clear()
         for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
-            await self._author.run(f"close of toolset {toolset.name}", toolset.close)
+            try:
+                async with asyncio.timeout(LISTING):
+                    await self._author.run(f"close of toolset {toolset.name}", toolset.close)
+            except Exception as error:  # the worker stops all the same
+                logger.warning("toolset %s could not be closed: %s", toolset.name, error_text(error))
 
     # --- what there is at present
 

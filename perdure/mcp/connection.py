@@ -83,6 +83,8 @@ class Connection:
         """Close it, and see the server's process end."""
         self.open = False
         self._over.set()
+        if not self._client.done():  # it never opened
+            self._task.cancel()
         await asyncio.wait([self._task], timeout=CLOSING)
         if not self._task.done():
             self._task.cancel()
@@ -93,7 +95,8 @@ class Connection:
             async with asyncio.timeout(OPENING):
                 return await asyncio.shield(self._client)
         except TimeoutError:
-            self.retire(at_once=True)
+            self.open = False
+            self._task.cancel()
             raise NotSentError(f"MCP server {self._name!r} did not open within {OPENING:g} s") from None
         except (OSError, RuntimeError, ExceptionGroup, MCPError, ValueError) as error:
             first = _first(error)
@@ -101,10 +104,10 @@ class Connection:
             failed.final = isinstance(first, FileNotFoundError | PermissionError | ValueError)
             raise failed from error
 
-    def retire(self, *, at_once: bool = False) -> None:
+    def retire(self) -> None:
         """Nobody begins anything here any more; it is closed when the last request has ended."""
         self.open = False
-        if at_once or not self._busy:
+        if not self._busy:
             self._over.set()
 
     def _answered(self, status: int) -> None:

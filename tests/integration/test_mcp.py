@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent
-from perdure.errors import DefinitionError
+from perdure import Agent, ToolContext
+from perdure.errors import DefinitionError, ToolError, ToolsetError
 from perdure.mcp import MCPServer
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -100,7 +100,7 @@ async def test_http_with_headers_of_the_run_and_a_server_that_is_started_anew(
         bo = await (await client.start("host", "Go.", context={"user": "bo"})).result()
     assert results(ana.messages) == ["ana", "act 1: now", "ana"]
     assert results(bo.messages) == ["bo"]
-    assert shown(provider.requests[0]) == ["c_look", "c_act", "c_who_am_i", "c_learn"]
+    assert shown(provider.requests[0]) == ["c_look", "c_act", "c_wait", "c_who_am_i", "c_learn"]
 
 
 async def test_a_server_that_is_down_is_an_error_that_the_model_sees(
@@ -126,8 +126,36 @@ async def test_a_server_that_says_that_its_tools_have_changed_is_asked_again(eng
     async with engine.served(Agent("host", provider, toolsets=[server])) as client:
         response = await (await client.start("host", "Go.")).result()
     assert results(response.messages)[-1] == "new"
-    assert shown(provider.requests[0]) == ["look", "act", "who_am_i", "learn"]
-    assert shown(provider.requests[-1]) == ["look", "act", "who_am_i", "learn", "new"]
+    assert shown(provider.requests[0]) == ["look", "act", "wait", "who_am_i", "learn"]
+    assert shown(provider.requests[-1]) == ["look", "act", "wait", "who_am_i", "learn", "new"]
+
+
+async def test_an_interrupted_call_is_cancelled_at_the_server_which_stays(engine: Engine, counts: Path) -> None:
+    """Its progress is the run's until then."""
+    provider = ScriptedProvider([call("wait"), call("look", what="after"), "Done."])
+    async with engine.served(Agent("host", provider, toolsets=[stdio(counts)])) as client:
+        run = await client.start("host", "Go.")
+        async for event in run.events():
+            if event.type == "tool.progress":
+                assert event.message == "waiting"
+                break
+        (before,) = processes(counts)
+        await run.interrupt("Never mind, look.")
+        assert results((await run.result()).messages)[-1] == "look 1: after"
+        assert processes(counts) == [before]
+    assert counts.read_text().split() == ["wait", "stopped", "look"]
+
+
+async def test_a_program_that_never_says_hello_is_given_up_and_killed(
+    counts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.mcp.connection.OPENING", 0.5)
+    monkeypatch.setattr("perdure.mcp.server.DELAYS", ())
+    mute = MCPServer.stdio("sleep", ["1000"], env={"MCP_COUNTS": str(counts)})
+    with pytest.raises(ToolError, match=r"MCP server 'sleep' did not open within 0\.5 s"):
+        await mute.list(ToolContext())
+    await eventually(lambda: not processes(counts), what="its end")
+    await mute.close()
 
 
 async def test_the_reference_server_of_npm_over_stdio_and_over_http(engine: Engine) -> None:
@@ -171,8 +199,6 @@ def test_what_is_no_server_is_refused_where_it_is_written() -> None:
 async def test_a_command_that_is_not_there_fails_the_run_and_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.errors import ToolsetError
-
     monkeypatch.setattr("perdure.stages.verdict._MOST", {ToolsetError: 1})
     agent = Agent("host", ScriptedProvider(["Hi."]), toolsets=[MCPServer.stdio("no-such-server")])
     async with engine.served(agent) as client:

@@ -3,6 +3,7 @@ over HTTP. Its tools count their calls in the file that ``MCP_COUNTS`` names, an
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -41,6 +42,18 @@ def look(what: str) -> str:
 def act(what: str) -> str:
     """Do something that is to be done once."""
     return _answer("act", what)
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def wait(ctx: Context) -> str:
+    """Never end; say that it was told to."""
+    _count("wait")
+    await ctx.report_progress(1, 3, "waiting")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        _count("stopped")
+    return "never"
 
 
 @server.tool(name="who.am.i", annotations=ToolAnnotations(read_only_hint=True))
