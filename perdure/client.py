@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, TLSConfig
@@ -138,7 +139,19 @@ class Client:
         )
         start |= sealed(self.temporal, context_id, auth_context, auth_ref)
         try:
-            handle = await self.temporal.start_workflow(
+            handle = await self._begun(context_id, start)
+        except WorkflowAlreadyStartedError:
+            if if_exists == "attach":
+                return self.run(context_id, agent)
+            raise RunExistsError(
+                f"there is a run {context_id!r} already",
+                hint='Give it another id, or attach to it with if_exists="attach".',
+            ) from None
+        return Run(self, handle, agent)
+
+    async def _begun(self, context_id: str, start: dict[str, Any]) -> WorkflowHandle[Any, Any]:
+        try:
+            return await self.temporal.start_workflow(
                 WORKFLOW,
                 start,
                 id=context_id,
@@ -147,16 +160,8 @@ class Client:
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 memo={MEMO_AGENT: start["agent"]},
             )
-        except WorkflowAlreadyStartedError:
-            if if_exists == "attach":
-                return self.run(context_id, agent)
-            raise RunExistsError(
-                f"there is a run {context_id!r} already",
-                hint='Give it another id, or attach to it with if_exists="attach".',
-            ) from None
         except RPCError as error:
             raise translated(self.temporal, context_id, error) from error
-        return Run(self, handle, agent)
 
     async def send(
         self,
