@@ -56,7 +56,8 @@ class Agent(Typed):
     answer (``"finish"``), the last text is returned (``"return"``), ``MaxIterationsError`` or ``BudgetExceededError``
     is raised (``"error"``), or the run waits for somebody to raise the limit (``"pause"``).
 
-    ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several.
+    ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` are asked for
+    their tools when a run begins: MCP servers, ``Artifacts``, or one's own (``Toolset``).
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names what is wrong and the way out.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from perdure import Agent
@@ -9,6 +11,7 @@ from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
 from tests.support.checks import results
+from tests.support.cli import Cli
 from tests.support.engine import Engine
 
 pytestmark = pytest.mark.server
@@ -70,3 +73,15 @@ async def test_a_long_one_is_kept_in_pieces(engine: Engine) -> None:
     assert whole == body + "end"
     assert first == body
     assert results(response.messages)[-1].startswith(body[39_990:40_010])
+
+
+async def test_the_command_line_shows_them(engine: Engine, tmp_path: Path) -> None:
+    async with engine.served(writer(call("artifact_create", name="a.md", content="text"), "Done.")) as client:
+        run = await client.start("writer", "Go.")
+        await run.result()
+    settings = {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)}
+    cli = Cli(tmp_path, {**settings, "PERDURE_HOME": str(tmp_path / "home")})
+    assert "artifact a.md: version 1, 4 characters\n" in (await cli("show", run.id)).out
+    (shown,) = (await cli("show", run.id, "-o", "json")).json["artifacts"]
+    assert shown == {"name": "a.md", "version": 1, "chars": 4}
+    await cli.close()
