@@ -18,7 +18,16 @@ from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.worker.histories import histories_of_run, save_histories
-from tests.replay import sessions  # noqa: F401 - its scenarios too
+from tests.replay import (  # noqa: F401 - their scenarios too
+    auth,
+    compaction,
+    hooks,
+    limits,
+    sessions,
+    steps,
+    toolsets,
+    typed,
+)
 from tests.replay.scenarios import SCENARIOS
 from tests.support.engine import Engine
 
