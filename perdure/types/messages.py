@@ -163,14 +163,15 @@ FinishReason = Literal["stop", "tool_calls", "length", "refusal", "content_filte
 
 
 class Replaced(Data):
-    """What a summary stands for: an earlier form of the conversation, which stays in the store."""
+    """An earlier form of the conversation, which stays in the store: what a summary stands for, or what a step policy
+    has edited."""
 
     head: str
     """Where that ends."""
     messages: int
     """How many it has."""
     kept: int
-    """How many of its last ones stand behind the summary again."""
+    """How many of its last ones stand behind the summary again. Of an edited conversation none are counted."""
 
 
 class Message(Data):
@@ -187,7 +188,7 @@ class Message(Data):
     usage: Usage | None = None
     cost_usd: float | None = None
     replaces: Replaced | None = None
-    """Of a summary (``Compaction.summarise``): what it stands for."""
+    """Of the first message of a conversation that was rewritten: what was there before."""
 
     _wire: dict[str, bytes] = PrivateAttr(default_factory=dict)
 
