@@ -158,7 +158,7 @@ def iterations(name: str, value: Any, limits: Limits) -> int:
             f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit",
             hint=f"Give one of them: max_iterations={value!r:.20}.",
         )
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
         raise DefinitionError(
             f"agent {name!r}: max_iterations must be a whole number of at least 1, not {value!r}",
             hint="1 is a single model call; leave it out for 50.",

@@ -12,7 +12,8 @@ from .messages import Data
 LimitName = Literal["max_iterations", "iterations", "tokens", "cost_usd", "wall_time", "tool_calls"]
 """``max_iterations`` is the turn's iterations; ``iterations`` those of all turns."""
 LimitScope = Literal["run", "turn"]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+"""A whole number that a float can carry, too."""
 
 
 class Bounds(Data):

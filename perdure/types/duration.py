@@ -19,7 +19,7 @@ def seconds(value: Any) -> float:
     if isinstance(value, timedelta):
         found = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value)
+        found = float(value) if abs(value) < _MOST else _MOST  # a whole number may be too large for any float
     elif isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         found = sum(float(number) * _UNITS[unit] for number, unit in _PIECE.findall(value))
     else:

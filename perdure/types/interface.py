@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from .auth import Ref, Token, one_auth
-from .bounds import LimitUse, RunLimits
+from .bounds import Count, LimitUse, RunLimits
 from .duration import Seconds
 from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
@@ -46,7 +46,7 @@ class Override(Strict):
     provider_options: dict[str, Any] | None = None
     """Merged over the agent's."""
     finish: FinishProtocol | None = None
-    max_iterations: int | None = Field(default=None, ge=1)
+    max_iterations: Count | None = None
     on_limit: OnLimit | None = None
     limits: RunLimits | None = None
     """Put in the place of the agent's, one by one."""

@@ -121,7 +121,7 @@ def _given(change: TurnLimits) -> dict[str, Any]:
 
 
 def _whole(owner: str, field: str, value: object, example: str) -> None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**63):
         return
     raise DefinitionError(
         f"{owner}: {field} must be a whole number of at least 1, not {value!r:.100}",

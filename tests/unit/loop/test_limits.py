@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from perdure import loop
+from perdure.errors import InvalidInputError
 from perdure.loop.limits import calls_left, exceeded, left
 from perdure.types.bounds import Bounds
 from perdure.types.messages import Usage
@@ -72,3 +75,15 @@ def test_a_clock_that_goes_back_costs_nothing():
     for second in (10, 5, 6):
         loop.tick(state, now + timedelta(seconds=second))
     assert state.worked == 1
+
+
+@pytest.mark.parametrize("limits", [{"tokens": 10**400}, {"max_iterations": 10**400}, {"wall_time": 10**400}])
+def test_a_number_that_no_clock_or_float_can_hold_is_refused_and_stops_no_run(limits):
+    state = opened()
+    model(state, asks(call("c1"), **spent()))
+    loop.resume(state, {"limits": limits})
+    assert len(loop.status(state).refused) == 1
+    assert not loop.receive(state, {"content": "hi", "override": {"limits": limits}})
+    assert not loop.receive(state, {"content": "hi", "override": {"max_iterations": 10**400}})
+    with pytest.raises(InvalidInputError, match="idle_timeout"):
+        opened(idle_timeout=10**400)
