@@ -80,17 +80,20 @@ class Summing:
         return await self._in_pieces([text for message in old if (text := as_text(message))])
 
     async def _in_pieces(self, texts: list[str]) -> str:
-        """All at once; or the first half, and its summary with the second."""
+        """All at once; or the first half, and its summary with the second. Two that are too long together are cut: each
+        round has fewer texts, or shorter ones, so it comes to an end whatever the window is.
+        """
         try:
             reply = await self._ask(self._plain("\n\n".join(texts)))
         except ContextLengthError:
-            if len(texts) == 1:
-                if len(texts[0]) < _SHORTEST:
-                    raise
-                return await self._in_pieces([cut(texts[0], len(texts[0]) // 2)])
-            half = len(texts) // 2
-            first = await self._in_pieces(texts[:half])
-            return await self._in_pieces([f"[summary of what was before]\n{first}", *texts[half:]]) if first else ""
+            if len(texts) > 2:
+                half = max(2, len(texts) // 2)
+                first = await self._in_pieces(texts[:half])
+                return await self._in_pieces([f"[summary of what was before]\n{first}", *texts[half:]]) if first else ""
+            longest = max(map(len, texts), default=0)
+            if longest < _SHORTEST:
+                raise
+            return await self._in_pieces([cut(text, longest // 2) for text in texts])
         return "" if _vetoed(reply) else reply.text.strip()
 
     def _plain(self, conversation: str) -> ModelRequest:
