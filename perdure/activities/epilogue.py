@@ -9,7 +9,7 @@ from ..agent import Agent
 from ..errors import ToolError
 from ..loop.calls import malformed, unknown
 from ..ports import ModelCall, ModelReply
-from ..tools import RunContext
+from ..tools import RunContext, shortened
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .author_loop import AuthorLoop
@@ -112,7 +112,7 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
         try:
             tool.validate(part.arguments)
         except ToolError as error:
-            disposition = Refused(text=str(error))
+            disposition = Refused(text=shortened(str(error)))
     return Call(
         id=part.id,
         name=part.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..loop.calls import malformed
 from ..loop.finish import NO_ANSWER, classify, forced
 from ..ports import ModelCall
 from ..structured import OutputError, OutputValidator
-from ..tools import RunContext
+from ..tools import RunContext, shortened
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, ToolCallPart, clean
 from ..types.wire import Answered, Failed, Finish, Refused
@@ -78,7 +78,8 @@ class Finishing:
         if finish is None or not agent.output_validators or reason in NO_ANSWER:
             return Ending(finish)
         try:
-            return Ending(finish.model_copy(update={"content": await self._validated(agent, finish.content, told)}))
+            content = clean(await self._validated(agent, finish.content, told))
+            return Ending(finish.model_copy(update={"content": content}))
         except (OutputError, ModelRetry) as error:
             return _rejected(agent, call, message, _why(error), {})
 
@@ -126,16 +127,16 @@ class Finishing:
     async def _accepted(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> Finish:
         """The answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with what the model is told."""
         kind = agent.output_type
-        if kind.runs_code:
-            name = f"validators of the output of agent {agent.name}"
-            value = await self._author.run(name, kind.read, arguments)
-            finish = kind.finish
-            if not agent.output_validators:
-                return await self._author.run(name, finish, value)  # type: ignore[no-any-return]  # what it gives
-        else:
-            value = kind.read(arguments)
+        value = await self._typed(agent, kind.read, arguments)
         value = await self._validated(agent, value, told)
-        return kind.finish(value)
+        finish: Finish = await self._typed(agent, kind.finish, value)
+        return finish
+
+    async def _typed(self, agent: Agent, fn: Callable[[Any], Any], value: Any) -> Any:
+        """``fn`` of the output type: where code of the author's runs in it, on the author's side."""
+        if not agent.output_type.runs_code:
+            return fn(value)
+        return await self._author.run(f"validators of the output of agent {agent.name}", fn, value)
 
     async def _validated(self, agent: Agent, value: Any, told: RunContext[Any]) -> Any:
         """What the agent's validators make of ``value``, one behind the other."""
@@ -144,7 +145,7 @@ class Finishing:
             if changed is None or changed is value:
                 continue
             try:
-                value = agent.output_type.changed(changed)
+                value = await self._typed(agent, agent.output_type.changed, changed)
             except OutputError as error:
                 why = f"the output validator {validator.name} gave what is not of the output type: {error}"
                 raise _failed(HookError(f"agent {agent.name!r}: {why}")) from error
@@ -176,8 +177,8 @@ def _failed(error: PerdureError) -> _FailedError:
 
 def _why(error: OutputError | ModelRetry) -> str:
     if isinstance(error, ModelRetry):
-        return clean(f"The answer was not accepted: {error}")
-    return clean(str(error))
+        return shortened(f"The answer was not accepted: {error}")
+    return shortened(str(error))
 
 
 def _rejected(agent: Agent, call: ModelCall, message: Message, why: str, calls: Mapping[str, str]) -> Ending:

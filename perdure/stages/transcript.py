@@ -194,9 +194,10 @@ def check_store(task: CallFacts, store_id: str) -> None:
 def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
     """Large text and arguments stay out of history; adds the blobs that this needs to ``blobs``."""
     output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls))})
-    if output.finish is not None and output.limits.protocol == "tool":
+    large = _is_large(output.text)
+    if output.finish is not None and (output.limits.protocol == "tool" or not large):
         return _fit_apart(output, output.finish, blobs)
-    if len(output.text) * 4 <= INLINE_BYTES or len(output.text.encode()) <= INLINE_BYTES:
+    if not large:
         return output
     content = output.finish.content if output.finish else output.text
     blob = Blob.of(content)
@@ -206,15 +207,19 @@ def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
 
 
 def _fit_apart(output: ModelOutput, finish: Finish, blobs: list[Blob]) -> ModelOutput:
-    """The same where the answer is not the reply's text."""
+    """The same where the answer is not the reply's text, or is no more: a hook or a validator may have changed it."""
     update: dict[str, Any] = {}
-    if len(finish.content.encode()) > INLINE_BYTES:
+    if _is_large(finish.content):
         blobs.append(Blob.of(finish.content))
         update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
-    if len(output.text.encode()) > INLINE_BYTES:
+    if _is_large(output.text):
         blobs.append(Blob.of(output.text))
         update |= {"text": "", "blob": blobs[-1].ref}
     return output.model_copy(update=update) if update else output
+
+
+def _is_large(text: str) -> bool:
+    return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
 def _fit_calls(calls: Iterable[Call]) -> Iterator[Call]:

@@ -12,6 +12,7 @@ from ..errors import (
     ProviderTimeoutError,
     ToolsetError,
 )
+from ..types.messages import clean
 
 AGENT_ATTEMPTS = 7
 """How often an unknown agent is looked for: a minute, with the delays of workflows/options.py. A deploy may be under
@@ -69,4 +70,5 @@ def verdict(error: Exception, attempt: int) -> Verdict:
 
 
 def _short(text: str) -> str:
+    text = clean(text)  # else Temporal's client could not send it, nor say whether to try again
     return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + "… (cut)"

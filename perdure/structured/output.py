@@ -90,6 +90,8 @@ class OutputType:
             return self._adapter.validate_python(value)
         except ValidationError as error:
             raise OutputError(explained(error, f"it is no {self._name}:", self.schema.get("properties", {}))) from error
+        except Exception as error:  # a validator of the author's
+            raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
 
     def finish(self, value: Any) -> Finish:
         """``value`` as the answer of a turn. Raises ``OutputError`` for what no JSON can carry."""

@@ -3,7 +3,7 @@
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext, ToolContext
 from perdure.tools.memory import Memory
-from perdure.tools.result import Result, ResultError, error_text, read_result, serialise
+from perdure.tools.result import Result, ResultError, error_text, read_result, serialise, shortened
 from perdure.tools.tool import Tool, as_tool, tool
 from perdure.tools.toolbox import Toolbox
 
@@ -20,5 +20,6 @@ __all__ = [
     "error_text",
     "read_result",
     "serialise",
+    "shortened",
     "tool",
 ]

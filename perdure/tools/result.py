@@ -83,7 +83,12 @@ def error_text(error: BaseException) -> str:
     lines = [_line(error)]
     if isinstance(error, BaseExceptionGroup):
         lines += [f"- {error_text(inner)}" for inner in error.exceptions[:10]]
-    text = clean("\n".join(lines))
+    return shortened("\n".join(lines))
+
+
+def shortened(text: str) -> str:
+    """``text`` as it can stand in history: at most 8 KiB, without lone surrogates."""
+    text = clean(text)
     encoded = text.encode()
     if len(encoded) <= MAX_ERROR_BYTES:
         return text

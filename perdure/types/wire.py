@@ -271,7 +271,9 @@ class ModelOutput(Data):
     @property
     def answer_blob(self) -> BlobRef | None:
         """Where the answer is, if it is too large for history: of the finish tool apart from the reply's text."""
-        return self.finish.blob if self.finish and self.limits.protocol == "tool" else self.blob
+        if self.finish is not None and (self.finish.blob is not None or self.limits.protocol == "tool"):
+            return self.finish.blob
+        return self.blob
 
 
 class ToolInput(CallFacts):

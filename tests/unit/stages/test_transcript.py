@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
+from perdure.loop.answer import response
 from perdure.loop.finish import REMINDER_ID
 from perdure.ports import Blob, Commit, ModelReply, Outcome
 from perdure.stages import JournalStage, TranscriptStage, compose_model
@@ -16,7 +17,18 @@ from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
-from perdure.types.wire import INLINE_BYTES, Call, Closing, ModelOutput, NewMessage, NewResult, Refused, ToolOutput
+from perdure.types.wire import (
+    INLINE_BYTES,
+    Call,
+    Closing,
+    Finish,
+    ModelOutput,
+    NewMessage,
+    NewResult,
+    Refused,
+    ToolOutput,
+)
+from tests.unit.loop.build import model, opened
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 
@@ -122,6 +134,21 @@ async def test_a_large_answer_stays_out_of_history(store: MemoryStore) -> None:
     assert answer.output.blob is not None
     assert await Chain(store).resolve_blob(answer.output.blob) == text
     assert len(answer.output.model_dump_json()) < 2000
+
+
+async def test_a_large_answer_that_is_not_what_the_model_said_stays_out_of_history_too(store: MemoryStore) -> None:
+    """A hook, or an output validator, has put it in the place of a short text."""
+    text = "x" * (INLINE_BYTES + 1)
+    made = reply("short")
+    made.output = made.output.model_copy(update={"finish": Finish(content=text)})
+    output = (await call(store, made)).output
+    assert len(output.model_dump_json()) < 2000
+    assert output.text == "short"
+    assert output.answer_blob is not None
+    assert await Chain(store).resolve_blob(output.answer_blob) == text
+    state = opened()
+    model(state, output)
+    assert response(state).blob == output.answer_blob
 
 
 async def test_large_arguments_stay_out_of_history(store: MemoryStore) -> None:
