@@ -76,7 +76,10 @@ class OutputType:
 
     def read_xml(self, text: str) -> dict[str, Any] | None:
         """The arguments that a model wrote into the template; None where ``text`` has nothing of it."""
-        found = filled_in(text, self.schema, TEMPLATE)
+        try:
+            found = filled_in(text, self.schema, TEMPLATE)
+        except RecursionError:  # hundreds of elements in each other
+            return None
         return found if isinstance(found, dict) else ({} if found is not None else None)
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,7 @@ def _parse(text: str) -> list[_Node]:
     """The elements of ``text``. A tag that nothing closes, or opens, is text."""
     top = _Node("", {}, 0)
     stack = [top]
+    waiting: Counter[str] = Counter()  # what is open, by name: else each tag that nothing opened looks at all of it
     for tag in _TAG.finditer(text):
         name = tag["name"]
         if not tag["close"]:
@@ -72,13 +74,15 @@ def _parse(text: str) -> list[_Node]:
             stack.append(_Node(name, said, tag.end()))
             if tag["empty"]:
                 _close(stack, len(stack) - 1, tag.end())
+            else:
+                waiting[name] += 1
             continue
-        opened = next((at for at in range(len(stack) - 1, 0, -1) if stack[at].name == name), 0)
-        if opened:
+        if waiting[name]:
+            opened = next(at for at in range(len(stack) - 1, 0, -1) if stack[at].name == name)
+            waiting.subtract(node.name for node in stack[opened:])
             _close(stack, opened, tag.start())
-    while len(stack) > 1:  # never closed: what is in it stands for itself
-        node = stack.pop()
-        stack[-1].children += node.children
+    for node in stack[1:]:  # never closed: what is in it stands for itself
+        top.children += node.children
     return top.children
 
 

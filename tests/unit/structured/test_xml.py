@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
+from perdure.structured import OutputType
 from perdure.structured.xml import template, to_xml
 from perdure.structured.xml_reader import filled_in, from_xml
 
@@ -184,3 +185,19 @@ def test_whatever_a_model_writes_nothing_breaks(said: str) -> None:
 def test_an_answer_that_is_written_out_is_read(answer: Answer) -> None:
     plain = answer.model_dump(mode="json")
     assert filled_in(f"Here: {to_xml(plain, ANSWER, 'finish')}", ANSWER, "finish") == plain
+
+
+def test_a_text_that_is_nested_without_end_is_no_answer_and_no_error() -> None:
+    deep = "<a>" * 3_000 + "</a>" * 3_000
+    kind = OutputType("a", Place)
+    assert kind.read_xml(deep) is None
+    assert kind.read_xml(f"<finish><name>{deep}</name></finish>") is None
+    assert OutputType("a", Question).read_xml("<inner>" * 3_000 + "</inner>" * 3_000) is None
+
+
+def test_tags_that_nothing_opened_do_not_stall_the_worker() -> None:
+    """What was open was looked through for each of them: minutes for a reply of this size."""
+    assert filled_in("<a>" * 80_000 + "</b>" * 80_000, TypeAdapter(Place).json_schema(), "finish") is None
+    assert filled_in("<a><b></b>" * 30_000 + "<name>x</name>", TypeAdapter(Place).json_schema(), "finish") == {
+        "name": "x"
+    }
