@@ -56,10 +56,10 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
         state.carry = [_reminder(output)]
     turn.rejected = turn.rejected + 1 if output.rejected else turn.rejected
     collect(state)
-    _limit(state, turn, output)
     for call in output.calls:
         if isinstance(call.disposition, Inline) and call.disposition.aborted is not None:
             abort(state, call.disposition.aborted)
+    _limit(state, turn, output)
 
 
 def abort(state: RunState, text: str) -> None:

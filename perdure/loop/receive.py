@@ -155,6 +155,9 @@ def _opens_turn(state: RunState) -> bool:
 def open_turn(state: RunState, task_id: str | None = None) -> None:
     """Open the next turn, under ``task_id`` unless a turn has that already."""
     remember(state)
+    if state.turn is not None and (state.turn.overrides or {}).get("limits"):
+        # They were for that turn. Kept, they could end this one before a model call says what the agent allows.
+        state.limits = state.limits.model_copy(update={"run": None, "turn": None})
     state.turns += 1
     state.recorded = False
     known = {past.task_id for past in state.past} | set(state.seen.values())

@@ -130,9 +130,9 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
             return  # the call is run when the run is resumed
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
-    loop.apply_result(state, pending.op, result)
-    if aborted is not None:
+    if aborted is not None:  # before the result, which may be what ends the turn at a limit
         loop.abort(state, aborted)
+    loop.apply_result(state, pending.op, result)
 
 
 async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:

@@ -19,8 +19,8 @@ def failure(state: RunState) -> tuple[str, str]:
 
 def aborted(state: RunState, id: str) -> None:
     """A call came back as aborted, as workflows/steps.py applies it."""
-    done(state, id)
     loop.abort(state, "AbortError: enough")
+    done(state, id)
 
 
 def test_what_is_under_way_ends_first_and_its_result_counts() -> None:
@@ -57,11 +57,16 @@ def test_an_inline_call_ends_the_run_where_the_reply_is_applied() -> None:
 
 
 @pytest.mark.parametrize("on_limit", ["return", "error"])
-def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str) -> None:
-    state = opened()
-    model(state, asks(call("c1"), call("c2"), limits=AgentLimits(max_iterations=1, on_limit=on_limit)))
-    aborted(state, "c1")
-    done(state, "c2")
+@pytest.mark.parametrize("last", ["c1", "c2", "inline"])
+def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str, last: str) -> None:
+    state, limits = opened(), AgentLimits(max_iterations=1, on_limit=on_limit)
+    if last == "inline":
+        model(state, asks(call("c1", Inline(key="key-c1", aborted="AbortError: enough")), limits=limits))
+    else:
+        model(state, asks(call("c1"), call("c2"), limits=limits))
+        steps = {"c1": lambda: aborted(state, "c1"), "c2": lambda: done(state, "c2")}
+        for step in sorted(steps, key=lambda id: id == last):
+            steps[step]()
     loop.stopped(state)
     close(state)
     assert (ended(state), failure(state)[0]) == ("failed", "AbortError")

@@ -87,3 +87,15 @@ def test_a_number_that_no_clock_or_float_can_hold_is_refused_and_stops_no_run(li
     assert not loop.receive(state, {"content": "hi", "override": {"max_iterations": 10**400}})
     with pytest.raises(InvalidInputError, match="idle_timeout"):
         opened(idle_timeout=10**400)
+
+
+@pytest.mark.parametrize("on_limit", ["finish", "return", "error", "pause"])
+def test_what_one_turn_brought_limits_no_other(on_limit):
+    state = opened({"content": "hi", "override": {"limits": {"tokens": 30}}}, mode="session")
+    of_turn = AgentLimits(run=Bounds(tokens=30), on_limit=on_limit)
+    model(state, says("1", usage=Usage(input_tokens=40), limits=of_turn))
+    loop.receive(state, "more")
+    loop.settle(state)
+    step = model(state, says("2", usage=Usage(input_tokens=5), limits=AgentLimits(on_limit=on_limit)))
+    assert step.purpose == "call"
+    assert loop.response(state).content == "2"
