@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -47,14 +47,17 @@ def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Tool
         raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
 
 
-def with_tools(agent: Agent, key: str, tools: Sequence[Tool]) -> Agent:
-    """A copy of ``agent`` that has ``tools`` besides its own; the same copy for the same ``key``."""
+def with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:
+    """A copy of ``agent`` that has ``tools`` besides its own; the same copy for the same ``key``.
+
+    Where its code has got a tool of a name that one of them has, meanwhile, it is the code's that counts.
+    """
     copies = vars(agent)["_overridden"]
     found: Agent | None = copies.get(key)
     if found is None:
         found = copy.copy(agent)
         vars(found)["_overridden"] = {}
-        found.toolbox = Toolbox([*agent.toolbox, *tools])
+        found.toolbox = Toolbox([*agent.toolbox, *(tool for tool in tools() if tool.name not in agent.toolbox)])
         found.toolsets = ()
         while len(copies) >= COPIES:
             copies.pop(next(iter(copies)), None)

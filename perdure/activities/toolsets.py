@@ -46,6 +46,10 @@ class _Present:
     """By the names that models call."""
     rows: tuple[PinnedTool, ...] = ()
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asked: int = 0
+    """How often it was."""
+    failed: ToolsetError | None = None
+    """What it said last, where that was no list."""
 
 
 class Toolsets:
@@ -82,12 +86,12 @@ class Toolsets:
                 self._keep(blob.hash, rows)
         ref = call.pinned or before
         assert ref is not None, "a list is taken or was"
-        return with_tools(agent, ref.hash, [ToolOfSet(row) for row in rows])
+        return with_tools(agent, ref.hash, lambda: map(ToolOfSet, rows))
 
     async def _take(
         self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]
     ) -> tuple[PinnedTool, ...]:
-        """All lists together; of a run that has taken some, only those that it takes anew."""
+        """All lists together; of a run that has taken some, only those that it takes anew, where these will do."""
         rows: list[PinnedTool] = []
         for toolset in agent.toolsets:
             if before is None:
@@ -96,9 +100,16 @@ class Toolsets:
             had = [row for row in before if row.toolset == toolset.name]
             try:
                 rows += (await self._now(toolset, told)).rows if toolset.on_change == "refresh" else had
-            except ToolsetError:  # the run has a list; it need not wait for another
+            except (ToolsetError, DefinitionError) as error:  # the run has a list; it need not wait for another
+                logger.warning("a run of agent %s keeps its list of tools: %s", agent.name, error)
                 rows += had
-        _check_names(agent, rows)
+        try:
+            _check_names(agent, rows)
+        except DefinitionError as error:
+            if before is None:
+                raise
+            logger.warning("a run of agent %s keeps its lists of tools: %s", agent.name, error)
+            return before
         return tuple(rows)
 
     async def tool(self, agent: Agent, call: ToolCall, context: Contexts) -> Tool | None:
@@ -144,7 +155,10 @@ class Toolsets:
         self._present[key] = present
         while len(self._present) > KEPT:
             self._present.pop(next(iter(self._present)))
+        asked = present.asked
         async with present.asking:
+            if present.asked != asked and (failed := present.failed) is not None:  # while we waited; all would wait on
+                raise ToolsetError(failed.message, hint=failed.hint)
             if present.changes != toolset.changes or self._clock() >= present.until:
                 await self._ask(present, told)
         return present
@@ -153,7 +167,9 @@ class Toolsets:
         if type(toolset).audience is Toolset.audience:
             return None
         try:
-            audience: Hashable = await self._author.run(f"audience of toolset {toolset.name}", toolset.audience, told)
+            async with asyncio.timeout(LISTING):
+                name = f"audience of toolset {toolset.name}"
+                audience: Hashable = await self._author.run(name, toolset.audience, told)
             hash(audience)
         except Exception as error:
             raise ToolsetError(f"toolset {toolset.name!r} cannot say whom it is for: {error_text(error)}") from error
@@ -166,8 +182,11 @@ class Toolsets:
                 listed = list(await self._author.run(f"list of toolset {toolset.name}", toolset.list, told))
         except Exception as error:
             why = f"it did not within {LISTING:g} s" if isinstance(error, TimeoutError) else error_text(error)
-            raise ToolsetError(f"toolset {toolset.name!r} could not list its tools: {why}") from error
+            present.asked += 1
+            present.failed = ToolsetError(f"toolset {toolset.name!r} could not list its tools: {why}")
+            raise present.failed from error
         rows = tuple(pinned(toolset, one) for one in listed)
+        present.asked, present.failed = present.asked + 1, None
         tools: dict[str, ToolOfSet | Tool] = {
             row.name: one if isinstance(one, Tool) else ToolOfSet(row, toolset.call)
             for row, one in zip(rows, listed, strict=True)

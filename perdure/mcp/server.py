@@ -27,6 +27,9 @@ Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
 
 CONNECTIONS = 32
 """Open ones to one server, where runs have headers of their own; the one that was used least lately is closed."""
+LISTING = 40.0
+"""Seconds that a server may take to open and to list its tools. One that does not answer by then is opened anew: the
+worker's own patience is 60 s, and nobody else would ever end a program that hangs."""
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Seconds before it is asked again."""
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -121,7 +124,7 @@ class MCPServer(Toolset):
                 if not cursor:
                     return found
 
-        tools = [listed(tool) for tool in await self._ask(ctx, pages, again=True)]
+        tools = [listed(tool) for tool in await self._ask(ctx, pages, again=True, within=LISTING)]
         self._harmless = {tool.name for tool in tools if tool.idempotent}
         return tools
 
@@ -144,18 +147,28 @@ class MCPServer(Toolset):
         mine = [key for key in self._open if key[0] is loop]
         await asyncio.gather(*(self._open.pop(key).close() for key in mine))
 
-    async def _ask(self, ctx: RunContext[Any], request: Callable[[Any], Any], *, again: bool) -> Any:
+    async def _ask(
+        self, ctx: RunContext[Any], request: Callable[[Any], Any], *, again: bool, within: float | None = None
+    ) -> Any:
         """Send ``request``; again over a new connection where it was not sent, or once where it may be sent ``again``.
 
-        A server that is being started anew is waited for.
+        A server that is being started anew is waited for. A connection without an answer ``within`` so many seconds is
+        given up.
         """
         from .connection import LostError, NotSentError
 
         sent = await self._sent(ctx)
         delays = iter(DELAYS)
         while True:
+            connection = self._connection(sent)
             try:
-                return await self._connection(sent).ask(request)
+                async with asyncio.timeout(within) as limit:
+                    return await connection.ask(request)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                connection.retire()
+                raise ToolError(f"MCP server {self.name!r} did not answer within {within:g} s") from None
             except NotSentError as error:
                 delay = next(delays, None)
                 if delay is None or error.final:

@@ -74,15 +74,21 @@ def pinned(toolset: Toolset, listed: Any) -> PinnedTool:
         )
     if not isinstance(spec.name, str) or not spec.name:
         raise DefinitionError(f"toolset {toolset.name!r} lists a tool without a name: {listed!r:.100}")
-    return PinnedTool(
-        toolset=toolset.name,
-        tool=spec.name,
-        name=shown_name(toolset.prefix + spec.name),
-        description=clean(spec.description),
-        parameters={"type": "object", "properties": {}, **spec.parameters},
-        timeout=timeout or toolset.timeout,
-        **own,
-    )
+    try:
+        return PinnedTool(
+            toolset=toolset.name,
+            tool=spec.name,
+            name=shown_name(toolset.prefix + spec.name),
+            description=clean(spec.description),
+            parameters={"type": "object", "properties": {}, **spec.parameters},
+            timeout=timeout or toolset.timeout,
+            **own,
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DefinitionError(
+            f"toolset {toolset.name!r} lists {spec.name!r:.100}, which is no tool: {error}",
+            hint="A tool has a name, a text that describes it, and a JSON Schema of its arguments.",
+        ) from None
 
 
 def shown_name(name: str) -> str:

@@ -158,6 +158,20 @@ async def test_a_program_that_never_says_hello_is_given_up_and_killed(
     await mute.close()
 
 
+async def test_a_server_that_hangs_is_given_up_and_opened_anew(counts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = stdio(counts)
+    tools = await server.list(ToolContext())
+    (hung,) = processes(counts)
+    os.kill(hung, signal.SIGSTOP)
+    with monkeypatch.context() as patched:
+        patched.setattr("perdure.mcp.server.LISTING", 0.5)
+        with pytest.raises(ToolError, match=r"MCP server 'counter' did not answer within 0\.5 s"):
+            await server.list(ToolContext())
+    assert await server.list(ToolContext()) == tools
+    await eventually(lambda: hung not in processes(counts), what="the end of the one that hung")
+    await server.close()
+
+
 async def test_the_reference_server_of_npm_over_stdio_and_over_http(engine: Engine) -> None:
     """It speaks the older protocol, and is killed in the middle of a run too."""
     modules = packages(EVERYTHING, "MCP servers of npm")

@@ -1,0 +1,129 @@
+"""Lists of toolsets by themselves: servers that hang, lists that will not do, code that changes under a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from perdure import Agent, RunContext, Toolset, tool
+from perdure.activities import AuthorLoop
+from perdure.activities.toolsets import Toolsets
+from perdure.errors import DefinitionError, ToolsetError
+from perdure.ports import ListedTool, ModelCall, ToolSpec
+from perdure.types.messages import BlobRef
+from perdure.types.wire import ModelInput
+
+
+class Listed(Toolset):
+    """Lists what it is given; hangs while it is given nothing."""
+
+    name = "listed"
+    recheck = 0.0
+
+    def __init__(self, *tools: Any, **options: Any) -> None:
+        self.tools: tuple[Any, ...] = tools
+        self.asked = 0
+        vars(self).update(options)
+
+    async def list(self, ctx: RunContext) -> Sequence[Any]:
+        self.asked += 1
+        if not self.tools:
+            await asyncio.Event().wait()
+        return self.tools
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+class Run:
+    """A run that makes model calls on one worker."""
+
+    def __init__(self, author: AuthorLoop) -> None:
+        self._blobs: dict[str, str] = {}
+        self.pinned: BlobRef | None = None
+        self.toolsets = Toolsets(author, self._load)
+
+    async def _load(self, ref: BlobRef) -> str:
+        return self._blobs[ref.hash]
+
+    async def offered(self, agent: Agent) -> Agent:
+        task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, pinned=self.pinned)
+        call = ModelCall(task)
+        found = await self.toolsets.offered(agent, call, RunContext())
+        self._blobs |= {blob.hash: blob.body.decode() for blob in call.blobs}
+        self.pinned = call.pinned or self.pinned
+        return found
+
+
+@pytest.fixture
+async def run() -> AsyncIterator[Run]:
+    author = AuthorLoop()
+    author.start()
+    yield Run(author)
+    author.stop()
+
+
+def names(agent: Agent) -> list[str]:
+    return [one.name for one in agent.toolbox]
+
+
+async def test_who_waits_for_a_server_that_hangs_waits_once_and_not_for_all_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.activities.toolsets.LISTING", 0.3)
+    hangs = Listed()
+    agent = Agent("a", "openai:gpt-5", toolsets=[hangs])
+    found = await asyncio.gather(*(run.offered(agent) for _ in range(20)), return_exceptions=True)
+    assert [type(one) for one in found] == [ToolsetError] * 20
+    assert hangs.asked == 1
+    hangs.tools = (ToolSpec("find", "Find.", {}),)
+    assert names(await run.offered(agent)) == ["find"], "the next attempt asks again"
+
+
+async def test_a_function_that_never_says_whom_a_list_is_for_is_given_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Undecided(Listed):
+        async def audience(self, ctx: RunContext) -> str:
+            await asyncio.Event().wait()
+            return "nobody"
+
+    monkeypatch.setattr("perdure.activities.toolsets.LISTING", 0.1)
+    with pytest.raises(ToolsetError, match="cannot say whom it is for: TimeoutError"):
+        await run.offered(Agent("a", "openai:gpt-5", toolsets=[Undecided(ToolSpec("find", "Find.", {}))]))
+
+
+@pytest.mark.parametrize("wrong", [ToolSpec("add", "Clashes.", {}), ToolSpec("", "", {}), ToolSpec("x", "", {1: 2})])  # type: ignore[dict-item]
+async def test_a_run_keeps_its_list_where_a_new_one_will_not_do(run: Run, wrong: Any) -> None:
+    changing = Listed(ToolSpec("find", "Find.", {}), on_change="refresh")
+    agent = Agent("a", "openai:gpt-5", tools=[add], toolsets=[changing])
+    assert names(await run.offered(agent)) == ["add", "find"]
+    changing.tools = (wrong, ToolSpec("more", "More.", {}))
+    assert names(await run.offered(agent)) == ["add", "find"]
+    changing.tools = (ToolSpec("more", "More.", {}),)
+    assert names(await run.offered(agent)) == ["add", "more"]
+
+
+@pytest.mark.parametrize("on_change", ["refuse", "refresh"])
+async def test_a_tool_that_the_code_has_got_too_under_a_run_is_the_code_s(run: Run, on_change: str) -> None:
+    listed = Listed(ToolSpec("add", "Of the server.", {}), ToolSpec("find", "Find.", {}), on_change=on_change)
+    assert names(await run.offered(Agent("a", "openai:gpt-5", toolsets=[listed]))) == ["add", "find"]
+    deployed = await run.offered(Agent("a", "openai:gpt-5", tools=[add], toolsets=[listed]))
+    assert names(deployed) == ["add", "find"]
+    assert deployed.toolbox.get("add") is add
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [ToolSpec("x", None, {}), ToolSpec("x", "", None), ListedTool("x", "", {}, timeout="soon")],  # type: ignore[arg-type]
+)
+async def test_what_is_no_tool_is_named_with_its_toolset(run: Run, wrong: Any) -> None:
+    agent = Agent("a", "openai:gpt-5", toolsets=[Listed(wrong)])
+    with pytest.raises(DefinitionError, match="toolset 'listed' lists 'x', which is no tool"):
+        await run.offered(agent)
