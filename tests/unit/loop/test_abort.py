@@ -65,7 +65,7 @@ def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str, last
     else:
         model(state, asks(call("c1"), call("c2"), limits=limits))
         steps = {"c1": lambda: aborted(state, "c1"), "c2": lambda: done(state, "c2")}
-        for step in sorted(steps, key=lambda id: id == last):
+        for step in sorted(steps, key=lambda one: one == last):
             steps[step]()
     loop.stopped(state)
     close(state)
