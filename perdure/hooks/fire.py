@@ -138,6 +138,9 @@ async def _go(run: Run, group: _Group) -> None:
         group.abandoned = True
         _failed(group.hook, TimeoutError(f"it did not return within {group.hook.timeout:g} s"))
         group.at += 1
+    except asyncio.CancelledError:
+        group.abandoned = True  # a thread goes on to its end: not to the hooks behind it
+        raise
 
 
 async def _run(run: Run, group: _Group) -> None:

@@ -6,6 +6,7 @@ the request and reads the reply (the iteration); inside them the limits of a cal
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -82,7 +83,9 @@ class HookStage:
             return False
 
         assert call.request is not None, "the iteration stage makes the request"
-        show(call.request)
+        # Settings are the agent's own, and dictionaries: what a hook does to them in place is for this call alone.
+        settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
+        show(replace(call.request, settings=settings, provider_options=options))
         await fire_all(self._run, hooks, given, take)
         call.request = given["request"]
         return vetoes[0] if vetoes else None

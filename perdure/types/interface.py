@@ -23,6 +23,8 @@ WORKFLOW = "AgentWorkflow"
 Mode = Literal["run", "session"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
+NESTED = 200
+"""Arrays and objects in each other that an output may have."""
 FINISH_TOOL = "__finish__"
 """The tool that ends a task under ``finish="tool"``: its arguments are the answer."""
 
@@ -131,11 +133,28 @@ class Start(Strict):
 
 
 def plain_output(content: str) -> Any:
-    """The output whose JSON ``content`` is; a text that somebody (a hook) has put in its place, as it is."""
+    """The output whose JSON ``content`` is; a text that somebody (a hook) has put in its place, as it is.
+
+    So is what could be no part of a ``Response``: NaN, and what is nested deeper than pydantic writes.
+    """
     try:
-        return json.loads(content)
-    except ValueError:
+        found = json.loads(content, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         return content
+    return content if content.count("[") + content.count("{") > NESTED and _depth(found) > NESTED else found
+
+
+def _no_json(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [below for one in inner for below in (one.values() if isinstance(one, dict) else one)]
+        depth += bool(inner)
+    return depth
 
 
 class Response(Data):

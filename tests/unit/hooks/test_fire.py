@@ -194,3 +194,34 @@ def test_a_set_is_read_added_to_and_cleared() -> None:
     assert not hooks
     with pytest.raises(DefinitionError, match="is no hook"):
         hooks.add(print)  # type: ignore[arg-type]
+
+
+async def test_hooks_behind_the_one_at_which_the_call_was_cancelled_do_not_run(author: AuthorLoop) -> None:
+    """A thread cannot be stopped; the attempt that follows runs them all again."""
+    begun, released = threading.Event(), threading.Event()
+    left = threading.Semaphore(0)
+
+    @hook("on_finish")
+    def slow(content: str) -> str:
+        begun.set()
+        released.wait(20)
+        return content
+
+    async def run(name: str, fn: Any, *args: Any) -> Any:
+        def watched() -> Any:
+            try:
+                return fn(*args)
+            finally:
+                left.release()
+
+        return await author.run(name, watched)
+
+    ran: list[str] = []
+    call = asyncio.ensure_future(fire_all(run, [slow, adding("a", sync=True, seen=ran)], {"content": ""}, take))
+    assert await asyncio.to_thread(begun.wait, 20)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    released.set()
+    assert await asyncio.to_thread(left.acquire, True, 20)
+    assert ran == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop.answer import output_of
+from perdure.loop.answer import output_of, response
 from perdure.loop.finish import REMINDER_ID, classify, force, reminder
 from perdure.types.bounds import LimitUse
 from perdure.types.interface import FINISH_TOOL
@@ -24,7 +24,7 @@ from perdure.types.wire import (
     Refused,
 )
 
-from .build import ACTIVITY, call, close, ended, model, opened, running, said
+from .build import ACTIVITY, call, close, ended, model, opened, running, said, says
 
 LIMITS = AgentLimits(max_iterations=2, protocol="tool")
 TYPED = Finish(content='{"n": 1}', called=True, typed=True)
@@ -172,3 +172,13 @@ def test_an_input_interrupts() -> None:
     state = opened()
     loop.interrupt(state, {"input": {"a": 1}})
     assert state.interrupt == "go on"
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "[" * 300 + "]" * 300, "NaN", "{"])
+def test_what_no_history_can_carry_as_a_value_is_a_text(text: str) -> None:
+    """A hook may put any text into the place of a typed answer. The workflow reads it: it may not fail there."""
+    state = opened()
+    model(state, says(text).model_copy(update={"finish": Finish(content=text, typed=True)}))
+    found = response(state)
+    assert found.output == text
+    assert found.model_dump(mode="json")["output"] == text
