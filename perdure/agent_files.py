@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
@@ -22,6 +23,8 @@ from .types.interface import FinishProtocol, OnLimit, Strict
 from .types.limits import Limits
 
 FILE_BYTES = 1024 * 1024
+VALUES = 100_000
+"""In one file, those that aliases of YAML stand for counted as often as they are named."""
 
 T = TypeVar("T")
 Values = dict[str, JsonValue]
@@ -154,16 +157,37 @@ def _read(path: Path) -> dict[str, Any]:
     if read is None:
         raise DefinitionError(f"{path}: an agent file ends in {', '.join(_READ)}", hint="Rename it.")
     try:
-        if path.stat().st_size > FILE_BYTES:
-            raise DefinitionError(f"{path}: an agent file has at most {FILE_BYTES:,} bytes", hint="Make it shorter.")
-        found = read(path.read_text(encoding="utf-8"))
+        found = read(_text(path))
     except OSError as error:
         raise DefinitionError(f"{path} cannot be read: {error.strerror or error}", hint="Check its path.") from None
     except (ValueError, RecursionError) as error:
         raise DefinitionError(f"{path} cannot be read: {error}", hint="Correct it there.") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise DefinitionError(f"{path}: an agent file has one object", hint='For instance {"model": "openai:gpt-5"}.')
+    if _has_more(found, VALUES):
+        raise DefinitionError(f"{path}: an agent file has at most {VALUES:,} values", hint="Make it shorter.")
     return found
+
+
+def _text(path: Path) -> str:
+    """What stands in it. A pipe would be waited for, and a device has no end."""
+    if not S_ISREG(path.stat().st_mode):
+        raise DefinitionError(f"{path} is no file", hint="Put the agent's file in its place.")
+    with path.open("rb") as file:
+        body = file.read(FILE_BYTES + 1)
+    if len(body) > FILE_BYTES:
+        raise DefinitionError(f"{path}: an agent file has at most {FILE_BYTES:,} bytes", hint="Make it shorter.")
+    return body.decode()
+
+
+def _has_more(found: Any, most: int) -> bool:
+    """Whether there are more than ``most`` values in it: a few lines of YAML can stand for more than fit in memory."""
+    left = [found]
+    while left and most:
+        most -= 1
+        value = left.pop()
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(left)
 
 
 def _yaml(text: str) -> Any:

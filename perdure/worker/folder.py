@@ -55,7 +55,7 @@ class AgentFolder:
         self._say = say
         self._files: dict[Path, _File] = {}
         self._before = self._look()
-        self._take(self._before, self._before)
+        self._take(self._before, self._before, self._loaded(self._changed(self._before)))
 
     async def __aenter__(self) -> AgentFolder:
         self._watching = asyncio.create_task(self._watch())
@@ -79,7 +79,8 @@ class AgentFolder:
             try:
                 self._before = now = await asyncio.to_thread(self._look)
                 settled = {path: state for path, state in now.items() if before.get(path) == state}
-                self._take(settled, now.keys() | before.keys())
+                loaded = await asyncio.to_thread(self._loaded, self._changed(settled))  # YAML takes its time
+                self._take(settled, now.keys() | before.keys(), loaded)
             except Exception:
                 logger.exception("the agent files of %s could not be looked at", self._folder)
 
@@ -93,16 +94,31 @@ class AgentFolder:
                     found[path] = (stat.st_mtime_ns, stat.st_size)
         return found
 
-    def _take(self, settled: dict[Path, _State], present: Collection[Path]) -> None:
-        """Serve what the files say. Those of ``present`` that are not ``settled`` may still be written to."""
+    def _changed(self, settled: dict[Path, _State]) -> list[Path]:
+        """The files that are to be read."""
+        return [path for path, state in settled.items() if path not in self._files or self._files[path].state != state]
+
+    def _loaded(self, paths: Iterable[Path]) -> dict[Path, Agent | str]:
+        """The agents that these files describe, or why they do not."""
+        return {path: self._load(path) for path in paths}
+
+    def _load(self, path: Path) -> Agent | str:
+        try:
+            return load_agent(path, tools=self._agents.tools, toolsets=self._toolsets)
+        except PerdureError as error:
+            return f"{error.message} ({error.hint})" if error.hint else error.message
+        except Exception as error:  # the others are served all the same
+            return f"{path}: {type(error).__name__}: {error}"
+
+    def _take(self, settled: dict[Path, _State], present: Collection[Path], loaded: dict[Path, Agent | str]) -> None:
+        """Serve what the files say. Those of ``present`` that are not ``settled`` may still be written to; what has
+        changed is ``loaded``."""
         gone = [self._files.pop(path) for path in [*self._files] if path not in present]
-        changed = [
-            path for path, state in settled.items() if path not in self._files or self._files[path].state != state
-        ]
+        changed = list(loaded)
         if not gone and not changed:
             return
-        for path in changed:
-            self._read(path, settled[path])
+        for path, found in loaded.items():
+            self._keep(path, settled[path], found)
         ours = {file.served.name for file in (*gone, *self._files.values()) if file.served is not None}
         taken = {agent.name: "the code" for agent in self._agents if agent.name not in ours}
         # Who has a name keeps it; of several that want one, the first file gets it.
@@ -117,13 +133,13 @@ class AgentFolder:
         for path, file in sorted(self._files.items()):
             self._report(path, file, taken, again=path in changed)
 
-    def _read(self, path: Path, state: _State) -> None:
+    def _keep(self, path: Path, state: _State, found: Agent | str) -> None:
         file = self._files.setdefault(path, _File(state))
         file.state, file.broken = state, None
-        try:
-            file.latest = load_agent(path, tools=self._agents.tools, toolsets=self._toolsets)
-        except PerdureError as error:
-            file.broken = f"{error.message} ({error.hint})" if error.hint else error.message
+        if isinstance(found, str):
+            file.broken = found
+        else:
+            file.latest = found
 
     def _report(self, path: Path, file: _File, taken: dict[str, str], *, again: bool) -> None:
         why = file.broken

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +241,22 @@ def test_a_schema_that_goes_too_deep() -> None:
         schema = {"type": "array", "items": schema}
     with pytest.raises(DefinitionError, match="more than 20 levels deep"):
         type_from_schema(schema, "output")
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe, for instance: whoever reads it waits for somebody who writes."""
+    os.mkfifo(tmp_path / "a.json")
+    (tmp_path / "b.json").symlink_to("/dev/zero")
+    for name in ("a.json", "b.json"):
+        with pytest.raises(DefinitionError, match=f"{name} is no file"):
+            load_agent(tmp_path / name)
+
+
+BILLION = [f"  {name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise("abcdefghi")]
+
+
+@pytest.mark.parametrize("lines", [["  a: &a [1, 2]", *BILLION], ["  end: *self"]], ids=["a billion", "itself"])
+def test_a_few_lines_of_yaml_that_stand_for_more_than_fits_in_memory(lines: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("\n".join(["model: openai:gpt-5", "settings: &self", *lines]))
+    with pytest.raises(DefinitionError, match="an agent file has at most 100,000 values"):
+        load_agent(tmp_path / "a.yaml")

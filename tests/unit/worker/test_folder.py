@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.activities import Agents
+from perdure.agent_files import load_agent
 from perdure.errors import AgentNotFoundError, DefinitionError, InvalidInputError
 from perdure.worker.folder import AgentFolder
 from tests.support.wait import eventually
@@ -159,3 +162,36 @@ def test_agents_change_all_at_once_or_not_at_all() -> None:
     assert list(agents) == [a, b]
     agents.change(gone=["b"], come=[other])
     assert list(agents) == [a, other]
+
+
+async def test_a_file_that_takes_its_time_to_read_does_not_stop_the_worker(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 MB of YAML takes 15 s, and heartbeats are due every 5."""
+    turned, loop = threading.Event(), asyncio.get_running_loop()
+
+    def slow(path: Path, **given: Any) -> Agent:
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(10), "the worker's loop stands still"
+        return load_agent(path, **given)
+
+    monkeypatch.setattr("perdure.worker.folder.load_agent", slow)
+    async with folder.open():
+        folder.write("one.json", instructions="1")
+        await folder.serves(one="1")
+
+
+async def test_what_nobody_expected_of_one_file_leaves_the_others(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(path: Path, **given: Any) -> Agent:
+        if path.name == "a.json":
+            raise RecursionError("too deep")
+        return load_agent(path, **given)
+
+    monkeypatch.setattr("perdure.worker.folder.load_agent", load)
+    folder.write("a.json", instructions="a")
+    folder.write("b.json", instructions="b")
+    folder.open()
+    assert folder.served == {"b": "b"}
+    assert folder.said[0] == f"broken: {folder.path / 'a.json'}: RecursionError: too deep"
