@@ -48,6 +48,8 @@ class Talk:
         self._turns: set[str] = set()
         self._read = 0
         """Messages of the transcript that were shown."""
+        self._shown: Sequence[Message] = ()
+        """The transcript as it was then."""
         self._root: str | None = None
         """What a summary at its beginning stands for."""
         self._unsure: tuple[str, str] | None = None
@@ -76,8 +78,9 @@ class Talk:
                 hint=f"perdure chat {shown.status.agent} --id {self.run.id}",
             )
         self.begun = self.said = True
-        self._read = len(shown.messages or ())
-        self._root = next((m.replaces.head for m in (shown.messages or ())[:2] if m.replaces is not None), None)
+        self._shown = shown.messages or ()
+        self._read = len(self._shown)
+        self._root = next((m.replaces.head for m in self._shown[:2] if m.replaces is not None), None)
         return shown
 
     async def under_way(self) -> Turn:
@@ -126,13 +129,18 @@ class Talk:
     def news(self, response: Response) -> list[Message]:
         """What was said since the last answer that was shown; [] without the store."""
         messages = list(response.messages)
+        if not messages:
+            return []
         rewritten = [(place, m.replaces) for place, m in enumerate(messages[:2]) if m.replaces is not None]
         root = rewritten[0][1].head if rewritten else None
         if rewritten and root != self._root:  # its beginning was summed up meanwhile
             place, replaced = rewritten[0]
             unread = replaced.messages - self._read if replaced.messages >= self._read else replaced.kept
             self._read = place + 1 + max(0, replaced.kept - unread)
-        self._root = root
+            if not replaced.kept:  # a step policy may have edited it: nobody has counted what stands there still
+                there = (messages.index(message) + 1 for message in reversed(self._shown) if message in messages)
+                self._read = max(self._read, next(there, 0))
+        self._root, self._shown = root, messages
         new = messages[self._read :]
         self._read = max(self._read, len(messages))
         return new

@@ -1,4 +1,4 @@
-"""What is new in a chat whose conversation was summed up since the last answer that was shown."""
+"""What is new in a chat whose conversation was summed up, or edited, since the last answer that was shown."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ def test_what_was_shown_is_not_shown_again(messages: int, kept: int, expected: l
     assert news(talk, *present) == expected
     assert news(talk, *present, *said("g")) == ["g"]
     assert news(talk, Message.system("Be good."), summary(6, 1, "h2"), *said("g", "h")) == ["h"]
+
+
+def test_what_a_step_policy_has_edited_is_not_said_again() -> None:
+    talk = Talk(cast(Any, _Runs()), "agent", "id", {})
+    opening = Message.user("Go.", id="1")
+    news(talk, opening, *said("a", "b", "c"))
+    edited = opening.model_copy(update={"replaces": Replaced(head="h", messages=4, kept=0)})
+    trimmed = (edited, *said("c"), Message.user("On.", id="2"))
+    assert news(talk, *trimmed, *said("d")) == ["On.", "d"]
+    assert news(talk, *trimmed, *said("d", "e")) == ["e"]
+    nothing_left = edited.model_copy(update={"replaces": Replaced(head="h2", messages=5, kept=0)})
+    assert news(talk, nothing_left, *said("f")) == ["f"]
