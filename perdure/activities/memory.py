@@ -40,6 +40,8 @@ class _Reads:
         self._store = store
         self._loop = loop
         self._waiting = waiting
+        self.waits = 0
+        """Reads that wait for the store."""
 
     def recall(self, namespace: str, key: str) -> Future[bytes | None]:
         """One value."""
@@ -60,17 +62,21 @@ class _Reads:
     async def _insist(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read as soon as the store can be read: that it cannot is no failure of the tool's. Its timeout bounds it."""
         delay, waited = _FIRST_DELAY, False
-        while True:
-            try:
-                found = await read()
-            except StoreError as error:
-                if not error.retryable:
-                    raise
-                waited = True
-                self._waiting(f"{type(error).__name__}: {error}")
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, _LAST_DELAY)
-            else:
-                if waited:
-                    self._waiting("")
-                return found
+        try:
+            while True:
+                try:
+                    found = await read()
+                except StoreError as error:
+                    if not error.retryable:
+                        raise
+                    self.waits += not waited
+                    waited = True
+                    self._waiting(f"{type(error).__name__}: {error}")
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 2, _LAST_DELAY)
+                else:
+                    if waited:
+                        self._waiting("")
+                    return found
+        finally:
+            self.waits -= waited

@@ -66,13 +66,23 @@ class _Group:
         self.hooks = hooks
         self.at = 0
         """The place of the one that runs, or runs next."""
-        self.began = time.monotonic()
+        self.began: float | None = None
+        """When that began; None while the first waits for a thread, which counts for nothing."""
         self.stopped = False
         """Those behind are not to run."""
         self.abandoned = False
         """One took too long. It may still run somewhere, and counts no longer."""
         self._given = given
         self._take = take
+
+    def time(self) -> float:
+        """Seconds that the one that runs may still take. While it waits for the store, none go by."""
+        running, now = self.hooks[self.at :], time.monotonic()
+        if not running:
+            return 1.0
+        if self.began is not None and getattr(getattr(self._given.get("ctx"), "memory", None), "waits", False):
+            self.began = now
+        return (now if self.began is None else self.began) + running[0].timeout - now
 
     @property
     def hook(self) -> Hook:
@@ -164,12 +174,11 @@ def _watched(group: _Group, limit: asyncio.Timeout) -> Iterator[None]:
     waiting: list[asyncio.TimerHandle] = []
 
     def look() -> None:
-        running = group.hooks[group.at :]
-        left = group.began + running[0].timeout - time.monotonic() if running else 1.0
+        left = group.time()
         if left <= 0:
             limit.reschedule(clock.time())
         else:  # one behind it may have less time
-            waiting[:] = [clock.call_later(min(left, *(one.timeout for one in running)), look)]
+            waiting[:] = [clock.call_later(min(left, *(one.timeout for one in group.hooks)), look)]
 
     look()
     try:

@@ -112,7 +112,7 @@ class OutputType:
         if plain is None or self.is_text:
             return plain  # without output: the turn was stopped, or ended at a limit
         try:
-            return self._adapter.validate_json(json.dumps(plain))
+            return self._adapter.validate_json(json.dumps(plain), by_alias=True, by_name=True)  # as it was written
         except Exception as error:  # a validator of the author's may raise anything
             raise ParseError(
                 f"the output does not fit the type {self._name} of agent {self._agent!r}: {error}",

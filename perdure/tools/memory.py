@@ -65,6 +65,11 @@ class Memory:
         self._places: dict[tuple[str, str], int] = {}
         self._closed = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether a read waits for a store that cannot be read."""
+        return bool(getattr(self._kept, "waits", False))
+
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
         """The value, ``default`` where there is none. Raises ``InvalidInputError`` for what is no namespace or key."""
         own = self._own(namespace, key)

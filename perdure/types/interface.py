@@ -24,7 +24,7 @@ Mode = Literal["run", "session"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
 NESTED = 200
-"""Arrays and objects in each other that an output may have."""
+"""Arrays and objects in each other that an output, or an input from outside, may have."""
 FINISH_TOOL = "__finish__"
 """The tool that ends a task under ``finish="tool"``: its arguments are the answer."""
 
@@ -141,20 +141,22 @@ def plain_output(content: str) -> Any:
         found = json.loads(content, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return content
-    return content if content.count("[") + content.count("{") > NESTED and _depth(found) > NESTED else found
+    return content if content.count("[") + content.count("{") > NESTED and too_deep(found) else found
 
 
 def _no_json(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
+def too_deep(value: Any) -> bool:
+    """Whether ``value``, plain JSON, has more than ``NESTED`` levels: pydantic writes 255, with what stands around."""
+    level = [value]
+    for _ in range(NESTED + 1):
         inner = [one for one in level if isinstance(one, dict | list)]
+        if not inner:
+            return False
         level = [below for one in inner for below in (one.values() if isinstance(one, dict) else one)]
-        depth += bool(inner)
-    return depth
+    return True
 
 
 class Response(Data):

@@ -137,7 +137,12 @@ async def test_a_store_that_is_away_is_waited_for(author: AuthorLoop, store: Mem
     running = asyncio.ensure_future(host.tool("note", text="x"))
     await eventually(lambda: host.waits)
     assert host.waits[0] == "StoreMismatchError: another store"
+    memory = StoredMemory(store)([])
+    assert not memory.waits
+    reading = asyncio.ensure_future(memory.get("n", "kept"))
+    await eventually(lambda: memory.waits)
     store.failure = None
+    assert (await reading, memory.waits) == (1, False)
     output, _ = await running
     assert not output.is_error
     assert host.waits[-1] == ""

@@ -225,3 +225,40 @@ async def test_hooks_behind_the_one_at_which_the_call_was_cancelled_do_not_run(a
     released.set()
     assert await asyncio.to_thread(left.acquire, True, 20)
     assert ran == []
+
+
+async def test_the_time_of_a_hook_begins_when_it_does(author: AuthorLoop) -> None:
+    """Other runs may hold every thread for longer than that; it is not the hook that is slow."""
+    busy = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, busy.set)
+
+    async def run(name: str, fn: Any, *args: Any) -> Any:
+        await busy.wait()
+        return await author.run(name, fn, *args)
+
+    given: Given = {"content": ""}
+    quick = hook("on_finish", timeout=0.1)(lambda content: content + "a")
+    await fire_all(run, [quick], given, take)
+    assert given["content"] == "a"
+
+
+async def test_while_the_store_is_down_a_hook_that_reads_memory_has_time(author: AuthorLoop) -> None:
+    there = threading.Event()
+
+    class Down:
+        @property
+        def waits(self) -> bool:
+            there.set()  # somebody looked, at the end of the hook's time
+            return True
+
+    class Context:
+        memory = Down()
+
+    @hook("on_finish", timeout=0.05)
+    def reading(content: str) -> str:
+        assert there.wait(20)
+        return "read"
+
+    given: Given = {"content": "", "ctx": Context()}
+    await fire_all(author.run, [reading], given, take)
+    assert given["content"] == "read"

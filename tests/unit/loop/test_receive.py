@@ -385,3 +385,17 @@ def test_parts_in_another_store_are_refused():
         assert not loop.receive(state, {"content": content, "store_id": "s2"})
         assert loop.receive(state, {"content": content, "store_id": "s1"})
     assert all("store s2" in why for why in state.refused)
+
+
+@pytest.mark.parametrize("levels", [250, 700])
+@pytest.mark.parametrize("field", ["override", "input", "content"])
+def test_what_is_nested_deeper_than_can_be_carried_on_is_refused_and_stops_no_run(field: str, levels: int):
+    deep = json.loads('{"x":' * levels + "1" + "}" * levels)
+    said = {"content": "hi", "override": {"settings": deep}} if field == "override" else {field: deep}
+    state = opened()
+    assert not loop.receive(state, said)
+    assert len(state.refused) == 1
+    with pytest.raises(InvalidInputError, match="nested"):
+        loop.send(state, said)
+    with pytest.raises(InvalidInputError, match="nested"):
+        opened(context=deep)

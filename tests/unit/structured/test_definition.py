@@ -166,3 +166,12 @@ def test_an_input_is_checked_and_shown() -> None:
         one.check_input({"name": 3})
     with pytest.raises(InvalidInputError, match="takes text and files"):
         agent().check_input({"name": "x"})
+
+
+def test_an_output_comes_back_that_models_give_under_another_name() -> None:
+    class Renamed(BaseModel):
+        size: int = Field(validation_alias="how_large")
+
+    kind = agent(output=Renamed).output_type
+    value = kind.read({"how_large": 3})
+    assert kind.load(kind.finish(value).output) == value
