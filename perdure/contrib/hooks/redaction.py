@@ -11,16 +11,19 @@ from ...hooks import HookSet, hook
 from ...types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPart
 
 SECRETS: tuple[str, ...] = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN )[\s\S])*?-----END [A-Z ]*PRIVATE KEY-----",
     r"\bsk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic
     r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat)_[A-Za-z0-9_]{20,}",
     r"\bglpat-[A-Za-z0-9_-]{20,}",
     r"\bxox[abprs]-[A-Za-z0-9-]{10,}",  # Slack
     r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # AWS
     r"\bAIza[A-Za-z0-9_-]{35}",  # Google
-    r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+",  # JSON web tokens
+    r"\beyJ[A-Za-z0-9_-]{10,4096}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]+",  # JSON web tokens
 )
-"""Keys and tokens whose form is known. Passwords have none: give the patterns of yours."""
+"""Keys and tokens whose form is known. Passwords have none: give the patterns of yours.
+
+Each takes time as the text is long, whatever is in it: it may come from anywhere, and Python does nothing else meanwhile.
+"""
 
 
 def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "[redacted]") -> HookSet:
