@@ -6,12 +6,13 @@ no model was given: they go through the same hooks, and the ending is recorded w
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..agent import Agent
-from ..errors import AbortError, AgentNotFoundError
+from ..errors import AbortError, AgentNotFoundError, DefinitionError, ParseError
 from ..hooks import Event, Given, Hook, HookSet, Veto, fire_all
 from ..hooks.files import by_reference
 from ..hooks.returned import message_from, text_from, withheld
@@ -109,12 +110,17 @@ class Firing:
             return output
 
         def take(hook: Hook, returned: Any, given: Given) -> None:
-            given["content"] = text_from(hook, returned, given["content"])
+            content = text_from(hook, returned, given["content"])
+            if content != given["content"]:
+                changed = finish.model_copy(update={"content": content})
+                if finish.typed:
+                    _check_typed(agent, content)
+                given.update(content=content, output=changed.output)
 
         given: Given = {
             "content": finish.content,
             "raw_content": reply.text,
-            "output": getattr(finish, "output", None),
+            "output": finish.output,
             "messages": (*call.prefix, *call.fresh, reply),
             "iterations": call.input.iteration,
             "ctx": told,
@@ -140,6 +146,17 @@ class Firing:
                 raise abort.plain() from error
             except Exception as wrong:
                 logger.warning("%s", wrong)
+
+
+def _check_typed(agent: Agent, content: str) -> None:
+    """Raise ``DefinitionError`` for what whoever waits for the answer could not read as the agent's output."""
+    try:
+        agent.output_type.load(json.loads(content))
+    except (ValueError, ParseError) as error:
+        raise DefinitionError(
+            f"the answer of agent {agent.name!r} is of a type, and this is none: {error}",
+            hint="Return JSON of the output type, or None to leave the answer as it is.",
+        ) from error
 
 
 def _said_by_user(message: Message) -> bool:

@@ -158,7 +158,8 @@ class _Attempt:
             finish = kind.finish(kind.changed(step.finished[0]))
         except ValueError as error:
             raise DefinitionError(f"step.finish was given what the output cannot be: {error}") from error
-        return finish.model_copy(update={"called": False})
+        # A text is an output under finish="tool" only if it was given as one, and this was.
+        return finish.model_copy(update={"called": kind.is_text and self._agent.finish == "tool"})
 
     def _result(self, before: ToolResultPart, value: Any) -> ToolResultPart:
         """What a policy makes of a result: a part of the same call, or anything that a tool may return."""

@@ -174,7 +174,7 @@ class Step:
     def copy(self) -> Step:
         """One that may be changed without this."""
         other = copy.copy(self)
-        other.settings, other.messages = dict(self.settings), list(self.messages)
+        other.settings, other.messages = copy.deepcopy(self.settings), list(self.messages)
         other._kept, other._injected = dict(self._kept), list(self._injected)
         return other
 

@@ -300,6 +300,13 @@ async def test_the_policy_gives_a_typed_answer(engine: Engine) -> None:
     assert (await answer(engine, one)).output in ({"what": "a", "times": 1}, Found(what="a", times=1))
 
 
+@pytest.mark.parametrize("finish", ["text", "tag", "tool"])
+async def test_a_text_that_the_policy_answers_is_the_output_under_any_protocol(engine: Engine, finish: Any) -> None:
+    one = agent(searches(1)[:1], policy(lambda step: step.finish("Enough.")), finish=finish)
+    response = await answer(engine, one)
+    assert (response.content, response.output) == ("Enough.", "Enough.")
+
+
 async def test_a_typed_answer_of_the_policy_that_does_not_fit_fails_the_run(engine: Engine) -> None:
     one = agent(searches(1)[:1], policy(lambda step: step.finish(what="a", times="often")), output=Found)
     with pytest.raises(HookError, match=r"step_policy \(on_iteration\) failed: .*\n- times: ") as failed:

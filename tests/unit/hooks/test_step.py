@@ -111,6 +111,7 @@ def test_a_copy_is_changed_without_the_first() -> None:
     step = Step(FACTS)
     other = step.copy()
     other.settings["seed"] = 5
+    other.settings["metadata"]["team"] = "b"
     other.inject("Hurry.")
     other.remove_tool("pay")
     other.keep()
