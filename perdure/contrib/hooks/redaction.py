@@ -22,7 +22,8 @@ SECRETS: tuple[str, ...] = (
 )
 """Keys and tokens whose form is known. Passwords have none: give the patterns of yours.
 
-Each takes time as the text is long, whatever is in it: it may come from anywhere, and Python does nothing else meanwhile.
+Each takes as long as the text is, whatever is in that: it may come from anywhere, and the worker does nothing else
+meanwhile.
 """
 
 
