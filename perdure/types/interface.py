@@ -182,8 +182,8 @@ class Response(Data):
     finish_reason: FinishReason | Literal["limit", "interrupted"] = "stop"
     """Why the turn ended: as the provider says of its last reply, or a limit, or an interrupt."""
     finish_called: bool = False
-    """Whether the model gave the finish protocol's own sign (the tag, or the finish tool). A text that a step policy gave
-    in the place of the finish tool counts as that."""
+    """Whether the model gave the finish protocol's own sign (the tag, or the finish tool). A text that a step policy
+    gave in the place of the finish tool counts as that."""
     context_id: str = ""
     """Id of the conversation."""
     task_id: str = ""
