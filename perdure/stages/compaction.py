@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..agent import Agent
 from ..errors import ContextLengthError
 from ..loop.compacting import last
+from ..loop.tokens import BYTES as BYTES_OF_TOKEN
 from ..loop.tokens import tokens_of, tokens_of_all
 from ..loop.views import Fold
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
@@ -25,7 +26,7 @@ from .summary import Summing, summary_message
 
 logger = logging.getLogger("perdure.worker")
 
-MESSAGES = 20_000
+BYTES = 64 * 1024 * 1024
 """Of all conversations together whose views a worker keeps; of others they are made anew, with the same outcome."""
 
 
@@ -100,6 +101,23 @@ class CompactionStage:
         return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten=rewritten)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """The fold of a run."""
+
+    ways: Compactions
+    tighter: int
+    fold: Fold
+    bytes: int = 0
+    """Of what it has read, about."""
+
+    def fits(self, ways: Compactions, tighter: int, recorded: Sequence[Message]) -> bool:
+        """Whether it has read the beginning of ``recorded``, and reads it in this way."""
+        if (self.ways, self.tighter) != (ways, tighter) or len(self.fold.read) > len(recorded):
+            return False
+        return all(a is b for a, b in zip(self.fold.read, recorded, strict=False))
+
+
 class Folds:
     """The folds of recorded conversations, by run: the next call reads on where the last one stopped.
 
@@ -107,32 +125,32 @@ class Folds:
     what is kept.
     """
 
-    def __init__(self, most: int = MESSAGES) -> None:
+    def __init__(self, most: int = BYTES) -> None:
         self._most = most
-        self._kept: OrderedDict[str, tuple[Compactions, int, Fold]] = OrderedDict()
-        self._messages = 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self.bytes = 0
+        """Of what all of them have read, about."""
 
     def of(self, run: str, ways: Compactions, tighter: int, recorded: Sequence[Message]) -> Fold:
         """A fold that has read ``recorded``, to read on with."""
-        fold = self._found(run, ways, tighter, recorded) or Fold(ways, tighter)
-        fold.feed(recorded[len(fold.read) :])
-        self._keep(run, ways, tighter, fold)
-        return fold.copy()
+        kept = self._kept.pop(run, None)
+        self.bytes -= kept.bytes if kept is not None else 0
+        if kept is None or not kept.fits(ways, tighter, recorded):
+            kept = _Kept(ways, tighter, Fold(ways, tighter))
+        new = recorded[len(kept.fold.read) :]
+        kept.fold.feed(new)
+        kept.bytes += sum(map(bytes_of, new))
+        self._kept[run] = kept
+        self.bytes += kept.bytes
+        while self.bytes > self._most and self._kept:
+            _, gone = self._kept.popitem(last=False)
+            self.bytes -= gone.bytes
+        return kept.fold.copy()
 
-    def _found(self, run: str, ways: Compactions, tighter: int, recorded: Sequence[Message]) -> Fold | None:
-        of, times, fold = self._kept.get(run, (None, 0, None))
-        if fold is None or (of, times) != (ways, tighter) or len(fold.read) > len(recorded):
-            return None
-        return fold if all(a is b for a, b in zip(fold.read, recorded, strict=False)) else None
 
-    def _keep(self, run: str, ways: Compactions, tighter: int, fold: Fold) -> None:
-        before = self._kept.pop(run, None)
-        self._kept[run] = ways, tighter, fold
-        if before is None or before[2] is not fold:
-            self._messages = sum(len(kept.read) for _, _, kept in self._kept.values())
-        while self._messages > self._most and self._kept:
-            _, (_, _, gone) = self._kept.popitem(last=False)
-            self._messages -= len(gone.read)
+def bytes_of(message: Message) -> int:
+    """About what it takes in memory."""
+    return 500 + BYTES_OF_TOKEN * tokens_of(message)
 
 
 def _spoken(messages: Sequence[Message]) -> list[Message]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure import Compaction
 from perdure.loop.views import Fold
 from perdure.ports import ModelRequest
-from perdure.stages.compaction import Folds
+from perdure.stages.compaction import Folds, bytes_of
 from perdure.stages.summary import as_text
 from perdure.types.compaction import Compactions, compactions
 from perdure.types.files import File
@@ -66,14 +66,28 @@ def test_another_conversation_or_another_view_is_read_anew(other: tuple[Compacti
     assert folds.of("run", ways(way), tighter, messages).view() == fresh.view()
 
 
-def test_only_so_many_messages_are_kept() -> None:
-    folds, asked = Folds(most=50), ways(Compaction.window(messages=8))
+def test_only_so_much_is_kept() -> None:
+    asked, each = ways(Compaction.window(messages=8)), sum(map(bytes_of, conversation(20)))
+    folds = Folds(most=2 * each)
     given = {f"run {n}": conversation(20) for n in range(4)}
     for name, messages in given.items():
         folds.of(name, asked, 0, messages)
-    assert list(folds._kept) == ["run 2", "run 3"]
+    assert (list(folds._kept), folds.bytes) == (["run 2", "run 3"], 2 * each)
+    folds.of("run 2", asked, 0, [*given["run 2"], Message.user("More.")])
+    assert list(folds._kept) == ["run 2"], "one that grows counts for what it has become"
     folds.of("long", asked, 0, conversation(60))
-    assert list(folds._kept) == []
+    assert (list(folds._kept), folds.bytes) == ([], 0)
+
+
+def test_a_few_large_results_count_for_what_they_are() -> None:
+    folds, asked = Folds(most=1_000_000), ways(Compaction.window(messages=8))
+    large = [
+        Message.user("Go."),
+        Message(role="tool", parts=(ToolResultPart(call_id="a", name="read", content="x" * 600_000),)),
+    ]
+    folds.of("first", asked, 0, large)
+    folds.of("second", asked, 0, large)
+    assert list(folds._kept) == ["second"]
 
 
 def test_a_conversation_as_text() -> None:
