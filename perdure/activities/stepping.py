@@ -6,6 +6,7 @@ that is lost has recorded nothing, and the policy runs again; one that finds the
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from ..overriding import overridden
 from ..ports import Blob, ModelCall, ModelReply
 from ..tools import RunContext, read_result
 from ..types.events import MessageInjected, StepTaken
-from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean
+from ..types.messages import FilePart, Message, Replaced, ToolCallPart, ToolResultPart, clean
 from ..types.step import KEPT, Kept
 from ..types.wire import INLINE_BYTES, Finish
 from .agents import Agents
@@ -80,15 +81,19 @@ class _Attempt:
         self._recorded = [message for message in call.prefix if message.role != "system"]
         self._known = [*self._recorded, *call.fresh]
         self._blobs: list[Blob] = []
+        self._arguments = [(part, _packed(part)) for message in self._known for part in message.tool_calls]
 
     async def run(self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]) -> Stepped | None:
         step = Step(self._facts())
-        for some in _together(hooks):
-            trial = step if some[0].on_error == "fail" else step.copy()
-            if await self._fire(author, some, trial, told):
-                step = trial
-            if step.finished is not None:
-                break
+        try:
+            for some in _together(hooks):
+                trial = step if some[0].on_error == "fail" else step.copy()
+                if await self._fire(author, some, trial, told):
+                    step = trial
+                if step.finished is not None:
+                    break
+        finally:
+            self._put_back()
         return self._carried_out(step)
 
     def _facts(self) -> Facts:
@@ -126,8 +131,24 @@ class _Attempt:
         await fire_all(author.run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
         return bool(done)
 
+    def _put_back(self) -> list[str]:
+        """Undo what was changed inside a message: the worker has it once, for all who read the conversation. Names of
+        the tools whose calls were changed."""
+        changed = []
+        for part, before in self._arguments:
+            if before is not None and _packed(part) != before:
+                changed.append(part.name)
+                part.arguments.clear()
+                part.arguments.update(marshal.loads(before))  # noqa: S302  # we have written it ourselves
+        return changed
+
     def _check(self, step: Step) -> None:
         """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
+        if changed := self._put_back():
+            raise DefinitionError(
+                f"the arguments of a call of {changed[0]} were changed inside their message, which nobody would record",
+                hint="Put another message in its place: step.messages[i] = message.model_copy(update={'parts': …}).",
+            )
         base, before = self._call.base, self._call.input.overrides or {}
         changes = step.changes()
         for some in (changes, *step.kept.values()):
@@ -242,6 +263,13 @@ def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
         some = []
     if some:
         yield some
+
+
+def _packed(part: ToolCallPart) -> Any:
+    try:
+        return marshal.dumps(part.arguments, 2)  # the version that depends on the values alone
+    except ValueError:  # somebody has put in what is no plain JSON; or it is nested hundreds of times
+        return None
 
 
 def _same(messages: Sequence[Message], others: Sequence[Message]) -> bool:

@@ -314,6 +314,25 @@ async def test_a_typed_answer_of_the_policy_that_does_not_fit_fails_the_run(engi
     assert "step.finish was given what the output cannot be" in str(failed.value)
 
 
+@pytest.mark.parametrize("value", ["***", {1, 2}, lambda: None], ids=["text", "set", "function"])
+async def test_a_call_that_is_changed_inside_its_message_is_refused_and_stays_as_it_was(
+    engine: Engine, value: Any
+) -> None:
+    """The message is the worker's copy of what is recorded: others would be told otherwise."""
+
+    def redact(step: Step) -> None:
+        step.calls[0].arguments["query"] = value
+
+    provider = ScriptedProvider(searches(1))
+    response = await answer(engine, agent(provider, policy(redact, on_error="log")))
+    assert [part.arguments for message in provider.requests[1].messages for part in message.tool_calls] == [
+        {"query": "1"}
+    ]
+    assert response.content == "Done."
+    with pytest.raises(HookError, match="a call of search were changed inside their message"):
+        await answer(engine, agent(searches(1), policy(redact)))
+
+
 async def test_the_policy_ends_the_run(engine: Engine) -> None:
     one = agent(searches(1), policy(lambda step: step.abort("too dear")))
     async with engine.served(one) as client:
