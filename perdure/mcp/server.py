@@ -53,6 +53,8 @@ class MCPServer(Toolset):
         self._headers: Headers = None
         self._open: dict[tuple[Any, Hashable], Connection] = {}
         self._harmless: set[str] = set()
+        self._harmful: set[str] = set()
+        """Runs with other headers may be told otherwise of a tool of the same name."""
 
     @classmethod
     def stdio(
@@ -125,7 +127,8 @@ class MCPServer(Toolset):
                     return found
 
         tools = [listed(tool) for tool in await self._ask(ctx, pages, again=True, within=LISTING)]
-        self._harmless = {tool.name for tool in tools if tool.idempotent}
+        self._harmless |= {tool.name for tool in tools if tool.idempotent}
+        self._harmful |= {tool.name for tool in tools if not tool.idempotent}
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
@@ -139,7 +142,7 @@ class MCPServer(Toolset):
         async def request(client: Any) -> Any:
             return await client.call_tool(name, dict(arguments), progress_callback=progress)
 
-        return result(name, await self._ask(ctx, request, again=name in self._harmless))
+        return result(name, await self._ask(ctx, request, again=name in self._harmless - self._harmful))
 
     async def close(self) -> None:
         """See base class."""

@@ -47,8 +47,10 @@ class BudgetStage:
             spent = f"{_duration(whole)} (call_timeout)"
             raise _final(ProviderTimeoutError("the reply was not complete"), spent) from None
         except ProviderError as error:
+            if not error.retryable:  # whoever can do without (a summary in pieces) has failed at nothing
+                raise
             failed = self._count(call, error)
-            if error.retryable and (why := exhausted(limits, failed, _elapsed(call), error.retry_after)) is not None:
+            if (why := exhausted(limits, failed, _elapsed(call), error.retry_after)) is not None:
                 raise _final(error, why) from None
             raise
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.types import CallToolResult, Tool, ToolAnnotations
 
 from perdure import Agent, ToolContext
 from perdure.errors import DefinitionError, ToolError, ToolsetError
@@ -156,6 +157,23 @@ async def test_a_program_that_never_says_hello_is_given_up_and_killed(
         await mute.list(ToolContext())
     await eventually(lambda: not processes(counts), what="its end")
     await mute.close()
+
+
+async def test_a_tool_that_is_harmless_for_some_alone_is_done_again_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs with headers of their own are told otherwise of one name: the list that came last decides nothing."""
+    server = MCPServer.http("http://127.0.0.1:1/mcp")
+    reads = Tool(name="act", input_schema={}, annotations=ToolAnnotations(read_only_hint=True))
+    lists, asked = iter([[Tool(name="act", input_schema={})], [reads]]), []
+
+    async def answer(_: Any, __: Any, *, again: bool, **options: Any) -> Any:
+        asked.append(again)
+        return CallToolResult(content=[]) if options == {} else next(lists)
+
+    monkeypatch.setattr(server, "_ask", answer)
+    for _ in range(2):
+        await server.list(ToolContext())
+    await server.call("act", {}, ToolContext())
+    assert asked == [True, True, False]
 
 
 async def test_a_server_that_hangs_is_given_up_and_opened_anew(counts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

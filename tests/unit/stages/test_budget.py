@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import Agent, Limits
-from perdure.errors import OverloadedError, RateLimitError
+from perdure import Agent, Compaction, Limits, Message
+from perdure.errors import ContextLengthError, OverloadedError, RateLimitError
 from perdure.stages.budget import exhausted
 from perdure.testing import scripted
 
@@ -43,6 +43,17 @@ def test_a_scripted_agent_has_its_limits() -> None:
         pytest.raises(OverloadedError, match=r"gave up after 2 attempts \(attempts\): still full"),
     ):
         agent.call_sync("Hi.")
+
+
+def test_what_no_other_attempt_could_mend_is_no_attempt() -> None:
+    """A summary that has to be made in pieces, because the conversation is too long for one, has all its attempts."""
+    too_long = ContextLengthError("too long")
+    agent = Agent(
+        "a", "openai:gpt-5", limits=Limits(attempts=2), compaction=Compaction.summarise(at=10**6, keep_last=0)
+    )
+    history = [Message.user("Hi."), Message.assistant("Hello.")]
+    with scripted(agent, [too_long, too_long, OverloadedError("full"), "A summary.", "Done."]):
+        assert agent.call_sync("So?", history=history).content == "Done."
 
 
 def test_a_scripted_chain_takes_the_next_reply() -> None:
