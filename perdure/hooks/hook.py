@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -85,6 +86,8 @@ def hook(
         raise DefinitionError(f"there is no hook event {event!r}", hint=f"There is: {', '.join(EVENTS)}.")
     if on_error not in get_args(OnError):
         raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise DefinitionError(f"hook on {event}: timeout is a number of seconds above 0, not {timeout!r:.100}")
     return functools.partial(_made, event, on_error, name, timeout)
 
 
@@ -94,7 +97,7 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
         raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")
     given = EVENTS[event]
     takes: list[str] = []
-    for parameter in inspect.signature(fn).parameters.values():
+    for parameter in _parameters(called, fn):
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             takes = list(given) if parameter.kind is parameter.VAR_KEYWORD else takes
         elif parameter.name in given and parameter.kind is not parameter.POSITIONAL_ONLY:
@@ -105,6 +108,15 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
             )
     is_async = any(map(inspect.iscoroutinefunction, (fn, getattr(fn, "__call__", None))))  # noqa: B004  # asks what kind its call is, not whether it has one
     return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)), is_async)
+
+
+def _parameters(called: str, fn: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    try:
+        return inspect.signature(fn).parameters.values()
+    except ValueError:
+        raise DefinitionError(
+            f"hook {called!r}: Python does not tell its parameters", hint="Write a def around it."
+        ) from None
 
 
 def checked_hooks(

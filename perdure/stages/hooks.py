@@ -84,8 +84,10 @@ class HookStage:
 
         assert call.request is not None, "the iteration stage makes the request"
         # Settings are the agent's own, and dictionaries: what a hook does to them in place is for this call alone.
+        # What it does to the list of messages nobody would check.
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
-        show(replace(call.request, settings=settings, provider_options=options))
+        messages = tuple(call.request.messages)
+        show(replace(call.request, messages=messages, settings=settings, provider_options=options))
         await fire_all(self._run, hooks, given, take)
         call.request = given["request"]
         return vetoes[0] if vetoes else None

@@ -173,7 +173,15 @@ async def test_a_sync_function_that_gives_an_awaitable_is_awaited(author: Author
     assert await fire(author.run, lazily, {"content": "."}) == "and ."
 
 
+@pytest.mark.parametrize("timeout", [0, -1, None, "soon", float("nan"), float("inf"), True])
+def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
+    with pytest.raises(DefinitionError, match="timeout is a number of seconds above 0"):
+        hook("on_finish", timeout=timeout)
+
+
 def test_a_hook_is_checked_when_it_is_made() -> None:
+    with pytest.raises(DefinitionError, match="does not tell its parameters"):
+        hook("on_finish")(dict)
     with pytest.raises(DefinitionError, match="no hook event 'before_lunch'"):
         hook("before_lunch")  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="on_finish gives no 'answer'"):
