@@ -41,7 +41,7 @@ def after_reply(state: RunState, output: ModelOutput) -> None:
 def apply_compacted(state: RunState, output: ModelOutput) -> None:
     """The conversation was written anew, or nothing could be left out."""
     found = state.compaction or Compacting()
-    update = {"due": False, "done": found.done + 1, "behind": found.behind or state.head}
+    update = {"due": False, "done": found.done + 1, "behind": _behind(state)}
     state.compaction = found.model_copy(update=update)
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
@@ -61,7 +61,7 @@ def too_long(state: RunState, ways: Sequence[str]) -> bool:
     else:
         return False
     state.op += 1
-    state.compaction = found.model_copy(update={"behind": found.behind or state.head, **update})
+    state.compaction = found.model_copy(update={"behind": _behind(state), **update})
     return True
 
 
@@ -84,6 +84,13 @@ def last(messages: Sequence[Message], keep: int) -> int:
     while begin and begin < len(messages) and messages[begin].role == "tool":
         begin -= 1
     return begin
+
+
+def _behind(state: RunState) -> str:
+    """What the next call's messages come behind, for whoever follows: where the conversation ended before it was
+    written anew. Empty where only the store knows (a conversation that is opened again)."""
+    found = state.compaction
+    return found.behind if found is not None and found.behind is not None else state.head or ""
 
 
 def _times(count: int) -> str:

@@ -180,7 +180,7 @@ def _limit(call: ModelCall, iterations: int, use: LimitUse | None) -> NewEvent:
 def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The messages that join the conversation, and results that no tool recorded: of refused or stopped calls."""
     task, count = call.input, 0
-    head = task.behind or task.head
+    head = task.head if task.behind is None else task.behind or None  # as the first of these calls said it
     for item in task.new:
         if isinstance(item, NewResult):
             if item.key is None:

@@ -100,7 +100,7 @@ class ModelInput(CallFacts):
     """How often a window was halved, or how often the same step was compacted before; left out where it is 0."""
     behind: str | None = None
     """The head that an earlier try of the same step had, before it was compacted: by it those who follow know what is
-    new already."""
+    new already. Empty for none: that of a conversation which is opened again is the store's to say."""
     closing: Closing | None = None
     pinned: BlobRef | None = None
     """The list of the tools of its toolsets that the run has taken."""

@@ -185,6 +185,28 @@ async def test_a_message_that_a_refused_call_was_given_is_told_once(engine: Engi
     assert [event.type for event in events].count("compacted") == 1
 
 
+async def test_also_where_the_conversation_is_opened_again(engine: Engine) -> None:
+    """Its first call does not know the head that it comes behind."""
+    reader = Reader(6)
+    one = agent(reader, Compaction.summarise(at=1_000_000, keep_last=2))
+    async with engine.served(one) as client:
+        turn = await client.send("reader", "Read.", id=engine.task_queue)
+        await turn.result()
+        await turn.run.close()
+        await turn.run.result()
+        reader.most, reader.pages = 1200, 8
+        turn = await client.send("reader", "More.", id=engine.task_queue)
+        response = await turn.result()
+        whole = await turn.run.transcript(full=True)
+        events = [event async for event in turn.run.events(wait=False)]
+        await turn.run.close()
+    assert reader.refused >= 1
+    assert reader.summaries
+    assert response.content == "All 8 pages; the last thing said was: More."
+    assert users(whole).count("More.") == 1
+    assert [event.content for event in events if event.type == "message.injected"] == ["Read.", "More."]
+
+
 async def test_a_window_that_lets_too_much_through_is_tightened(engine: Engine) -> None:
     reader = Reader(20, most=2000)
     async with engine.served(agent(reader, Compaction.window(tokens=5000))) as client:
