@@ -88,16 +88,16 @@ def with_files(text: str, files: list[File]) -> Content:
     return [text, *files] if files else text
 
 
-def json_object(text: str | None) -> dict[str, Any] | None:
-    """What ``--context`` says. Raises ``InvalidInputError``."""
+def json_object(text: str | None, option: str = "--context") -> dict[str, Any] | None:
+    """What ``option`` says. Raises ``InvalidInputError``."""
     if text is None:
         return None
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise InvalidInputError(f"--context is not JSON: {error}", hint="""For instance: '{"user": "7"}'""") from None
+        raise InvalidInputError(f"{option} is not JSON: {error}", hint="""For instance: '{"user": "7"}'""") from None
     if not isinstance(value, dict):
-        raise InvalidInputError("--context must be a JSON object", hint="""For instance: '{"user": "7"}'""")
+        raise InvalidInputError(f"{option} must be a JSON object", hint="""For instance: '{"user": "7"}'""")
     return value
 
 

@@ -48,7 +48,7 @@ class Order:
     """What to run, where."""
 
     agent: str
-    message: Content
+    message: Content | dict[str, Any]
     id: str | None
     context: dict[str, Any] | None
     file: str | None
@@ -58,7 +58,14 @@ class Order:
 
 def run(
     agent: AgentArgument,
-    message: Annotated[str, typer.Argument(help="What to say to it; - reads standard input.")],
+    message: Annotated[
+        str | None,
+        typer.Argument(metavar="MESSAGE", help="What to say to it; - reads standard input.", show_default=False),
+    ] = None,
+    input: Annotated[
+        str | None,
+        typer.Option(help="Of an agent with an input type, in place of the message: a JSON object; - as above."),
+    ] = None,
     file: FileOption = None,
     attach: AttachOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the id and leave.")] = False,
@@ -86,7 +93,7 @@ def run(
             hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
         )
     server = Server(address, namespace, profile, store_url)
-    said = with_files(message_of(message), attached(attach))
+    said = _asked(message, input, attach)
     order = Order(agent, said, id, json_object(context), file, task_queue, server)
     output = chosen(output, as_json)
     watch = _shown(output) if follow else None
@@ -102,6 +109,20 @@ def run(
         raise typer.Exit(130) from None
     if not follow or output is Output.JSON:
         print_answer(response, output)
+
+
+def _asked(message: str | None, input: str | None, attach: list[str] | None) -> Content | dict[str, Any]:
+    """What the run is asked: a message, or the value of an input type. Raises ``InvalidInputError``."""
+    if (message is None) == (input is None):
+        raise InvalidInputError(
+            "a run is asked a message, or an --input", hint="For instance: perdure run support 'Where is order 7?'"
+        )
+    if message is not None:
+        return with_files(message_of(message), attached(attach))
+    if attach:
+        raise InvalidInputError("an --input has no files beside it", hint="Say --attach with a message.")
+    assert input is not None, "one of the two is given"
+    return json_object(message_of(input), "--input") or {}
 
 
 async def _start(order: Order) -> str:
