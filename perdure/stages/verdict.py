@@ -28,13 +28,6 @@ FAILURE_CHARS = 1000
 "Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
 
 
-_MOST: dict[type[Exception], int] = {
-    AgentNotFoundError: AGENT_ATTEMPTS,
-    ProviderTimeoutError: SILENT_ATTEMPTS,
-    ToolsetError: TOOLSET_ATTEMPTS,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a failed attempt means."""
@@ -60,7 +53,11 @@ def verdict(error: Exception, attempt: int) -> Verdict:
     What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
     ever.
     """
-    most = _MOST.get(type(error))
+    most = {
+        AgentNotFoundError: AGENT_ATTEMPTS,
+        ProviderTimeoutError: SILENT_ATTEMPTS,
+        ToolsetError: TOOLSET_ATTEMPTS,
+    }.get(type(error))
     if not isinstance(error, PerdureError):
         return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
     retry = error.retryable and (most is None or attempt < most)

@@ -76,8 +76,11 @@ async def _paced(provider: ScriptedProvider) -> AsyncIterator[int]:
 
 
 async def test_a_flood_of_messages_at_the_boundary(engine: Engine) -> None:
+    repeated = asyncio.Event()  # a repeated message to a run that has ended would be refused
+
     def reply(request: ModelRequest) -> Any:
-        return "Done." if len(users(request.messages)) == 101 else call("step", n=replied(request))
+        whole = len(users(request.messages)) == 101 and repeated.is_set()
+        return "Done." if whole else call("step", n=replied(request))
 
     provider = ScriptedProvider(reply)
     async with engine.served(Agent("flooded", provider, tools=[step], max_iterations=1000)) as client:
@@ -85,6 +88,7 @@ async def test_a_flood_of_messages_at_the_boundary(engine: Engine) -> None:
         for first in range(0, 100, 10):
             await asyncio.gather(*(run.inject(str(n), id=str(n)) for n in range(first, first + 10)))
             await asyncio.gather(*(run.inject(str(n), id=str(n)) for n in range(first, first + 10)))
+        repeated.set()
         response = await run.result()
         assert len(await chain(client, run)) >= 3
     assert sorted(map(int, users(response.messages)[1:])) == list(range(100))
