@@ -80,6 +80,18 @@ class Counting(Simulation):
             assert "raises the limit" in loop.status(self.state).reason
         return step
 
+    def pause(self, *args):
+        if isinstance(self.flying, loop.CallModel) and self.flying.purpose == "force_finish":
+            self.forced[self.of_turn()] = 0  # nothing came of it: it is asked again
+        super().pause(*args)
+
+    def _check_end(self):
+        """A message that came while the last call of a budget was under way is recorded, and has no answer."""
+        if self.state.turn is not None and {name for _, name in self.over()} - {"tool_calls"}:
+            assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
+        else:
+            super()._check_end()
+
     def spend(self, name, amount):
         for scope in ("run", self.of_turn()):
             self.used.setdefault(scope, Counter())[name] += amount
