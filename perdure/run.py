@@ -7,7 +7,9 @@ from typing import Any
 
 from temporalio.service import RPCError
 
+from .differing import Difference, difference
 from .errors import RunClosedError
+from .forking import fork
 from .loop import read_limits
 from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
@@ -114,6 +116,47 @@ class Run(Reading):
             await self.handle.cancel(reason=f"by {by or self.client.actor}")
         except RPCError as error:
             raise self.translated(error) from error
+
+    async def fork(
+        self,
+        message: Asked | None = None,
+        *,
+        at: int | None = None,
+        id: str | None = None,
+        model: str | tuple[str, ...] | None = None,
+        results: Mapping[str, str] | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        auth_context: Auth | None = None,
+        auth_ref: str | None = None,
+        by: str | None = None,
+    ) -> Run:
+        """Start another run that goes on from here, or from behind iteration ``at`` as ``perdure show`` numbers it.
+
+        It shares what was said before, so it costs one row however long that is, and each goes on by itself. It has
+        the run's agent, mode, context and override; ``model`` and ``override`` change the agent. ``results`` puts
+        other texts in the place of tool results, by call id; without ``at`` it goes on behind their calls. A call
+        that has not finished gets a result that says so. Without a message the model is asked on the conversation as
+        it stands; where that ends with a reply, the fork waits for a message. On whose behalf it acts is not taken
+        over: ``auth_context``, ``auth_ref``.
+
+        Raises ``InvalidInputError`` for an iteration or call that there is not, ``RunExistsError`` for a known ``id``,
+        ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
+        """
+        return await fork(
+            self,
+            message,
+            at=at,
+            id=id,
+            model=model,
+            results=results,
+            override=override,
+            auth=(auth_context, auth_ref),
+            by=by,
+        )
+
+    async def diff(self, other: Run) -> Difference:
+        """Where this conversation and ``other`` part. Raises as :meth:`transcript`."""
+        return difference(await self.transcript(), await other.transcript())
 
     async def _signal_message(self, name: str, message: Asked, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)

@@ -19,6 +19,7 @@ from . import (
     doctor,
     env,
     events,
+    fork,
     listing,
     replay,
     run,
@@ -54,6 +55,8 @@ app.command()(steer.interrupt)
 app.command()(steer.cancel)
 app.command()(steer.close)
 app.command()(steer.resume)
+app.command()(fork.fork)
+app.command()(fork.diff)
 app.command()(replay.replay)
 app.command()(schema.schema)
 app.add_typer(server.app, name="server")
