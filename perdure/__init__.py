@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
-    from .tools import Memory, RunContext, Tool, ToolContext, tool
+    from .tools import Memory, RunContext, Tool, ToolContext, delegate, tool
     from .tools.auth import RunFacts
     from .turn import Turn
     from .types.compaction import Compaction
@@ -53,6 +53,7 @@ _HOME = {
     "Turn": "turn",
     "Veto": "hooks",
     "Worker": "worker",
+    "delegate": "tools",
     "hook": "hooks",
     "load_agent": "agent_files",
     "local": "runtime",
@@ -85,6 +86,7 @@ __all__ = [
     "Turn",
     "Veto",
     "Worker",
+    "delegate",
     "hook",
     "load_agent",
     "local",

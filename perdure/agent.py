@@ -26,8 +26,9 @@ from .hooks.hook import with_brought
 from .overriding import COPIES, check_agent_settings, overridden
 from .ports import Provider, Toolset, ToolSpec
 from .structured.typed import PARSE_RETRIES, Typed
-from .tools import RunContext, Tool, Toolbox
+from .tools import RunContext, SubagentTool, Tool, Toolbox
 from .tools.context_type import ContextType, plain_context
+from .tools.subagent import call_tool
 from .types.compaction import Compaction
 from .types.interface import FinishProtocol, OnLimit, Override
 from .types.limits import Limits
@@ -57,7 +58,8 @@ class Agent(Typed):
     is raised (``"error"``), or the run waits for somebody to raise the limit (``"pause"``).
 
     ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` are asked for
-    their tools when a run begins: MCP servers, ``Artifacts``, or one's own (``Toolset``).
+    their tools when a run begins: MCP servers, ``Artifacts``, or one's own (``Toolset``). ``subagents`` are agents, or
+    names of agents of the same worker: each is a tool ``call_NAME``, and a call of it a run of its own.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names what is wrong and the way out.
     """
@@ -94,11 +96,14 @@ class Agent(Typed):
         self.context = context
         """The declared type of ``ctx.context``; None without one."""
         self._context = None if context is None else ContextType(name, context)
-        self.toolbox = Toolbox(listed(name, "tools", tools, "[search, refund]"))
+        given = listed(name, "tools", tools, "[search, refund]")
+        called = [one for one in given if isinstance(one, SubagentTool) and not one.chosen]
+        own = tuple(_checked_subagents(name, subagents))
+        self.toolbox = Toolbox([*given, *map(call_tool, own)])
         self.toolsets = checked_toolsets(name, toolsets)
         """Tools that are known when a run begins."""
-        self.subagents = tuple(_checked_subagents(name, subagents))
-        """Agents, or names of agents that the same worker serves. The worker looks at them: see ``Agents``."""
+        self.subagents = (*own, *(agent for one in called for agent in one.agents))
+        """Agents, or names of agents that the same worker serves, that a tool each calls: see ``Agents``."""
         self.settings = mapping(name, "settings", settings)
         self.provider_options = mapping(name, "provider_options", provider_options)
         check_agent_settings(self)
@@ -153,6 +158,14 @@ class Agent(Typed):
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} on {', then '.join(self.models)}>"
+
+    def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
+        """A tool for other agents, by which they call this one: ``tools=[researcher.as_tool("research", "…")]``.
+
+        It takes a task as text, or the fields of the agent's input type. Without a name it is ``call_NAME``. Raises
+        ``DefinitionError``.
+        """
+        return call_tool(self, name, description)
 
     def check_context(self, context: Any) -> dict[str, Any]:
         """``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run is given.

@@ -9,7 +9,7 @@ from ..agent import Agent
 from ..errors import ToolError
 from ..loop.calls import malformed, unknown
 from ..ports import ModelCall, ModelReply
-from ..tools import RunContext
+from ..tools import RunContext, SubagentTool, Tool
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .author_loop import AuthorLoop
@@ -98,19 +98,11 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
             arguments=part.arguments,
             disposition=Refused(text=unknown(part.name, [spec.name for spec in agent.specs])),
         )
-    disposition = AsActivity(
-        timeout=tool.timeout,
-        idempotent=tool.idempotent,
-        retries=tool.retries,
-        task_queue=tool.task_queue,
-        inline=tool.inline,
-        toolset=tool.toolset,
-    )
     if part.malformed is not None:
         disposition = Refused(text=malformed(part))
     else:
         try:
-            tool.validate(part.arguments)
+            disposition = _allowed(tool, part)
         except ToolError as error:
             disposition = Refused(text=str(error))
     return Call(
@@ -119,4 +111,19 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
         arguments=part.arguments,
         definition=tool.definition,
         disposition=disposition,
+    )
+
+
+def _allowed(tool: Tool, part: ToolCallPart) -> Disposition:
+    """Raises ``ToolError`` for arguments that do not fit."""
+    if isinstance(tool, SubagentTool):
+        return tool.ask(part.arguments)
+    tool.validate(part.arguments)
+    return AsActivity(
+        timeout=tool.timeout,
+        idempotent=tool.idempotent,
+        retries=tool.retries,
+        task_queue=tool.task_queue,
+        inline=tool.inline,
+        toolset=tool.toolset,
     )

@@ -15,16 +15,19 @@ from .receive import check_message, receive, send
 from .settling import read_limits, settle
 from .start import carry_over, open_state, parse_start
 from .status import status
+from .subagents import Ended, apply_child, child_id, child_start
 
 __all__ = [
     "CallModel",
     "Close",
     "Compact",
     "End",
+    "Ended",
     "Next",
     "RunCalls",
     "Wait",
     "abort",
+    "apply_child",
     "apply_closed",
     "apply_compacted",
     "apply_model",
@@ -32,6 +35,8 @@ __all__ = [
     "cancel",
     "carry_over",
     "check_message",
+    "child_id",
+    "child_start",
     "close",
     "decide",
     "fail",

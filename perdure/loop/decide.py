@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..types.bounds import LimitUse
 from ..types.state import PendingCall, RunState
-from ..types.wire import Closing, New, NewMessage
+from ..types.wire import AsSubagent, Closing, New, NewMessage
 from . import sizes
 from .answer import response
 from .compacting import Compact, compaction
@@ -125,10 +125,13 @@ def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[Pending
     if len(waiting) == 1:
         return waiting
     each = size(state.context) + size(state.auth_context) + sizes.CALL_BYTES
-    total = 0
+    total = subagents = 0
     for index, pending in enumerate(waiting):
         total += each + size(pending.call.arguments)
-        if index and total > sizes.CALLS_BYTES:
+        if isinstance(how := pending.call.disposition, AsSubagent):
+            total += size(how.message)
+            subagents += 1
+        if index and (total > sizes.CALLS_BYTES or subagents > sizes.SUBAGENTS_AT_ONCE):
             return waiting[:index]
     return waiting
 

@@ -24,6 +24,8 @@ CALLS_BYTES = 2 * 1024 * 1024
 """Of the inputs of all tool calls that begin at once; the others begin when these have ended."""
 CALLS_AT_ONCE = 500
 """Tool calls that begin at once. Temporal lets a run have 2,000 open activities."""
+SUBAGENTS_AT_ONCE = 20
+"""Subagents that begin at once; the others begin when these have ended."""
 CALL_BYTES = 1024
 """Of a tool call's input, besides its arguments and the context."""
 PAST_TURNS = 20

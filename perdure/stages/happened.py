@@ -33,7 +33,16 @@ from ..types.events import (
 )
 from ..types.interface import FINISH_TOOL, Response, plain_output
 from ..types.messages import FilePart, TextPart
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, TOOL_ACTIVITY, Answered, NewMessage, NewResult, ToolOutput
+from ..types.wire import (
+    INLINE_BYTES,
+    MODEL_ACTIVITY,
+    TOOL_ACTIVITY,
+    Answered,
+    AsSubagent,
+    NewMessage,
+    NewResult,
+    ToolOutput,
+)
 from .sent import by_reference
 from .verdict import Verdict
 
@@ -91,6 +100,7 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         head=output.head,
     )
     events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
+    events += _delegated(call, reply)
     for one in output.calls:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
@@ -113,6 +123,18 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**said, state="waiting", agent=task.agent)))
     return events
+
+
+def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+    """The calls of other agents, which begin as soon as this is recorded: what happens in them is in their own runs."""
+    task = call.input
+    for index, one in enumerate(reply.output.calls):
+        if isinstance(one.disposition, AsSubagent) and task.purpose == "call":
+            child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
+            began = ToolStarted(
+                **facts(call), call_id=one.id, name=one.name, arguments=one.arguments, child_context_id=child
+            )
+            yield NewEvent(began, key=f"tool/{call.owner}/{one.id}")
 
 
 def _compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
@@ -185,7 +207,12 @@ def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
         if isinstance(item, NewResult):
             if item.key is None:
                 result = ToolCompleted(
-                    **said, call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error
+                    **said,
+                    call_id=item.call_id,
+                    name=item.name,
+                    content=item.text or "",
+                    blob=item.blob,
+                    is_error=item.is_error,
                 )
                 yield NewEvent(result, key=_result_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:

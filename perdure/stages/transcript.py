@@ -15,6 +15,7 @@ from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
     Answered,
+    AsSubagent,
     Call,
     CallFacts,
     Finish,
@@ -132,9 +133,12 @@ class TranscriptStage:
     async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Without a result that should be there no model is called; but a run ends without it."""
         said = ToolResultPart(call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error)
-        if item.key is None:
+        if item.key is None and item.blob is None:
             return said
         try:
+            if item.blob is not None:
+                return said.model_copy(update={"content": await self._chain.resolve_blob(item.blob)})
+            assert item.key is not None, "a result is somewhere"
             return said.model_copy(update=await self._outcome(item, item.key, recorded))
         except TranscriptCorruptedError as error:
             if not ending:
@@ -193,7 +197,7 @@ def check_store(task: CallFacts, store_id: str) -> None:
 
 def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
     """Large text and arguments stay out of history; adds the blobs that this needs to ``blobs``."""
-    output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls))})
+    output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls, blobs))})
     if output.finish is not None and output.limits.protocol == "tool":
         return _fit_apart(output, output.finish, blobs)
     if len(output.text) * 4 <= INLINE_BYTES or len(output.text.encode()) <= INLINE_BYTES:
@@ -217,13 +221,18 @@ def _fit_apart(output: ModelOutput, finish: Finish, blobs: list[Blob]) -> ModelO
     return output.model_copy(update=update) if update else output
 
 
-def _fit_calls(calls: Iterable[Call]) -> Iterator[Call]:
-    """Arguments that do not fit, each for itself or all together, are read from the transcript node instead."""
+def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
+    """Arguments that do not fit, each for itself or all together, are read from the transcript node instead; what a
+    subagent is asked, from a blob."""
     left = OUTPUT_BYTES
     for call in calls:
         size = len(json.dumps(call.arguments))
         if size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
+            if isinstance(how := call.disposition, AsSubagent):
+                blobs.append(Blob.of(how.message))
+                how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
+                call = call.model_copy(update={"disposition": how})
         else:
             left -= size
         yield call

@@ -167,6 +167,8 @@ class ToolStarted(_Event):
     name: str
     arguments: dict[str, Any] | None = None
     """None where they are large: they are in the transcript."""
+    child_context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Of a call of another agent: the id of its run, which has events of its own."""
 
 
 class ToolProgress(_Event):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, f
 
 from ..errors import InvalidInputError
 from .bounds import Bounds, LimitUse
-from .interface import Mode, TurnStatus
+from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
 from .wire import AgentLimits, Call, New
 
@@ -123,6 +123,8 @@ class RunState(Part):
     auth_context: str | None = None
     """On whose behalf it acts, encrypted; or ``auth_ref``. Of the latest message that brought one."""
     auth_ref: str | None = None
+    parent: Parent | None = None
+    """Of a subagent."""
     overrides: dict[str, Any] | None = None
     """What the run changes of the agent, an ``Override``."""
     max_history_events: int | None = None

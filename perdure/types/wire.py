@@ -48,6 +48,8 @@ class NewResult(Data):
     name: str
     key: str | None = None
     text: str | None = None
+    blob: BlobRef | None = None
+    """Where the text is, if it is too large for history: a subagent's answer."""
     is_error: bool = False
 
 
@@ -61,7 +63,7 @@ class CallFacts(Data):
     context_id: str
     task_id: str
     scope: str
-    """Journal scope: the first execution's run id of the root conversation, or the parent's key."""
+    """Journal scope: the first execution's run id of the root conversation, or the key of its parent's call."""
     op: int
     """Number of the operation in its scope; never reused."""
     iteration: int
@@ -177,7 +179,11 @@ class AsSubagent(Data):
 
     kind: Literal["subagent"] = "subagent"
     agent: str
-    message: str
+    message: str = ""
+    """What it is asked; empty where it is in ``blob``."""
+    blob: BlobRef | None = None
+    typed: bool = Field(default=False, exclude_if=operator.not_)
+    """``message`` is the JSON of a value of the agent's input type."""
 
 
 Disposition = Annotated[Refused | Answered | AsActivity | Inline | AsSubagent, Field(discriminator="kind")]

@@ -20,6 +20,7 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import InvalidInputError, PerdureError
+from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
 from . import host, steps
@@ -182,10 +183,14 @@ class AgentWorkflow:
     def _end(self, state: RunState, ended: str) -> dict[str, Any]:
         failure = state.turn.failure if state.turn else None
         if ended == "failed" and failure is not None:
-            raise ApplicationError(failure.message, type=failure.type, non_retryable=True)
+            details = [child_used(state)] if state.parent is not None else []
+            raise ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
         if ended == "cancelled":
             raise asyncio.CancelledError("the run was cancelled")
-        return loop.response(state).model_dump(mode="json", exclude_none=True)
+        response = loop.response(state)
+        if state.parent is not None:
+            response = response.model_copy(update={"tool_calls": state.tool_calls})
+        return response.model_dump(mode="json", exclude_none=True)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Nothing is in flight before a model call, so the state is all that a new execution needs."""

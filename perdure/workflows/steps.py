@@ -18,6 +18,7 @@ from ..types.wire import (
     MODEL_ACTIVITY,
     TOOL_ACTIVITY,
     AsActivity,
+    AsSubagent,
     CallFacts,
     ModelInput,
     ModelOutput,
@@ -27,6 +28,7 @@ from ..types.wire import (
 )
 from . import host
 from .options import close_options, model_options, tool_options
+from .subagents import run_subagent
 
 TOO_LONG = "ContextLengthError"
 
@@ -100,6 +102,9 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
 async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) -> None:
     """Run one tool call."""
     call, how = pending.call, pending.call.disposition
+    if isinstance(how, AsSubagent):
+        await run_subagent(state, pending, stopping)
+        return
     if not isinstance(how, AsActivity):
         text = f"this engine cannot run a call as {how.kind}"
         refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)

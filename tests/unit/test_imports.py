@@ -47,6 +47,7 @@ PUBLIC = [
     "Turn",
     "Veto",
     "Worker",
+    "delegate",
     "hook",
     "load_agent",
     "local",
