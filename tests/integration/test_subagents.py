@@ -268,3 +268,32 @@ async def test_a_tree_keeps_to_the_budget_of_its_root(engine: Engine) -> None:
     assert all(child.usage.total_tokens >= 20_000 / 3 * 0.9 for child in children)
     assert 20_000 <= response.usage.total_tokens <= 20_000 + 2 * 3 * largest
     assert response.finish_reason == "limit"
+
+
+async def test_a_child_killed_with_its_worker_goes_on(engine: Engine) -> None:
+    lost = await engine.process("judging")
+    client = await engine.client()
+    run = await client.start("boss", "Go.")
+    await eventually(lambda: engine.ledger.entries("weigh") != [], what="the tool of the child runs")
+    await lost.kill()
+    await engine.process("judging")
+    response = await run.result()
+    assert response.content == "The judge said: a stone weighs 3"
+    assert len(engine.ledger.entries("weigh")) == 2
+    assert len(engine.ledger.entries("judge")) == 2, "no model call is paid twice"
+    assert len(engine.ledger.entries("boss")) == 2
+
+
+async def test_a_child_acts_for_whom_its_parent_acts(engine: Engine) -> None:
+    @tool
+    async def whoami(ctx: ToolContext) -> str:
+        """Who is it?"""
+        assert ctx.auth_context is not None
+        return f"{ctx.auth_context['user']} in {ctx.context['shop']}"
+
+    helper = Agent("helper", ScriptedProvider([call("whoami"), told]), tools=[whoami])
+    boss = Agent("boss", ScriptedProvider([call("call_helper", task="Who?"), told]), subagents=[helper])
+
+    async with engine.served(boss, resolve_auth=lambda ref, _: {"user": ref}) as client:
+        run = await client.start(boss, "Go.", auth_ref="ana", context={"shop": "7"})
+        assert (await run.result()).content == "ana in 7"
