@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
-    from .tools import Memory, RunContext, Tool, ToolContext, delegate, tool
+    from .tools import Approval, Memory, RunContext, Tool, ToolContext, allow, ask, delegate, deny, tool
     from .tools.auth import RunFacts
     from .turn import Turn
     from .types.compaction import Compaction
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Abort": "errors",
     "Agent": "agent",
+    "Approval": "tools",
     "Client": "client",
     "Compaction": "types.compaction",
     "File": "types.files",
@@ -53,7 +54,10 @@ _HOME = {
     "Turn": "turn",
     "Veto": "hooks",
     "Worker": "worker",
+    "allow": "tools",
+    "ask": "tools",
     "delegate": "tools",
+    "deny": "tools",
     "hook": "hooks",
     "load_agent": "agent_files",
     "local": "runtime",
@@ -64,6 +68,7 @@ _HOME = {
 __all__ = [
     "Abort",
     "Agent",
+    "Approval",
     "Client",
     "Compaction",
     "File",
@@ -86,7 +91,10 @@ __all__ = [
     "Turn",
     "Veto",
     "Worker",
+    "allow",
+    "ask",
     "delegate",
+    "deny",
     "hook",
     "load_agent",
     "local",

@@ -10,6 +10,7 @@ from temporalio.service import RPCError
 from .differing import Difference, difference
 from .errors import RunClosedError
 from .forking import fork
+from .inbox import decide
 from .loop import read_limits
 from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
@@ -18,6 +19,7 @@ from .sealing import Auth, sealed
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
+from .types.approval import DecidedApproval
 from .types.files import Asked
 from .types.interface import Override
 
@@ -157,6 +159,32 @@ class Run(Reading):
     async def diff(self, other: Run) -> Difference:
         """Where this conversation and ``other`` part. Raises as :meth:`transcript`."""
         return difference(await self.transcript(), await other.transcript())
+
+    async def approve(
+        self,
+        call_id: str | None = None,
+        *,
+        by: str | None = None,
+        comment: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> DecidedApproval:
+        """Approve a call that waits, by default the only one; with ``arguments``, to be made with these instead.
+
+        The tool checks changed arguments as it does the model's: what does not fit is an error for the model.
+        Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
+        a call that does not wait and for an approval by who asked for the call, where that is not allowed;
+        ``RunClosedError``, ``RunNotFoundError``.
+        """
+        return await decide(self, call_id, "approve", by, comment, arguments)
+
+    async def deny(
+        self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
+    ) -> DecidedApproval:
+        """Deny a call that waits, by default the only one: the model is told who did, and the ``comment``.
+
+        Raises as :meth:`approve`.
+        """
+        return await decide(self, call_id, "deny", by, comment, None)
 
     async def _signal_message(self, name: str, message: Asked, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)

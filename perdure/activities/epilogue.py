@@ -12,6 +12,7 @@ from ..ports import ModelCall, ModelReply
 from ..tools import RunContext, SubagentTool, Tool
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
+from .approving import Approving
 from .author_loop import AuthorLoop
 from .finishing import Ending, Finishing
 from .unpriced import check_price
@@ -23,6 +24,7 @@ class Epilogue:
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
         self._finishing = Finishing(author)
+        self._approving = Approving(author)
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
@@ -30,7 +32,12 @@ class Epilogue:
         ending = await self._finishing.read(agent, call, message, told)
         return ModelOutput(
             text=message.text,
-            calls=await self._plan(agent, message, ending.answered),
+            calls=tuple(
+                [
+                    await self._approving.plan(agent, one, told)
+                    for one in await self._plan(agent, message, ending.answered)
+                ]
+            ),
             finish=ending.finish,
             rejected=ending.rejected,
             reminder=ending.reminder,

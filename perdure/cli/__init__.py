@@ -13,6 +13,7 @@ import typer
 
 from ..errors import PerdureError
 from . import (
+    approving,
     chat,
     demo,
     dev,
@@ -57,6 +58,9 @@ app.command()(steer.close)
 app.command()(steer.resume)
 app.command()(fork.fork)
 app.command()(fork.diff)
+app.command()(approving.approvals)
+app.command()(approving.approve)
+app.command()(approving.deny)
 app.command()(replay.replay)
 app.command()(schema.schema)
 app.add_typer(server.app, name="server")

@@ -6,6 +6,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 
 from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result
+from .approvals import ask, check_approval, decide_approval
 from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
@@ -32,13 +33,16 @@ __all__ = [
     "apply_compacted",
     "apply_model",
     "apply_result",
+    "ask",
     "cancel",
     "carry_over",
+    "check_approval",
     "check_message",
     "child_id",
     "child_start",
     "close",
     "decide",
+    "decide_approval",
     "fail",
     "interrupt",
     "left",

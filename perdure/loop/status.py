@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..types.interface import ChildStatus, Status
 from ..types.state import RunState
 from ..types.wire import AsSubagent
+from .approvals import waiting
 from .compacting import Compact
 from .decide import CallModel, Close, End, RunCalls, Wait, decide
 from .limits import exceeded, uses, waits
@@ -25,6 +26,8 @@ def status(state: RunState, since: str | None = None) -> Status:
             phase, work = "running", "closing"
         case Wait(until="resumed"):
             phase, work = "paused", "nothing"
+        case Wait(until="approval"):
+            phase, work = "waiting", "approval"
         case Wait():
             phase, work = "waiting", "message"
         case End(status=ended):
@@ -58,6 +61,8 @@ def status(state: RunState, since: str | None = None) -> Status:
                 for call in state.calls
                 if call.result is None
             ],
+            "approvals": waiting(state),
+            "decided": state.decided,
             "queued": len(state.inbox),
             "refused": state.refused,
         }

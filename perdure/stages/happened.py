@@ -43,6 +43,7 @@ from ..types.wire import (
     NewResult,
     ToolOutput,
 )
+from .asked import decided, requested
 from .sent import by_reference
 from .verdict import Verdict
 
@@ -101,6 +102,7 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     )
     events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
     events += _delegated(call, reply)
+    events += requested(output, said)
     for one in output.calls:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
@@ -205,6 +207,9 @@ def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
     head = task.behind or task.head
     for item in task.new:
         if isinstance(item, NewResult):
+            if item.decided is not None:
+                key = _result_key(task.scope, head, item.call_id)
+                yield decided(item.decided, item.call_id, item.name, key, said)
             if item.key is None:
                 result = ToolCompleted(
                     **said,
@@ -239,8 +244,16 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
 # --- a tool call
 
 
-def tool_started(call: ToolCall) -> NewEvent:
-    """The tool begins, or begins again after a lost worker."""
+def tool_begins(call: ToolCall) -> list[NewEvent]:
+    """The tool begins, or begins again after a lost worker; and who had approved it."""
+    task = call.input
+    if task.approval is None:
+        return [_tool_started(call)]
+    key = _result_key(task.scope, task.head, task.call_id)
+    return [decided(task.approval, task.call_id, task.name, key, facts(call)), _tool_started(call)]
+
+
+def _tool_started(call: ToolCall) -> NewEvent:
     arguments: dict[str, Any] | None = dict(call.arguments)
     if len(json.dumps(arguments)) > INLINE_BYTES:
         arguments = None

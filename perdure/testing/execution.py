@@ -37,7 +37,7 @@ _ACTIVITY_EVENTS = 6
 
 SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume"})
 QUERIES = frozenset({"status", "turn"})
-UPDATES = {"send_message": "_check_message"}
+UPDATES = {"send_message": "_check_message", "decide_approval": "_check_approval"}
 """With their validators."""
 
 Ended = Literal["completed", "failed", "cancelled", "terminated"]

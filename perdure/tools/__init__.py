@@ -1,5 +1,6 @@
 """Tools: functions that a model may call."""
 
+from perdure.tools.approval import Approval, Rule, allow, ask, deny
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext, ToolContext
 from perdure.tools.memory import Memory
@@ -9,17 +10,22 @@ from perdure.tools.tool import Tool, as_tool, tool
 from perdure.tools.toolbox import Toolbox
 
 __all__ = [
+    "Approval",
     "ArgumentsError",
     "Memory",
     "Result",
     "ResultError",
+    "Rule",
     "RunContext",
     "SubagentTool",
     "Tool",
     "ToolContext",
     "Toolbox",
+    "allow",
     "as_tool",
+    "ask",
     "delegate",
+    "deny",
     "error_text",
     "read_result",
     "serialise",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from .approval import DecidedApproval, PendingApproval
 from .auth import Ref, Token, one_auth
 from .bounds import Bounds, LimitUse, RunLimits
 from .duration import Seconds
@@ -218,8 +219,8 @@ class Status(Data):
     """What a run is at: answer of the ``status`` query."""
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
-    """``waiting`` for a message, ``paused`` until an operator resumes it; or how the run ended."""
-    doing: Literal["model", "compacting", "tools", "message", "closing", "nothing"] = "nothing"
+    """``waiting`` for a message or an approval, ``paused`` until an operator resumes it; or how the run ended."""
+    doing: Literal["model", "compacting", "tools", "approval", "message", "closing", "nothing"] = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
     """When that began: ISO 8601, UTC."""
@@ -240,6 +241,10 @@ class Status(Data):
     at_limit: LimitUse | None = None
     """The one that it is paused at, until somebody raises it."""
     calls: tuple[ChildStatus, ...] = ()
+    approvals: tuple[PendingApproval, ...] = ()
+    """Calls that wait for somebody to approve them; also while others run."""
+    decided: tuple[DecidedApproval, ...] = ()
+    """Approvals that were decided, the latest last."""
     queued: int = 0
     """Injected messages that the model has not seen yet."""
     refused: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from .approval import Asks, Decided
 from .bounds import Bounds, LimitUse
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
@@ -51,6 +52,8 @@ class NewResult(Data):
     blob: BlobRef | None = None
     """Where the text is, if it is too large for history: a subagent's answer."""
     is_error: bool = False
+    decided: Decided | None = Field(default=None, exclude_if=operator.not_)
+    """Of a call that somebody denied, or that nobody approved in time: who, and when."""
 
 
 New = Annotated[NewMessage | NewResult, Field(discriminator="kind")]
@@ -199,6 +202,8 @@ class Call(Data):
     definition: str = ""
     """Hash of the tool's definition that the model saw."""
     disposition: Disposition
+    approval: Asks | None = Field(default=None, exclude_if=operator.not_)
+    """It runs when somebody has approved it."""
 
 
 class Finish(Data):
@@ -294,6 +299,8 @@ class ToolInput(CallFacts):
     """Of which toolset the tool is; left out where it is the agent's own."""
     retries: int | None = None
     """See ``AsActivity.retries``; the journal counts, because Temporal's attempts may end before the tool begins."""
+    approval: Decided | None = Field(default=None, exclude_if=operator.not_)
+    """Who approved the call, where it was asked for: for these arguments and no others."""
 
 
 class ToolOutput(Data):

@@ -114,12 +114,13 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
         **_facts(state, pending.op),
         call_id=call.id,
         name=call.name,
-        arguments=call.arguments,
+        arguments=_arguments(pending),
         head=state.head,
         definition=call.definition,
         toolset=how.toolset,
         idempotent=how.idempotent,
         retries=how.retries,
+        approval=pending.decided,
     )
     aborted: str | None = None
     try:
@@ -138,6 +139,12 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
     loop.apply_result(state, pending.op, result)
     if aborted is not None:
         loop.abort(state, aborted)
+
+
+def _arguments(pending: PendingCall) -> dict[str, Any] | None:
+    """The model's, unless whoever approved the call has changed them."""
+    changed = pending.decided.arguments if pending.decided else None
+    return pending.call.arguments if changed is None else changed
 
 
 async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:

@@ -25,6 +25,7 @@ HEAVY = (
 PUBLIC = [
     "Abort",
     "Agent",
+    "Approval",
     "Client",
     "Compaction",
     "File",
@@ -47,7 +48,10 @@ PUBLIC = [
     "Turn",
     "Veto",
     "Worker",
+    "allow",
+    "ask",
     "delegate",
+    "deny",
     "hook",
     "load_agent",
     "local",
