@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
-    from .tools import Approval, Memory, RunContext, Tool, ToolContext, allow, ask, delegate, deny, tool
+    from .tools import Approval, Memory, RunContext, Tool, ToolContext, allow, ask, delegate, deny, remote_tool, tool
     from .tools.auth import RunFacts
     from .turn import Turn
     from .types.compaction import Compaction
@@ -62,6 +62,7 @@ _HOME = {
     "load_agent": "agent_files",
     "local": "runtime",
     "register_provider": "providers.registry",
+    "remote_tool": "tools",
     "tool": "tools",
 }
 
@@ -99,6 +100,7 @@ __all__ = [
     "load_agent",
     "local",
     "register_provider",
+    "remote_tool",
     "tool",
 ]
 

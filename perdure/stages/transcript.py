@@ -14,7 +14,9 @@ from ..types.messages import Message, ToolResultPart
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
+    REMOTE_BYTES,
     Answered,
+    AsRemote,
     AsSubagent,
     Call,
     CallFacts,
@@ -22,6 +24,7 @@ from ..types.wire import (
     ModelInput,
     ModelOutput,
     NewResult,
+    Refused,
     ToolOutput,
 )
 from .outcome import read_outcome
@@ -223,11 +226,18 @@ def _fit_apart(output: ModelOutput, finish: Finish, blobs: list[Blob]) -> ModelO
 
 def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
     """Arguments that do not fit, each for itself or all together, are read from the transcript node instead; what a
-    subagent is asked, from a blob."""
-    left = OUTPUT_BYTES
+    subagent is asked, from a blob. Whoever runs a remote tool can read neither: its arguments travel whole, or it is
+    not run."""
+    left = far = OUTPUT_BYTES
     for call in calls:
         size = len(json.dumps(call.arguments))
-        if size > INLINE_BYTES or size > left:
+        if isinstance(call.disposition, AsRemote):
+            if size > min(REMOTE_BYTES, far):
+                text = f"not run: its arguments have {size:,} bytes; a remote tool takes up to {REMOTE_BYTES:,}"
+                call = call.model_copy(update={"arguments": None, "disposition": Refused(text=text)})
+            else:
+                far -= size
+        elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
             if isinstance(how := call.disposition, AsSubagent):
                 blobs.append(Blob.of(how.message))

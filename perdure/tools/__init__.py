@@ -4,6 +4,7 @@ from perdure.tools.approval import Approval, Rule, allow, ask, deny
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext, ToolContext
 from perdure.tools.memory import Memory
+from perdure.tools.remote import RemoteTool, remote_tool
 from perdure.tools.result import Result, ResultError, error_text, read_result, serialise
 from perdure.tools.subagent import SubagentTool, delegate
 from perdure.tools.tool import Tool, as_tool, tool
@@ -13,6 +14,7 @@ __all__ = [
     "Approval",
     "ArgumentsError",
     "Memory",
+    "RemoteTool",
     "Result",
     "ResultError",
     "Rule",
@@ -28,6 +30,7 @@ __all__ = [
     "deny",
     "error_text",
     "read_result",
+    "remote_tool",
     "serialise",
     "tool",
 ]

@@ -21,6 +21,8 @@ TOOL_ACTIVITY = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
 INLINE_BYTES = 32 * 1024
 """Text up to this size stands in history; anything larger is a blob in the store and a reference in history."""
+REMOTE_BYTES = 256 * 1024
+"""A remote tool's arguments, and its result: both travel whole."""
 OUTPUT_BYTES = 512 * 1024
 """All arguments, or all inline results, of one reply in history together; Temporal takes 2 MB at most."""
 
@@ -177,6 +179,18 @@ class Inline(Data):
     """The call ended the run: the error's text, as of ``ToolOutput.status``."""
 
 
+class AsRemote(Data):
+    """The call is an activity of a worker that knows nothing of perdure: plain JSON arguments, a plain JSON result."""
+
+    kind: Literal["remote"] = "remote"
+    task_queue: str
+    timeout: float
+    """Seconds that one attempt may take."""
+    idempotent: bool = False
+    retries: int | None = None
+    """How often it may run again where its outcome is not known; None is without bound."""
+
+
 class AsSubagent(Data):
     """The call is a child workflow of another agent."""
 
@@ -189,7 +203,7 @@ class AsSubagent(Data):
     """``message`` is the JSON of a value of the agent's input type."""
 
 
-Disposition = Annotated[Refused | Answered | AsActivity | Inline | AsSubagent, Field(discriminator="kind")]
+Disposition = Annotated[Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent, Field(discriminator="kind")]
 
 
 class Call(Data):

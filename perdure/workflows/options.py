@@ -8,7 +8,7 @@ from typing import Any
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-from ..types.wire import AsActivity
+from ..types.wire import AsActivity, AsRemote
 
 HEARTBEAT = timedelta(seconds=5)
 """A worker that is silent for this long is lost; engine activities heartbeat twice a second."""
@@ -60,6 +60,16 @@ def child_options() -> dict[str, Any]:
         "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
         "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
         "task_timeout": CHILD_TASK,
+    }
+
+
+def remote_options(how: AsRemote) -> dict[str, Any]:
+    """One attempt, which need not send heartbeats: so a run that stops it cannot wait for it."""
+    return {
+        "task_queue": how.task_queue,
+        "start_to_close_timeout": timedelta(seconds=how.timeout),
+        "retry_policy": RetryPolicy(maximum_attempts=1),
+        "cancellation_type": workflow.ActivityCancellationType.TRY_CANCEL,
     }
 
 

@@ -18,6 +18,7 @@ from ..types.wire import (
     MODEL_ACTIVITY,
     TOOL_ACTIVITY,
     AsActivity,
+    AsRemote,
     AsSubagent,
     CallFacts,
     ModelInput,
@@ -28,6 +29,7 @@ from ..types.wire import (
 )
 from . import host
 from .options import close_options, model_options, tool_options
+from .remote import run_remote
 from .subagents import run_subagent
 
 TOO_LONG = "ContextLengthError"
@@ -104,6 +106,9 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
     call, how = pending.call, pending.call.disposition
     if isinstance(how, AsSubagent):
         await run_subagent(state, pending, stopping)
+        return
+    if isinstance(how, AsRemote):
+        await run_remote(state, pending, how, stopping)
         return
     if not isinstance(how, AsActivity):
         text = f"this engine cannot run a call as {how.kind}"

@@ -56,6 +56,7 @@ PUBLIC = [
     "load_agent",
     "local",
     "register_provider",
+    "remote_tool",
     "tool",
 ]
 
