@@ -395,3 +395,39 @@ async def test_a_call_of_a_subagent_waits_too(engine: Engine) -> None:
         await run.approve(asked.call_id, by="ana")
         await run.result()
         assert await told(run) == ["Helped."]
+
+
+async def test_of_many_runs_every_call_runs_once_with_what_its_winner_approved(engine: Engine) -> None:
+    def reply(request: ModelRequest) -> Any:
+        said = request.messages[-1]
+        return "Done." if said.role == "tool" else call("refund", order=said.text, amount=5)
+
+    many = 25
+    async with engine.served(Agent("desk", ScriptedProvider(reply), tools=[refund])) as client:
+        runs = [await client.start("desk", str(n), id=f"{engine.task_queue}-{n}") for n in range(many)]
+
+        async def all_wait() -> list[PendingCall]:
+            found = [one for one in await client.approvals(agent="desk") if one.run_id.startswith(engine.task_queue)]
+            return found if len(found) == many else []
+
+        await eventually(all_wait, deadline=60, every=0.5, what="all of them in the inbox")
+
+        async def approver(name: str, amount: float) -> dict[str, str]:
+            said: dict[str, str] = {}
+            for one in await client.approvals(agent="desk"):
+                if one.run_id.startswith(engine.task_queue) and one.arguments is not None:
+                    try:
+                        await one.approve(by=name, arguments={**one.arguments, "amount": amount})
+                        said[one.run_id] = "won"
+                    except ApprovalDecidedError as error:
+                        said[one.run_id] = str(error)
+            return said
+
+        ana, bea = await asyncio.gather(approver("ana", 1), approver("bea", 2))
+        for run in runs:
+            await run.result()
+    for n, run in enumerate(runs):
+        winner = "ana" if ana.get(run.id) == "won" else "bea"
+        loser = {"ana": bea, "bea": ana}[winner].get(run.id)
+        assert loser is None or f"approved by {winner}" in loser
+        assert [amount for order, amount in RAN if order == str(n)] == [1 if winner == "ana" else 2]
