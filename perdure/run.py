@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 from temporalio.service import RPCError
@@ -20,6 +21,7 @@ from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
 from .types.approval import DecidedApproval
+from .types.events import ToolStarted
 from .types.files import Asked
 from .types.interface import Override
 
@@ -52,6 +54,15 @@ class Run(Reading):
         """
         auth = sealed(self.client.temporal, self.id, auth_context, auth_ref)
         return await deliver(self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth)
+
+    async def children(self) -> list[Run]:
+        """The runs that its calls of other agents have begun so far, in the order of the calls. Needs the store.
+
+        A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
+        """
+        async with aclosing(self.events(wait=False)) as events:
+            begun = [one.child_context_id async for one in events if isinstance(one, ToolStarted)]
+        return [self.client.run(name) for name in dict.fromkeys(begun) if name is not None]
 
     def turn(self, task_id: str | None = None) -> Turn:
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""

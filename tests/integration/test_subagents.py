@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure import Agent, Client, Limits, Run, ToolContext, delegate, tool
+from perdure.cli.show import as_plain, gather, lines
 from perdure.errors import RunCancelledError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
@@ -297,3 +298,28 @@ async def test_a_child_acts_for_whom_its_parent_acts(engine: Engine) -> None:
     async with engine.served(boss, resolve_auth=lambda ref, _: {"user": ref}) as client:
         run = await client.start(boss, "Go.", auth_ref="ana", context={"shop": "7"})
         assert (await run.result()).content == "ana in 7"
+
+
+async def test_the_tree_is_shown(engine: Engine) -> None:
+    low = echo("low")
+    mid = Agent("mid", ScriptedProvider([call("call_low", task="x"), told]), subagents=[low])
+    failing = Agent("failing", ScriptedProvider(lambda _: call("nothing")), max_iterations=1, on_limit="error")
+    both = [call("call_mid", task="a"), call("call_failing", task="b")]
+    top = Agent("top", ScriptedProvider([both, "Done."]), subagents=[mid, failing])
+    async with engine.served(top) as client:
+        run = await client.start(top, "Go.")
+        await run.result()
+        assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/2"]
+        shown = await gather(client, run)
+    assert [(depth, one.context_id, one.agent, one.state) for depth, one in shown.children] == [
+        (1, f"{run.id}/1", "mid", "completed"),
+        (2, f"{run.id}/1/1", "low", "completed"),
+        (1, f"{run.id}/2", "failing", "failed"),
+    ]
+    assert f"    {run.id}/1/1  completed  agent low" in lines(shown)
+    assert as_plain(shown)["children"][1] == {
+        "id": f"{run.id}/1/1",
+        "depth": 2,
+        "agent": "low",
+        "state": "completed",
+    }
