@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,7 @@ async def fork(
     client = run.client
     _check(results)
     store = await client.store()
-    start, task_queue = await _started(run, store)
-    head = await _head(run, store)
+    (start, task_queue), head = await asyncio.gather(_started(run, store), _head(run, store))
     if head is None and at != 0:
         raise InvalidInputError(f"run {run.id!r} has said nothing yet", hint="Fork it after its first reply; or at=0.")
     found = await cut(store, head, at, results)
