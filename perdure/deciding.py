@@ -21,6 +21,7 @@ from .errors import (
 )
 from .inbox import PendingCall, pending_of
 from .run import Run
+from .tools import SubagentTool
 
 T = TypeVar("T")
 
@@ -49,7 +50,9 @@ class Deciding:
         self._run = run
         self._how = how
         self._known: set[tuple[str, str | None]] = set()
-        asks = bool(agent.approvals) or any(tool.needs_approval for tool in agent.toolbox)
+        asks = bool(agent.approvals or agent.subagents) or any(
+            tool.needs_approval or isinstance(tool, SubagentTool) for tool in agent.toolbox
+        )
         self._idle = how == "wait" or not asks
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:

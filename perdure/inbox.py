@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .errors import ApprovalDecidedError, InvalidInputError, PerdureError, RunClosedError, from_type
+from .errors import ApprovalDecidedError, InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, from_type
 from .runs import agent_of
 from .translate import closed_error, unreachable
 from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval
@@ -125,9 +126,14 @@ async def approvals(client: Client, *, agent: str | None = None, limit: int = 10
 
 
 async def pending_of(run: Run) -> list[PendingCall]:
-    """What waits in ``run``; nothing where nobody can say."""
+    """What waits in ``run`` and in its subagents."""
     status = await run.status()
-    return [_call(run, status.agent, one) for one in status.approvals]
+    waiting = [_call(run, status.agent, one) for one in status.approvals]
+    for call in status.calls:
+        if call.context_id is not None:
+            with suppress(RunNotFoundError):  # it has not begun yet
+                waiting += await pending_of(run.client.run(call.context_id))
+    return waiting
 
 
 async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall]:

@@ -9,8 +9,9 @@ import pytest
 from perdure import Agent, tool
 from perdure.errors import ApprovalPendingError, InvalidInputError
 from perdure.inbox import PendingCall
-from perdure.testing import call, scripted
+from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import results
+from tests.support.engine import Engine
 
 
 @tool(needs_approval=True)
@@ -81,3 +82,16 @@ async def test_a_stream_raises_where_nobody_decides() -> None:
 def test_another_way_is_refused() -> None:
     with scripted(support, []), pytest.raises(InvalidInputError, match="on_approval is 'maybe'"):
         support.call_sync("Go.", on_approval="maybe")  # type: ignore[arg-type]  # that is what is tested
+
+
+@pytest.mark.server
+async def test_what_waits_in_a_subagent_does_not_wait_in_silence(engine: Engine) -> None:
+    helper = Agent("helper", ScriptedProvider(REPLIES), description="Pays.", tools=[refund])
+    asking = [call("call_helper", task="Pay."), "Settled."]
+    one = Agent("asking", ScriptedProvider([*asking, *asking]), subagents=[helper])
+    async with engine.served(one, helper) as client:
+        with pytest.raises(ApprovalPendingError, match="waits for approval of refund"):
+            await one.call("Go.", id=engine.task_queue, client=client, on_approval="raise")
+        response = await one.call("Go.", id=engine.task_queue, client=client, on_approval="approve")
+        assert response.content == "Settled."
+        assert results(response.messages) == ["Done."]
