@@ -14,6 +14,8 @@ MESSAGE_BYTES = 1024 * 1024
 """Of one message. A longer one goes by way of the store."""
 ID_BYTES = 400
 """Of a message's id. A thousand of them are carried from execution to execution."""
+RUN_ID_BYTES = 1000
+"""Of the id of a run: Temporal takes no more for a workflow's."""
 CONTEXT_BYTES = 16 * 1024
 """Of the run's own data, which every activity is told, so that history has it again and again."""
 OVERRIDE_BYTES = 128 * 1024

@@ -13,6 +13,7 @@ from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent, NewResult
 from .apply import apply_result
 from .limits import left, uses
+from .sizes import RUN_ID_BYTES
 
 MAX_DEPTH = 5
 """How deep subagents may be nested: agents that call each other by name would go on without end."""
@@ -45,6 +46,8 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
     depth = (state.parent.depth if state.parent else 0) + 1
     if depth > MAX_DEPTH:
         return _refused(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
+    if len(child_id(state, pending).encode()) > RUN_ID_BYTES:
+        return _refused(pending, "not run: the id of this run is too long for it to have subagents")
     limits = _share(state)
     if limits is not None and any(getattr(limits, name) is not None and getattr(limits, name) <= 0 for name in _PAID):
         spent = next(use for use in uses(state) if use.name in _PAID and getattr(limits, use.name) is not None)

@@ -84,6 +84,14 @@ def test_subagents_are_nested_to_a_depth() -> None:
     assert isinstance(loop.child_start(state, state.calls[0]), NewResult)
 
 
+def test_a_child_has_an_id_that_temporal_takes() -> None:
+    state = asking()
+    state.context_id = "x" * 998
+    assert isinstance(loop.child_start(state, state.calls[0]), dict)
+    state.context_id = "ж" * 500
+    assert isinstance(loop.child_start(state, state.calls[0]), NewResult)
+
+
 def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
     start = started(asking(used=40))
     child = loop.open_state(start, "c", "s")
