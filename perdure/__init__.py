@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
-    from .tools import Memory, RunContext, Tool, ToolContext, tool
+    from .tools import Approval, Memory, RunContext, Tool, ToolContext, allow, ask, delegate, deny, remote_tool, tool
     from .tools.auth import RunFacts
     from .turn import Turn
     from .types.compaction import Compaction
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Abort": "errors",
     "Agent": "agent",
+    "Approval": "tools",
     "Client": "client",
     "Compaction": "types.compaction",
     "File": "types.files",
@@ -53,16 +54,22 @@ _HOME = {
     "Turn": "turn",
     "Veto": "hooks",
     "Worker": "worker",
+    "allow": "tools",
+    "ask": "tools",
+    "delegate": "tools",
+    "deny": "tools",
     "hook": "hooks",
     "load_agent": "agent_files",
     "local": "runtime",
     "register_provider": "providers.registry",
+    "remote_tool": "tools",
     "tool": "tools",
 }
 
 __all__ = [
     "Abort",
     "Agent",
+    "Approval",
     "Client",
     "Compaction",
     "File",
@@ -85,17 +92,22 @@ __all__ = [
     "Turn",
     "Veto",
     "Worker",
+    "allow",
+    "ask",
+    "delegate",
+    "deny",
     "hook",
     "load_agent",
     "local",
     "register_provider",
+    "remote_tool",
     "tool",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module(".errors", __name__)
+    if name in ("errors", "workflow"):
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -26,14 +26,17 @@ from .hooks.hook import with_brought
 from .overriding import COPIES, check_agent_settings, overridden
 from .ports import Provider, Toolset, ToolSpec
 from .structured.typed import PARSE_RETRIES, Typed
-from .tools import RunContext, Tool, Toolbox
+from .tools import Rule, RunContext, SubagentTool, Tool, Toolbox
+from .tools.approval import checked_rules
 from .tools.context_type import ContextType, plain_context
+from .tools.subagent import call_tool
 from .types.compaction import Compaction
 from .types.interface import FinishProtocol, OnLimit, Override
 from .types.limits import Limits
 
 if TYPE_CHECKING:
     from .client import Client
+    from .deciding import OnApproval
     from .starting import History
     from .types.files import Asked
     from .types.interface import Response
@@ -57,7 +60,10 @@ class Agent(Typed):
     is raised (``"error"``), or the run waits for somebody to raise the limit (``"pause"``).
 
     ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` are asked for
-    their tools when a run begins: MCP servers, ``Artifacts``, or one's own (``Toolset``).
+    their tools when a run begins: MCP servers, ``Artifacts``, or one's own (``Toolset``). ``subagents`` are agents, or
+    names of agents of the same worker: each is a tool ``call_NAME``, and a call of it a run of its own. ``approvals``
+    are rules on calls, of which the first that matches counts: ``[allow("read_*"), deny("rm", path="/etc/*"),
+    ask("*")]``; where none does, a tool's own ``needs_approval``.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names what is wrong and the way out.
     """
@@ -85,6 +91,7 @@ class Agent(Typed):
         limits: Limits | None = None,
         compaction: Compaction | Sequence[Compaction] | None = None,
         hooks: Sequence[Hook | HookSet] = (),
+        approvals: Sequence[Rule] = (),
     ) -> None:
         self.name = checked_name(name)
         self.chain = checked_models(name, model)
@@ -94,11 +101,14 @@ class Agent(Typed):
         self.context = context
         """The declared type of ``ctx.context``; None without one."""
         self._context = None if context is None else ContextType(name, context)
-        self.toolbox = Toolbox(listed(name, "tools", tools, "[search, refund]"))
+        given = listed(name, "tools", tools, "[search, refund]")
+        called = [one for one in given if isinstance(one, SubagentTool) and not one.chosen]
+        own = tuple(_checked_subagents(name, subagents))
+        self.toolbox = Toolbox([*given, *map(call_tool, own)])
         self.toolsets = checked_toolsets(name, toolsets)
         """Tools that are known when a run begins."""
-        self.subagents = tuple(_checked_subagents(name, subagents))
-        """Agents, or names of agents that the same worker serves. The worker looks at them: see ``Agents``."""
+        self.subagents = (*own, *(agent for one in called for agent in one.agents))
+        """Agents, or names of agents that the same worker serves, that a tool each calls: see ``Agents``."""
         self.settings = mapping(name, "settings", settings)
         self.provider_options = mapping(name, "provider_options", provider_options)
         check_agent_settings(self)
@@ -109,6 +119,8 @@ class Agent(Typed):
         """How its conversations are kept short; None where they are not."""
         self.max_iterations = iterations(name, max_iterations, self.limits)
         self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
+        self.approvals = checked_rules(name, approvals)
+        """Which calls run unasked, wait for a person, or are denied: the first rule that matches."""
         self._overridden: dict[str, Agent] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -153,6 +165,14 @@ class Agent(Typed):
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} on {', then '.join(self.models)}>"
+
+    def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
+        """A tool for other agents, by which they call this one: ``tools=[researcher.as_tool("research", "…")]``.
+
+        It takes a task as text, or the fields of the agent's input type. Without a name it is ``call_NAME``. Raises
+        ``DefinitionError``.
+        """
+        return call_tool(self, name, description)
 
     def check_context(self, context: Any) -> dict[str, Any]:
         """``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run is given.
@@ -206,6 +226,7 @@ class Agent(Typed):
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
+        on_approval: OnApproval | None = None,
     ) -> Response:
         """Run and wait for the answer to ``message`` (text, or a list of texts and ``File``): on this machine (an
         embedded server, and a worker in this process), or by the workers of ``client``.
@@ -216,6 +237,11 @@ class Agent(Typed):
         ``types.session_form``), or a run, a response, a head; ``override`` what this run changes of the agent. Several
         calls, also of different agents, may be made at once.
 
+        ``on_approval`` says what becomes of a call that waits for a person: ``"prompt"`` asks on the terminal, which it
+        does by default where there is one; ``"raise"``, the default elsewhere, raises ``ApprovalPendingError``, and the
+        run stays open; ``"wait"`` waits until somebody decides; ``"approve"`` approves; a function is given the call
+        and returns True, False, or None for somebody else.
+
         A call that is cancelled (Ctrl-C) cancels its run, unless it has an ``id``: then the run stays, and the same
         call goes on with it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong
         arguments; ``NoWorkerError`` where no worker of ``client`` takes the run for 10 s.
@@ -225,6 +251,7 @@ class Agent(Typed):
         given = self.check_context(context)
         self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        options["on_approval"] = on_approval
         return await call(self, message, id=id, context=given, client=client, **options)
 
     async def stream(
@@ -237,6 +264,7 @@ class Agent(Typed):
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
+        on_approval: OnApproval | None = None,
     ) -> AsyncGenerator[str]:
         """:meth:`call`, and the text of the replies as it is written: ``async for text in agent.stream("…")``.
 
@@ -250,6 +278,7 @@ class Agent(Typed):
         given = self.check_context(context)
         self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        options["on_approval"] = on_approval
         pieces = stream(self, message, id=id, context=given, client=client, **options)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -265,11 +294,13 @@ class Agent(Typed):
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
+        on_approval: OnApproval | None = None,
     ) -> Response:
         """:meth:`call` for code without an event loop. Raises ``RuntimeError`` inside a running one."""
         from .runtime import run_sync
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
+        options["on_approval"] = on_approval
         return run_sync(lambda: self.call(message, id=id, context=context, client=client, **options))
 
 

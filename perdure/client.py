@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from temporalio.service import RPCError, TLSConfig
 from . import config
 from .embedded.address import connect, resolve
 from .errors import InvalidInputError, RunExistsError, TranscriptUnavailableError
+from .inbox import PendingCall, approvals
 from .kept import KeptMemory
 from .options import MEMO_AGENT, TASK_TIMEOUT
 from .ports import Store
@@ -222,6 +223,10 @@ class Client:
     async def list(self, *, agent: str | None = None, status: str | None = None, limit: int = 50) -> list[RunSummary]:
         """Runs, the newest first: from Temporal, and from the store those that Temporal has forgotten."""
         return await list_runs(self, agent=agent, status=status, limit=limit)
+
+    async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
+        """The calls that wait for somebody's approval, of all runs or those of ``agent``; what waits longest first."""
+        return await approvals(self, agent=agent)
 
     async def store(self) -> Store:
         """The open store. Raises ``TranscriptUnavailableError`` without one, ``StoreError`` if it cannot be opened."""

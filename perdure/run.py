@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 from temporalio.service import RPCError
 
+from .differing import Difference, difference
 from .errors import RunClosedError
+from .forking import fork
+from .inbox import decide
 from .loop import read_limits
 from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
@@ -16,6 +20,8 @@ from .sealing import Auth, sealed
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
+from .types.approval import DecidedApproval
+from .types.events import ToolStarted
 from .types.files import Asked
 from .types.interface import Override
 
@@ -48,6 +54,15 @@ class Run(Reading):
         """
         auth = sealed(self.client.temporal, self.id, auth_context, auth_ref)
         return await deliver(self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth)
+
+    async def children(self) -> list[Run]:
+        """The runs that its calls of other agents have begun so far, in the order of the calls. Needs the store.
+
+        A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
+        """
+        async with aclosing(self.events(wait=False)) as events:
+            begun = [one.child_context_id async for one in events if isinstance(one, ToolStarted)]
+        return [self.client.run(name) for name in dict.fromkeys(begun) if name is not None]
 
     def turn(self, task_id: str | None = None) -> Turn:
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""
@@ -114,6 +129,73 @@ class Run(Reading):
             await self.handle.cancel(reason=f"by {by or self.client.actor}")
         except RPCError as error:
             raise self.translated(error) from error
+
+    async def fork(
+        self,
+        message: Asked | None = None,
+        *,
+        at: int | None = None,
+        id: str | None = None,
+        model: str | tuple[str, ...] | None = None,
+        results: Mapping[str, str] | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        auth_context: Auth | None = None,
+        auth_ref: str | None = None,
+        by: str | None = None,
+    ) -> Run:
+        """Start another run that goes on from here, or from behind iteration ``at`` as ``perdure show`` numbers it.
+
+        It shares what was said before, so it costs one row however long that is, and each goes on by itself. It has
+        the run's agent, mode, context and override; ``model`` and ``override`` change the agent. ``results`` puts
+        other texts in the place of tool results, by call id; without ``at`` it goes on behind their calls. A call
+        that has not finished gets a result that says so. Without a message the model is asked on the conversation as
+        it stands; where that ends with a reply, the fork waits for a message. On whose behalf it acts is not taken
+        over: ``auth_context``, ``auth_ref``.
+
+        Raises ``InvalidInputError`` for an iteration or call that there is not, ``RunExistsError`` for a known ``id``,
+        ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
+        """
+        return await fork(
+            self,
+            message,
+            at=at,
+            id=id,
+            model=model,
+            results=results,
+            override=override,
+            auth=(auth_context, auth_ref),
+            by=by,
+        )
+
+    async def diff(self, other: Run) -> Difference:
+        """Where this conversation and ``other`` part. Raises as :meth:`transcript`."""
+        return difference(await self.transcript(), await other.transcript())
+
+    async def approve(
+        self,
+        call_id: str | None = None,
+        *,
+        by: str | None = None,
+        comment: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> DecidedApproval:
+        """Approve a call that waits, by default the only one; with ``arguments``, to be made with these instead.
+
+        The tool checks changed arguments as it does the model's: what does not fit is an error for the model.
+        Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
+        a call that does not wait and for an approval by who asked for the call, where that is not allowed;
+        ``RunClosedError``, ``RunNotFoundError``.
+        """
+        return await decide(self, call_id, "approve", by, comment, arguments)
+
+    async def deny(
+        self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
+    ) -> DecidedApproval:
+        """Deny a call that waits, by default the only one: the model is told who did, and the ``comment``.
+
+        Raises as :meth:`approve`.
+        """
+        return await decide(self, call_id, "deny", by, comment, None)
 
     async def _signal_message(self, name: str, message: Asked, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from . import config
 from .agent import Agent
 from .client import Client
-from .errors import NoWorkerError, PerdureError
+from .deciding import Deciding, checked_way
+from .errors import ApprovalPendingError, NoWorkerError, PerdureError
 from .following.stream import text_of
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
@@ -73,8 +74,10 @@ async def call(
     history: History | None,
     override: Override | Mapping[str, Any] | None,
     client: Client | None,
+    on_approval: Any = None,
 ) -> Response:
     """See ``Agent.call``."""
+    how = checked_way(on_approval)
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     options: dict[str, Any] = {
         "context": context,
@@ -86,11 +89,11 @@ async def call(
     async def answer(client: Client, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
         starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
         if id is not None:
-            return await wait(await starting)
+            return await _deciding(await starting, wait)
         # Nobody knows the id, so nobody could come back for the answer: what is given up is cancelled.
         try:
             # Shielded: cancelled in the middle of it, nobody could say whether there is a run now.
-            return await wait(await asyncio.shield(starting))
+            return await _deciding(await asyncio.shield(starting), wait)
         except asyncio.CancelledError:
             await _cancel(starting)
             raise
@@ -100,6 +103,9 @@ async def call(
             raise NoWorkerError(
                 error.message, hint=f"Start one: perdure worker FILE --task-queue {queue}. The run was cancelled."
             ) from None
+
+    async def _deciding(run: Run, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
+        return await Deciding(run, agent, how).during(wait(run))
 
     if client is not None:
         return await answer(client, _taken)
@@ -117,8 +123,10 @@ async def stream(
     history: History | None,
     override: Override | Mapping[str, Any] | None,
     client: Client | None,
+    on_approval: Any = None,
 ) -> AsyncGenerator[str, None]:
     """See ``Agent.stream``."""
+    how = checked_way(on_approval)
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     options: dict[str, Any] = {
         "context": context,
@@ -135,15 +143,23 @@ async def stream(
         try:
             # Shielded: cancelled in the middle of it, nobody could say whether there is a run now.
             run = await (starting if id is not None else asyncio.shield(starting))
+            deciding = Deciding(run, agent, how)
             async with aclosing(text_of(run)) as pieces:
-                piece = await (_first(run, pieces) if client is not None else anext(pieces, None))
+                piece = await deciding.during(_first(run, pieces) if client is not None else _next(pieces))
                 while piece is not None:
                     yield piece
-                    piece = await anext(pieces, None)
+                    piece = await deciding.during(_next(pieces))
             over = True
+        except ApprovalPendingError:  # the run stays open
+            over = True
+            raise
         finally:
             if id is None and not over:  # as of a call: nobody could come back for the rest
                 await _cancel(starting)
+
+
+async def _next(pieces: AsyncGenerator[str]) -> str | None:
+    return await anext(pieces, None)
 
 
 async def _first(run: Run, pieces: AsyncGenerator[str]) -> str | None:

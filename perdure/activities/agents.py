@@ -7,7 +7,7 @@ from typing import Any
 
 from ..agent import Agent
 from ..errors import AgentNotFoundError, DefinitionError
-from ..tools import Tool, Toolbox
+from ..tools import SubagentTool, Tool, Toolbox
 
 
 class Agents:
@@ -58,7 +58,7 @@ class Agents:
                 hint="Agents of one worker need different names: rename one.",
             )
         self._agents[agent.name] = agent
-        for subagent in agent.subagents:
+        for subagent in _called(agent):
             if isinstance(subagent, Agent):
                 self._add(subagent)
 
@@ -85,10 +85,13 @@ class Agents:
 
 
 def check_subagents(agents: Mapping[str, Agent]) -> None:
-    """Raise ``DefinitionError`` for a cycle of subagents, for a name that nobody has, and, for now, for any at all."""
+    """Raise ``DefinitionError`` for a cycle of subagents, and for a name that nobody has.
+
+    Agents that a model chooses among (``delegate``) may form a cycle: how deep it goes is for the run to limit.
+    """
     below = {name: [_name(one) for one in agent.subagents] for name, agent in agents.items()}
-    for name, subagents in below.items():
-        for subagent in subagents:
+    for name, agent in agents.items():
+        for subagent in map(_name, _called(agent)):
             if subagent not in below:
                 raise DefinitionError(
                     f"agent {name!r} has a subagent {subagent!r}, which this worker does not serve",
@@ -100,12 +103,14 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
                 f"a cycle of subagents: {' → '.join(cycle)}",
                 hint=f"They would call each other without end: take {cycle[1]!r} out of the subagents of {cycle[0]!r}.",
             )
-    for name, subagents in below.items():
-        if subagents:
-            raise DefinitionError(
-                f"agent {name!r} has subagents ({', '.join(subagents)}), and this perdure cannot run subagents yet",
-                hint="They come in a later release. For now, start the other agent from a tool.",
-            )
+
+
+def _called(agent: Agent) -> Iterator[Agent | str]:
+    """All that it may call."""
+    yield from agent.subagents
+    for tool in agent.toolbox:
+        if isinstance(tool, SubagentTool):
+            yield from tool.agents
 
 
 def _name(agent: Agent | str) -> str:

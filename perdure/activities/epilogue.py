@@ -9,9 +9,10 @@ from ..agent import Agent
 from ..errors import ToolError
 from ..loop.calls import malformed, unknown
 from ..ports import ModelCall, ModelReply
-from ..tools import RunContext, shortened
+from ..tools import RemoteTool, RunContext, SubagentTool, Tool, shortened
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
+from .approving import Approving
 from .author_loop import AuthorLoop
 from .finishing import Ending, Finishing
 from .unpriced import check_price
@@ -23,6 +24,7 @@ class Epilogue:
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
         self._finishing = Finishing(author)
+        self._approving = Approving(author)
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
@@ -30,7 +32,12 @@ class Epilogue:
         ending = await self._finishing.read(agent, call, message, told)
         return ModelOutput(
             text=message.text,
-            calls=await self._plan(agent, message, ending.answered),
+            calls=tuple(
+                [
+                    await self._approving.plan(agent, one, told)
+                    for one in await self._plan(agent, message, ending.answered)
+                ]
+            ),
             finish=ending.finish,
             rejected=ending.rejected,
             reminder=ending.reminder,
@@ -98,19 +105,11 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
             arguments=part.arguments,
             disposition=Refused(text=unknown(part.name, [spec.name for spec in agent.specs])),
         )
-    disposition = AsActivity(
-        timeout=tool.timeout,
-        idempotent=tool.idempotent,
-        retries=tool.retries,
-        task_queue=tool.task_queue,
-        inline=tool.inline,
-        toolset=tool.toolset,
-    )
     if part.malformed is not None:
         disposition = Refused(text=malformed(part))
     else:
         try:
-            tool.validate(part.arguments)
+            disposition = _allowed(tool, part)
         except ToolError as error:
             disposition = Refused(text=shortened(str(error)))
     return Call(
@@ -119,4 +118,19 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
         arguments=part.arguments,
         definition=tool.definition,
         disposition=disposition,
+    )
+
+
+def _allowed(tool: Tool, part: ToolCallPart) -> Disposition:
+    """Raises ``ToolError`` for arguments that do not fit."""
+    if isinstance(tool, SubagentTool | RemoteTool):
+        return tool.ask(part.arguments)
+    tool.validate(part.arguments)
+    return AsActivity(
+        timeout=tool.timeout,
+        idempotent=tool.idempotent,
+        retries=tool.retries,
+        task_queue=tool.task_queue,
+        inline=tool.inline,
+        toolset=tool.toolset,
     )

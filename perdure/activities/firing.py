@@ -130,6 +130,20 @@ class Firing:
             return output
         return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
 
+    async def asked(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> None:
+        """Tell hooks of the calls that wait for a person. Raises ``HookError``, ``AbortError``."""
+        hooks = self.on("on_approval", agent)
+        for call in output.calls if hooks else ():
+            if call.approval is not None:
+                given: Given = {
+                    "name": call.name,
+                    "arguments": dict(call.arguments or {}),
+                    "call_id": call.id,
+                    "expires_in": call.approval.expires,
+                    "ctx": told,
+                }
+                await fire_all(self._author.run, hooks, given)
+
     async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
         """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""
         for hook in self.on("on_error", agent):

@@ -12,6 +12,7 @@ from ..tools import Memory, RunContext
 from ..tools.memory import Writes
 from ..types.wire import ModelOutput, ToolOutput
 from .agents import Agents
+from .approving import Approving
 from .author_loop import AuthorLoop
 from .epilogue import Epilogue, answer
 from .firing import Firing
@@ -47,6 +48,7 @@ class IterationStage:
         self._stepping = Stepping(author, agents, self._firing)
         self._prologue = Prologue(author, forces)
         self._epilogue = Epilogue(author)
+        self._approving = Approving(author)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded.
@@ -97,6 +99,7 @@ class IterationStage:
         reply = await next(call)
         assert reply.message is not None, "a model says something"
         reply.output = await self._epilogue.output(agent, call, reply.message, told)
+        await self._firing.asked(agent, told, reply.output)
         reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
         return reply
 
@@ -107,10 +110,12 @@ class IterationStage:
         return rendered
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Nothing to do."""
-        return await next(call)
+        """Run it, if it may: rules on approvals are asked once more."""
+        task = call.input
+        agent, tool = self._agents.get(task.agent), self._agents.tool(task.agent, task.name)
+        return await self._approving.tool(agent, tool, call, next, lambda: self._told(agent, call))
 
-    async def _told(self, agent: Agent | None, call: ModelCall) -> RunContext[Any]:
+    async def _told(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
         task = call.input
         context: Any = task.context
         if agent is not None and agent.has_context:

@@ -13,12 +13,14 @@ import typer
 
 from ..errors import PerdureError
 from . import (
+    approving,
     chat,
     demo,
     dev,
     doctor,
     env,
     events,
+    fork,
     listing,
     replay,
     run,
@@ -54,6 +56,11 @@ app.command()(steer.interrupt)
 app.command()(steer.cancel)
 app.command()(steer.close)
 app.command()(steer.resume)
+app.command()(fork.fork)
+app.command()(fork.diff)
+app.command()(approving.approvals)
+app.command()(approving.approve)
+app.command()(approving.deny)
 app.command()(replay.replay)
 app.command()(schema.schema)
 app.add_typer(server.app, name="server")

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, TextIO
 from .conversation import arguments, printable, styled
 
 if TYPE_CHECKING:
-    from ..types.events import ConversationCompacted, Event, LimitReached, RunEvent, StepTaken, ToolCompleted, TurnEvent
+    from ..types.events import (
+        ApprovalDecided,
+        ConversationCompacted,
+        Event,
+        LimitReached,
+        RunEvent,
+        StepTaken,
+        ToolCompleted,
+        TurnEvent,
+    )
 
 _RESULT_LINES = 3
 _RESULT_CHARS = 300
@@ -73,6 +82,12 @@ class EventLines:
                 yield self._styled(f"… {printable(event.name)}: {printable(event.message)}", "dim")
             case "tool.completed":
                 yield self._result(event)
+            case "approval.requested":
+                said = "…" if event.arguments is None else arguments(event.arguments)
+                waits = f"? {printable(event.name)}({printable(said)}) waits for approval: {event.call_id}"
+                yield self._styled(waits, "yellow")
+            case "approval.decided":
+                yield self._styled(f"({event.decision}: {printable(event.name)}{_by(event)})", "yellow")
             case "step":
                 yield self._styled(_step(event), "yellow")
             case "compacted":
@@ -106,6 +121,13 @@ class EventLines:
 
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, on=self._colour)
+
+
+def _by(event: ApprovalDecided) -> str:
+    """Who decided, and with what words."""
+    by = f" by {printable(event.by)}" if event.by else ""
+    changed = ", with other arguments" if event.arguments is not None else ""
+    return f"{by}{changed}{f': {_cut(event.comment)}' if event.comment else ''}"
 
 
 def _compacted(event: ConversationCompacted) -> str:

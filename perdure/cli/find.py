@@ -38,9 +38,10 @@ async def find_run(client: Client, prefix: str) -> Run:
 
 def unique(prefix: str, ids: Iterable[str]) -> str:
     """The id that ``prefix`` means, among ``ids``. Errors as of :func:`find_run`."""
-    found = sorted({known for known in ids if known.startswith(prefix)})
-    if prefix in found:
+    matching = {known for known in ids if known.startswith(prefix)}
+    if prefix in matching:
         return prefix
+    found = sorted(_roots(matching))
     if not found:
         raise RunNotFoundError(f"there is no run {prefix!r}", hint="`perdure list` shows the runs there are.")
     if len(found) > 1:
@@ -59,8 +60,13 @@ async def _candidates(client: Client, prefix: str) -> set[str]:
     query = f"WorkflowType = '{WORKFLOW}' AND WorkflowId STARTS_WITH '{quoted}'"
     async for seen in client.temporal.list_workflows(query):
         ids.add(seen.id)
-        if len(ids) > _SHOWN:
+        if len(_roots(ids)) > _SHOWN:
             return ids
     if client.store_url is not None:
         ids.update(row.context_id for row in await (await client.store()).runs(limit=_MOST))
     return ids
+
+
+def _roots(ids: set[str]) -> set[str]:
+    """``ids`` without the subagents of others among them: whoever shortens the id of a run does not mean these."""
+    return {one for one in ids if not any(one[:at] in ids for at, letter in enumerate(one) if letter == "/")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,8 @@ class Shown:
     whole: list[Message] | None = None
     """With what summaries stand for, where that is more."""
     artifacts: list[Artifact] = field(default_factory=list)
+    children: list[tuple[int, Status]] = field(default_factory=list)
+    """Runs of the agents that it called, with how deep they are below it, each behind its parent."""
     note: str | None = None
     error: PerdureError | None = None
     """What a failed run failed with."""
@@ -112,6 +115,7 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
         if not full and any(message.replaces for message in shown.messages):
             shown.whole = await run.transcript(full=True)
         shown.artifacts = await run.artifacts()
+        shown.children = [one async for one in below(run)]
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
     if status.state == "failed":
@@ -120,6 +124,17 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
         except PerdureError as error:
             shown.error = error
     return shown
+
+
+async def below(run: Run, depth: int = 1) -> AsyncIterator[tuple[int, Status]]:
+    """The runs that ``run`` has begun, and theirs. One that was not let begin, or is forgotten, is left out."""
+    for child in await run.children():
+        try:
+            yield depth, await child.status()
+        except RunNotFoundError:
+            continue
+        async for one in below(child, depth + 1):
+            yield one
 
 
 async def _of_store(client: Client, id: str) -> Status:
@@ -140,6 +155,10 @@ def as_plain(shown: Shown) -> dict[str, Any]:
         "status": shown.status.model_dump(mode="json"),
         "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
         "artifacts": [one.model_dump(mode="json", exclude={"pieces"}) for one in shown.artifacts],
+        "children": [
+            {"id": one.context_id, "depth": depth, "agent": one.agent, "state": one.state}
+            for depth, one in shown.children
+        ],
         "model_calls": len(shown.replies),
         "usage": shown.usage.model_dump(mode="json"),
         "cost_usd": shown.cost,
@@ -170,6 +189,9 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     for one in shown.artifacts:
         said.append(f"{styled('artifact', 'bold', on=colour)} {one}")
     if shown.artifacts:
+        said.append("")
+    said += [f"{'  ' * depth}{one.context_id}  {one.state}  agent {one.agent}" for depth, one in shown.children]
+    if shown.children:
         said.append("")
     if shown.note:
         said.append(styled(shown.note, "yellow", on=colour))

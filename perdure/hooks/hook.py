@@ -22,6 +22,7 @@ Event = Literal[
     "on_user_message",
     "on_user_injection",
     "on_error",
+    "on_approval",
 ]
 OnError = Literal["fail", "log"]
 
@@ -35,6 +36,7 @@ EVENTS: dict[Event, tuple[str, ...]] = {
     "on_user_message": ("message", "messages", "ctx"),
     "on_user_injection": ("message", "messages", "ctx"),
     "on_error": ("error", "error_type", "name", "attempt", "ctx"),
+    "on_approval": ("name", "arguments", "call_id", "expires_in", "ctx"),
 }
 """Every event, and what its hooks may ask for: a parameter is given what has its name."""
 

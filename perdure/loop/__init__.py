@@ -6,6 +6,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 
 from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result
+from .approvals import ask, check_approval, decide_approval
 from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
@@ -15,25 +16,33 @@ from .receive import check_message, receive, send
 from .settling import read_limits, settle
 from .start import carry_over, open_state, parse_start
 from .status import status
+from .subagents import Ended, apply_child, child_id, child_start
 
 __all__ = [
     "CallModel",
     "Close",
     "Compact",
     "End",
+    "Ended",
     "Next",
     "RunCalls",
     "Wait",
     "abort",
+    "apply_child",
     "apply_closed",
     "apply_compacted",
     "apply_model",
     "apply_result",
+    "ask",
     "cancel",
     "carry_over",
+    "check_approval",
     "check_message",
+    "child_id",
+    "child_start",
     "close",
     "decide",
+    "decide_approval",
     "fail",
     "interrupt",
     "left",

@@ -6,6 +6,7 @@ from ..types.state import Answer, Failure, PendingCall, RunState, Turn
 from ..types.wire import (
     Answered,
     AsActivity,
+    AsRemote,
     AsSubagent,
     Call,
     Finish,
@@ -119,7 +120,7 @@ def _known(call: Call) -> New | None:
             return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
         case Inline(key=key, is_error=is_error):
             return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
-        case AsActivity() | AsSubagent() | Answered():
+        case AsActivity() | AsRemote() | AsSubagent() | Answered():
             return None
 
 

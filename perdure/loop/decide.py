@@ -7,9 +7,10 @@ from typing import Literal
 
 from ..types.bounds import LimitUse
 from ..types.state import PendingCall, RunState
-from ..types.wire import Closing, New, NewMessage
+from ..types.wire import AsSubagent, Closing, New, NewMessage
 from . import sizes
 from .answer import response
+from .asking import asks, deadline
 from .compacting import Compact, compaction
 from .finish import REMINDER_ID, force
 from .limits import exceeded
@@ -47,9 +48,11 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for a message, or for an operator."""
+    """Wait for a message, for an operator, or for somebody's approval."""
 
-    until: Literal["message", "resumed"]
+    until: Literal["message", "resumed", "approval"]
+    deadline: float | None = None
+    """When the wait for an approval ends by itself: seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,14 @@ def decide(state: RunState) -> Next:
         return _close_once(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
-    if waiting := tuple(call for call in state.calls if call.result is None and not call.held):
+    ready = tuple(call for call in state.calls if call.result is None and not asks(call))
+    if waiting := tuple(call for call in ready if not call.held):
         return RunCalls(_at_once(waiting, state))
-    if held := tuple(call for call in state.calls if call.held and call.result is None):
+    if held := tuple(call for call in ready if call.held):
         limit = exceeded(state)
         return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)
+    if any(map(asks, state.calls)):
+        return Wait("approval", deadline(state))
     if turn is None or (turn.answer is not None and not state.inbox):
         return _between_turns(state)
     return _model_or_limit(state)
@@ -125,10 +131,13 @@ def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[Pending
     if len(waiting) == 1:
         return waiting
     each = size(state.context) + size(state.auth_context) + sizes.CALL_BYTES
-    total = 0
+    total = subagents = 0
     for index, pending in enumerate(waiting):
         total += each + size(pending.call.arguments)
-        if index and total > sizes.CALLS_BYTES:
+        if isinstance(how := pending.call.disposition, AsSubagent):
+            total += size(how.message)
+            subagents += 1
+        if index and (total > sizes.CALLS_BYTES or subagents > sizes.SUBAGENTS_AT_ONCE):
             return waiting[:index]
     return waiting
 

@@ -76,6 +76,8 @@ def left(state: RunState) -> Bounds | None:
 
 def _limited(state: RunState, turn: Turn) -> bool:
     limits = state.limits
+    if state.parent is not None and state.parent.limits is not None:
+        return True
     return limits.run is not None or limits.turn is not None or bool(turn.overrides and turn.overrides.get("limits"))
 
 
@@ -91,7 +93,7 @@ def _scopes(state: RunState) -> Iterator[tuple[LimitScope, Used, Bounds | None, 
         "wall_time": state.worked,
         "tool_calls": state.tool_calls,
     }
-    yield "run", _bounds(limits.run, over), state.raised, whole
+    yield "run", _inherited(state, _bounds(limits.run, over)), state.raised, whole
     if turn is not None:
         before: Used = {
             "iterations": 0,
@@ -102,6 +104,14 @@ def _scopes(state: RunState) -> Iterator[tuple[LimitScope, Used, Bounds | None, 
         }
         of_turn = {**_bounds(limits.turn, over.get("turn") or {}), "iterations": None}
         yield "turn", of_turn, turn.raised, {name: used - before[name] for name, used in whole.items()}
+
+
+def _inherited(state: RunState, bounds: dict[str, Any]) -> dict[str, Any]:
+    """``bounds``, and no more than what the parent of a subagent had left for it."""
+    if state.parent is None or state.parent.limits is None:
+        return bounds
+    both = {name: (bounds[name], getattr(state.parent.limits, name)) for name in BUDGETS}
+    return {name: min((one for one in two if one is not None), default=None) for name, two in both.items()}
 
 
 def _bounds(bounds: Bounds | None, over: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from .content import carried, cleaned, kept_apart, nearest, place, unfit_content
 from .past import remember
 from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 
+SAID_BY = 20
+"""People of a turn that are remembered: who may not approve what they asked for."""
 REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
 
@@ -118,6 +120,8 @@ def _take(state: RunState, message: UserMessage) -> str:
         open_turn(state, message.task_id)
     turn = state.turn
     assert turn is not None, "a message always has a turn"
+    if message.by and clean(message.by) not in turn.said_by:
+        turn.said_by = [*turn.said_by, clean(message.by)][-SAID_BY:]
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
     sent = clean(message.id) if message.id else None

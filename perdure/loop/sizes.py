@@ -14,6 +14,8 @@ MESSAGE_BYTES = 1024 * 1024
 """Of one message. A longer one goes by way of the store."""
 ID_BYTES = 400
 """Of a message's id. A thousand of them are carried from execution to execution."""
+RUN_ID_BYTES = 1000
+"""Of the id of a run: Temporal takes no more for a workflow's."""
 CONTEXT_BYTES = 16 * 1024
 """Of the run's own data, which every activity is told, so that history has it again and again."""
 OVERRIDE_BYTES = 128 * 1024
@@ -24,6 +26,8 @@ CALLS_BYTES = 2 * 1024 * 1024
 """Of the inputs of all tool calls that begin at once; the others begin when these have ended."""
 CALLS_AT_ONCE = 500
 """Tool calls that begin at once. Temporal lets a run have 2,000 open activities."""
+SUBAGENTS_AT_ONCE = 20
+"""Subagents that begin at once; the others begin when these have ended."""
 CALL_BYTES = 1024
 """Of a tool call's input, besides its arguments and the context."""
 PAST_TURNS = 20

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ..types.interface import ChildStatus, Status
 from ..types.state import RunState
+from ..types.wire import AsSubagent
+from .approvals import waiting
 from .compacting import Compact
 from .decide import CallModel, Close, End, RunCalls, Wait, decide
 from .limits import exceeded, uses, waits
+from .subagents import child_id
 
 
 def status(state: RunState, since: str | None = None) -> Status:
@@ -23,6 +26,8 @@ def status(state: RunState, since: str | None = None) -> Status:
             phase, work = "running", "closing"
         case Wait(until="resumed"):
             phase, work = "paused", "nothing"
+        case Wait(until="approval"):
+            phase, work = "waiting", "approval"
         case Wait():
             phase, work = "waiting", "message"
         case End(status=ended):
@@ -47,10 +52,17 @@ def status(state: RunState, since: str | None = None) -> Status:
             "limits": uses(state),
             "at_limit": exceeded(state) if at_limit else None,
             "calls": [
-                ChildStatus(call_id=call.call.id, name=call.call.name, kind=call.call.disposition.kind)
+                ChildStatus(
+                    call_id=call.call.id,
+                    name=call.call.name,
+                    kind=call.call.disposition.kind,
+                    context_id=child_id(state, call) if isinstance(call.call.disposition, AsSubagent) else None,
+                )
                 for call in state.calls
                 if call.result is None
             ],
+            "approvals": waiting(state),
+            "decided": state.decided,
             "queued": len(state.inbox),
             "refused": state.refused,
         }

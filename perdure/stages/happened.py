@@ -33,7 +33,17 @@ from ..types.events import (
 )
 from ..types.interface import FINISH_TOOL, Response, plain_output
 from ..types.messages import FilePart, TextPart
-from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, TOOL_ACTIVITY, Answered, NewMessage, NewResult, ToolOutput
+from ..types.wire import (
+    INLINE_BYTES,
+    MODEL_ACTIVITY,
+    TOOL_ACTIVITY,
+    Answered,
+    AsSubagent,
+    NewMessage,
+    NewResult,
+    ToolOutput,
+)
+from .asked import decided, requested
 from .sent import by_reference
 from .verdict import Verdict
 
@@ -91,6 +101,8 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         head=output.head,
     )
     events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
+    events += _delegated(call, reply)
+    events += requested(output, said)
     for one in output.calls:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
@@ -113,6 +125,18 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**said, state="waiting", agent=task.agent)))
     return events
+
+
+def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+    """The calls of other agents, which begin as soon as this is recorded: what happens in them is in their own runs."""
+    task = call.input
+    for index, one in enumerate(reply.output.calls):
+        if isinstance(one.disposition, AsSubagent) and task.purpose == "call":
+            child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
+            began = ToolStarted(
+                **facts(call), call_id=one.id, name=one.name, arguments=one.arguments, child_context_id=child
+            )
+            yield NewEvent(began, key=f"tool/{call.owner}/{one.id}")
 
 
 def _compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
@@ -183,9 +207,17 @@ def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
     head = task.head if task.behind is None else task.behind or None  # as the first of these calls said it
     for item in task.new:
         if isinstance(item, NewResult):
+            if item.decided is not None:
+                key = _result_key(task.scope, head, item.call_id)
+                yield decided(item.decided, item.call_id, item.name, key, said)
             if item.key is None:
                 result = ToolCompleted(
-                    **said, call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error
+                    **said,
+                    call_id=item.call_id,
+                    name=item.name,
+                    content=item.text or "",
+                    blob=item.blob,
+                    is_error=item.is_error,
                 )
                 yield NewEvent(result, key=_result_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
@@ -212,8 +244,16 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
 # --- a tool call
 
 
-def tool_started(call: ToolCall) -> NewEvent:
-    """The tool begins, or begins again after a lost worker."""
+def tool_begins(call: ToolCall) -> list[NewEvent]:
+    """The tool begins, or begins again after a lost worker; and who had approved it."""
+    task = call.input
+    if task.approval is None:
+        return [_tool_started(call)]
+    key = _result_key(task.scope, task.head, task.call_id)
+    return [decided(task.approval, task.call_id, task.name, key, facts(call)), _tool_started(call)]
+
+
+def _tool_started(call: ToolCall) -> NewEvent:
     arguments: dict[str, Any] | None = dict(call.arguments)
     if len(json.dumps(arguments)) > INLINE_BYTES:
         arguments = None

@@ -17,7 +17,7 @@ from ..errors import StoreError
 from ..ports import Batch, Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
 from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
-from .happened import tool_completed, tool_started
+from .happened import tool_begins, tool_completed
 from .keys import model_key
 from .outcome import read_outcome
 
@@ -58,7 +58,7 @@ class JournalStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The recorded outcome, or that of ``next`` if it may act, recorded."""
-        begins = Batch(call.input.context_id, [tool_started(call)])
+        begins = Batch(call.input.context_id, tool_begins(call))
         claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent, events=begins)
         if claim.outcome is not None:
             return read_outcome(ToolOutput, claim.outcome, call.key)

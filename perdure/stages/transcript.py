@@ -14,13 +14,17 @@ from ..types.messages import Message, ToolResultPart
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
+    REMOTE_BYTES,
     Answered,
+    AsRemote,
+    AsSubagent,
     Call,
     CallFacts,
     Finish,
     ModelInput,
     ModelOutput,
     NewResult,
+    Refused,
     ToolOutput,
 )
 from .outcome import read_outcome
@@ -132,9 +136,12 @@ class TranscriptStage:
     async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Without a result that should be there no model is called; but a run ends without it."""
         said = ToolResultPart(call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error)
-        if item.key is None:
+        if item.key is None and item.blob is None:
             return said
         try:
+            if item.blob is not None:
+                return said.model_copy(update={"content": await self._chain.resolve_blob(item.blob)})
+            assert item.key is not None, "a result is somewhere"
             return said.model_copy(update=await self._outcome(item, item.key, recorded))
         except TranscriptCorruptedError as error:
             if not ending:
@@ -193,7 +200,7 @@ def check_store(task: CallFacts, store_id: str) -> None:
 
 def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
     """Large text and arguments stay out of history; adds the blobs that this needs to ``blobs``."""
-    output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls))})
+    output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls, blobs))})
     large = _is_large(output.text)
     if output.finish is not None and (output.limits.protocol == "tool" or not large):
         return _fit_apart(output, output.finish, blobs)
@@ -222,13 +229,25 @@ def _is_large(text: str) -> bool:
     return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
-def _fit_calls(calls: Iterable[Call]) -> Iterator[Call]:
-    """Arguments that do not fit, each for itself or all together, are read from the transcript node instead."""
-    left = OUTPUT_BYTES
+def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
+    """Arguments that do not fit, each for itself or all together, are read from the transcript node instead; what a
+    subagent is asked, from a blob. Whoever runs a remote tool can read neither: its arguments travel whole, or it is
+    not run."""
+    left = far = OUTPUT_BYTES
     for call in calls:
         size = len(json.dumps(call.arguments))
-        if size > INLINE_BYTES or size > left:
+        if isinstance(call.disposition, AsRemote):
+            if size > min(REMOTE_BYTES, far):
+                text = f"not run: its arguments have {size:,} bytes; a remote tool takes up to {REMOTE_BYTES:,}"
+                call = call.model_copy(update={"arguments": None, "disposition": Refused(text=text)})
+            else:
+                far -= size
+        elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
+            if isinstance(how := call.disposition, AsSubagent):
+                blobs.append(Blob.of(how.message))
+                how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
+                call = call.model_copy(update={"disposition": how})
         else:
             left -= size
         yield call

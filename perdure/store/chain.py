@@ -156,7 +156,7 @@ class Chain:
         decoded: list[tuple[Node, list[Message]]] = []
         pause = _Pause()
         for node in nodes:
-            decoded.append((node, _decode(node)))
+            decoded.append((node, decode(node)))
             await pause.after(len(node.body))
         refs = {ref.hash: ref for _, messages in decoded for ref in _refs(messages)}
         found = await self._transcripts.blobs(list(refs)) if refs else {}
@@ -192,7 +192,8 @@ class _Pause:
             await asyncio.sleep(0)
 
 
-def _decode(node: Node) -> list[Message]:
+def decode(node: Node) -> list[Message]:
+    """Its messages in the form that is stored. Raises ``TranscriptCorruptedError`` for altered bytes."""
     if node_hash(node.parent, node.body) != node.hash:
         raise TranscriptCorruptedError(
             f"node {node.hash} of the transcript was altered: its bytes no longer have that hash",

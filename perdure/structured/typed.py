@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from ..errors import DefinitionError, InvalidInputError
 from ..tools.context_type import ContextType
+from ..tools.schema import PlainSchema, untitled
 from ..types.interface import FinishProtocol
 from .output import OutputType
 from .validators import OutputValidator, checked_validator, checked_validators
@@ -72,6 +73,12 @@ class Typed:
         adapter = self._input.adapter
         whole = adapter.dump_python(self._input.read(plain), mode="json", by_alias=True, round_trip=True)
         return to_xml(whole, adapter.json_schema())
+
+    def input_schema(self) -> dict[str, Any]:
+        """JSON Schema of the input type: an object."""
+        assert self._input is not None, "an agent with an input type"
+        schema: dict[str, Any] = untitled(self._input.adapter.json_schema(schema_generator=PlainSchema))
+        return {"type": "object", "properties": {}, **schema}
 
     def read_output(self, plain: Any) -> Any:
         """A ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) as a value of the agent's

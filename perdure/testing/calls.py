@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 from datetime import UTC, datetime
@@ -13,9 +14,11 @@ from temporalio.exceptions import ApplicationError
 from ..ports import ModelCall, ToolCall
 from ..stages.keys import tool_key
 from ..stages.verdict import verdict
-from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine
 
+_OF_ENGINE = {"scope", "op", "context_id", "call_id", "name"}
+"""What the input of the engine's own tool activities has."""
 ATTEMPTS = 25
 """How often a call is tried that fails in a way that may pass: Temporal would go on, and a test must end."""
 
@@ -31,6 +34,8 @@ class Calls:
     async def run(self, name: str, argument: dict[str, Any]) -> Any:
         """What activity ``name`` comes to; both go through JSON. Raises ``ApplicationError``."""
         plain = json.loads(json.dumps(argument))
+        if name != MODEL_ACTIVITY and not plain.keys() >= _OF_ENGINE:
+            return await self._remote(name.removeprefix(TOOL_ACTIVITY), plain)
         number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
         for attempt in itertools.count(1):
             owner = f"{self._run_id}/{number}/{attempt}"
@@ -45,6 +50,19 @@ class Calls:
                 raise ApplicationError(text, *found.details, type=found.kind, non_retryable=True) from None
             return json.loads(output.model_dump_json(exclude_none=True))
         raise AssertionError("counting does not end")
+
+    async def _remote(self, name: str, arguments: dict[str, Any]) -> Any:
+        """A remote tool: what the tool of its name that was given to ``scripted(tools=…)`` answers in its place."""
+        stand_in = self._engine.agents.tools.get(name)
+        if stand_in is None:
+            text = f'nobody runs it here; give the script one in its place: tools=[tool(name="{name}")(function)]'
+            raise ApplicationError(text, type="NotFoundError", non_retryable=True)
+        try:
+            value = stand_in.bind(arguments)()
+            value = await value if inspect.isawaitable(value) else value
+        except Exception as error:
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+        return json.loads(json.dumps(value))
 
     async def _attempt(
         self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str

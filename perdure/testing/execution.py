@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.host import hosted
 from .calls import Calls
+from .child import InProcessChild, encoded
 
 logger = logging.getLogger("perdure.testing")
 
@@ -35,7 +37,7 @@ _ACTIVITY_EVENTS = 6
 
 SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume"})
 QUERIES = frozenset({"status", "turn"})
-UPDATES = {"send_message": "_check_message"}
+UPDATES = {"send_message": "_check_message", "decide_approval": "_check_approval"}
 """With their validators."""
 
 Ended = Literal["completed", "failed", "cancelled", "terminated"]
@@ -58,8 +60,10 @@ class Started:
 class Execution:
     """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. To be used on its event loop."""
 
-    def __init__(self, engine: Engine, started: Started) -> None:
+    def __init__(self, engine: Engine, started: Started, begin: Callable[[Started], Execution]) -> None:
+        """``begin`` begins a child of it."""
         self.started = started
+        self._begin = begin
         self.run_id = started.first_execution_run_id
         self.ended: Ended | None = None
         self.ended_at: datetime | None = None
@@ -214,6 +218,17 @@ class Execution:
         if (error := work.exception()) is not None:
             raise _activity_error(name) from error
         return work.result()
+
+    async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> InProcessChild:
+        """See ``Host``."""
+        if self.ended is not None:
+            raise asyncio.CancelledError("the run was terminated")
+        started = Started(
+            options["id"], [json.loads(json.dumps(argument))], encoded(options["memo"]), self.started.task_queue
+        )
+        child = InProcessChild(self._outside.copy().run(self._begin, started))
+        child.add_done_callback(lambda _: self._happened())
+        return child
 
     # --- its course
 

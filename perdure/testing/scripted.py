@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -29,22 +29,27 @@ from .store import MemoryStore
 
 T = TypeVar("T")
 
+Replies = Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]]
 EngineName = Literal["process", "temporal"]
 
 
 class Script:
     """What a ``with scripted(…)`` block is given."""
 
-    def __init__(self, agent: Agent, provider: ScriptedProvider, home: Home) -> None:
+    def __init__(self, agent: Agent, providers: Mapping[str, ScriptedProvider], home: Home) -> None:
         self._agent = agent
-        self._provider = provider
+        self._providers = providers
         self._home = home
         self._client: Client | None = None
 
     @property
     def requests(self) -> list[ModelRequest]:
         """What the model was asked, in order."""
-        return self._provider.requests
+        return self._providers[self._agent.name].requests
+
+    def requests_of(self, agent: Agent | str) -> list[ModelRequest]:
+        """What the model of another scripted agent was asked. Raises ``KeyError`` for one that is not scripted."""
+        return self._providers[agent if isinstance(agent, str) else agent.name].requests
 
     @property
     def client(self) -> Client:
@@ -76,6 +81,8 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
     again at once. ``engine="temporal"`` runs the same on a real server and worker, as outside of a test, and scripts
     only the model. Agents of the same name are one agent, whoever serves them in this process.
 
+    ``others`` scripts agents that this one calls: ``scripted(boss, […], others={researcher: […]})``.
+
     Also ``async with``: then replies that are functions run on the test's own event loop, else on a thread's. Other
     agents, given to ``local(agents=[…])`` with it, are served too, with their own models.
 
@@ -85,8 +92,9 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
     def __init__(
         self,
         agent: Agent,
-        replies: Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]],
+        replies: Replies,
         *,
+        others: Mapping[Agent, Replies] | None = None,
         engine: EngineName = "process",
         lifespan: Lifespan | None = None,
         store: Store | None = None,
@@ -97,7 +105,9 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         if engine not in ("process", "temporal"):
             raise ValueError(f'engine is "process" or "temporal", not {engine!r}')
         self._agent = agent
-        self._provider = ScriptedProvider(replies)
+        self._agents = [agent, *(others or {})]
+        self._providers = {agent.name: ScriptedProvider(replies)}
+        self._providers |= {other.name: ScriptedProvider(said) for other, said in (others or {}).items()}
         self._serve = self._in_process if engine == "process" else self._on_temporal
         self._lifespan = lifespan
         self._store = store
@@ -106,7 +116,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self._thread: _Loop | None = None
 
     async def __aenter__(self) -> Script:
-        script = Script(self._agent, self._provider, Home())
+        script = Script(self._agent, self._providers, Home())
         async with AsyncExitStack() as stack:
             models.append(self._model)
             stack.callback(models.remove, self._model)
@@ -118,8 +128,9 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
-        if error is None and (wrong := self._provider.unfit()) is not None:
-            raise ScriptError(wrong)
+        for name, provider in self._providers.items() if error is None else ():
+            if (wrong := provider.unfit()) is not None:
+                raise ScriptError(wrong if name == self._agent.name else f"{name}: {wrong}")
 
     def __enter__(self) -> Script:
         self._thread = _Loop()
@@ -139,11 +150,11 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
             self._thread.stop()
 
     def _model(self, agent: str, model: str, own: Provider | None) -> Provider | None:
-        return self._provider if agent == self._agent.name else None
+        return self._providers.get(agent)
 
     @asynccontextmanager
     async def _in_process(self, script: Script) -> AsyncIterator[None]:
-        engine = Engine([self._agent], store=self._store or MemoryStore(), lifespan=self._lifespan, tools=self._tools)
+        engine = Engine(self._agents, store=self._store or MemoryStore(), lifespan=self._lifespan, tools=self._tools)
         async with engine.running():
             service = InProcessService(engine)
 
@@ -160,7 +171,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
     @asynccontextmanager
     async def _on_temporal(self, script: Script) -> AsyncIterator[None]:
         queue = f"scripted-{uuid.uuid4().hex[:12]}"
-        async with local([self._agent], task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
+        async with local(self._agents, task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
             script._client = client
             with _serving(self._agent, lambda _: _connected(client)):
                 yield

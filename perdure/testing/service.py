@@ -28,7 +28,7 @@ from temporalio.api.update.v1 import Outcome, UpdateRef
 from temporalio.api.workflow.v1 import WorkflowExecutionConfig, WorkflowExecutionInfo
 from temporalio.api.workflowservice import v1 as api
 from temporalio.converter import DataConverter
-from temporalio.exceptions import FailureError
+from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
 from ..types.interface import WORKFLOW
@@ -116,12 +116,17 @@ class InProcessService(ServiceClient):
         if req.workflow_type.name != WORKFLOW:
             kind = req.workflow_type.name
             raise _error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
-        execution = Execution(
-            self._engine,
-            Started(req.workflow_id, _arguments(req.input), req.memo, req.task_queue.name),
-        )
-        self._executions.setdefault(req.workflow_id, []).append(execution)
+        execution = self._begin(Started(req.workflow_id, _arguments(req.input), req.memo, req.task_queue.name))
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
+
+    def _begin(self, started: Started) -> Execution:
+        """Raises ``WorkflowAlreadyStartedError``, which only a child's start can find."""
+        last = self._last(started.workflow_id)
+        if last is not None and last.ended is None:
+            raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW, run_id=last.run_id)
+        execution = Execution(self._engine, started, self._begin)
+        self._executions.setdefault(started.workflow_id, []).append(execution)
+        return execution
 
     async def _on_execute_multi_operation(self, req: api.ExecuteMultiOperationRequest) -> Any:
         """Update-with-start, the only one that there is."""

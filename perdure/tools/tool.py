@@ -16,6 +16,7 @@ from perdure.errors import DefinitionError
 from perdure.hooks import Hook, HookSet, checked_hooks
 from perdure.hooks.hook import OF_TOOLS
 from perdure.ports import ToolSpec
+from perdure.tools.approval import Approval
 from perdure.tools.arguments import Arguments
 from perdure.tools.context import RunContext
 from perdure.tools.docstring import describe
@@ -27,6 +28,8 @@ from perdure.types.messages import clean
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
 
+NeedsApproval = bool | Approval | Callable[..., Any]
+"""Of a function: ``(call, ctx)``, sync or async, gives one of the others, or None for no."""
 DEFAULT_TIMEOUT = 600.0
 """Seconds that one attempt of a tool may take unless it says otherwise."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -37,6 +40,8 @@ class Tool(Generic[P, R]):
 
     toolset: str | None = None
     """Name of the toolset that it is of; None for the tools of agents."""
+    needs_approval: NeedsApproval = False
+    """Whether a call waits until a person approves it, and on what terms."""
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class Tool(Generic[P, R]):
         retries: int | None = None,
         task_queue: str | None = None,
         hooks: Sequence[Hook | HookSet] = (),
+        needs_approval: NeedsApproval = False,
     ) -> None:
         """Arguments as of :func:`tool`. Raises ``DefinitionError``."""
         function = read(fn)
@@ -65,6 +71,7 @@ class Tool(Generic[P, R]):
         self.task_queue = task_queue
         self.hooks = HookSet(checked_hooks(f"tool {self.name!r} ({self.where})", hooks, OF_TOOLS))
         """What runs around each call of it, innermost."""
+        self.needs_approval = needs_approval
         self.is_async = function.is_async
         """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
         self.context_parameter = function.context
@@ -118,6 +125,7 @@ def tool(
     retries: int | None = None,
     task_queue: str | None = None,
     hooks: Sequence[Hook | HookSet] = (),
+    needs_approval: NeedsApproval = False,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 @overload
 def tool(
@@ -132,6 +140,7 @@ def tool(
     retries: int | None = None,
     task_queue: str | None = None,
     hooks: Sequence[Hook | HookSet] = (),
+    needs_approval: NeedsApproval = False,
 ) -> Tool[P, R]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function a tool: ``@tool``, ``@tool(timeout=60)``, ``tool(instance.method, name="search")``.
@@ -140,7 +149,9 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     ``idempotent`` says that running the call twice does no harm, so a lost worker's call is run again; then
     ``retries`` bounds how often. ``inline`` runs a quick tool inside the model's activity, without one of its
     own. ``task_queue`` sends the call to other workers. ``hooks`` run around each call of it, inside those of the
-    agent and of the worker: ``before_tool_call``, ``after_tool_call`` and ``on_error``.
+    agent and of the worker: ``before_tool_call``, ``after_tool_call`` and ``on_error``. ``needs_approval`` has a call
+    wait until a person approves it: True, an ``Approval`` with its terms, or a function of the call (``id``, ``name``,
+    ``arguments``) and a ``RunContext`` that gives one of these.
 
     Raises ``DefinitionError`` for a function that a model could not call.
     """
@@ -183,6 +194,16 @@ def _check_options(one: Tool[..., Any], function: Function) -> None:
     if one.inline and one.task_queue is not None:
         raise function.wrong(
             "an inline tool runs inside the model's activity, so it has no task_queue",
+            "Leave one of the two out.",
+        )
+    if not isinstance(one.needs_approval, bool | Approval) and not callable(one.needs_approval):
+        raise function.wrong(
+            f"needs_approval={one.needs_approval!r:.100} is neither True nor an Approval nor a function",
+            'Write for instance needs_approval=Approval(expires="7d").',
+        )
+    if one.inline and one.needs_approval is not False:
+        raise function.wrong(
+            "an inline tool runs inside the model's activity, so it cannot wait for an approval",
             "Leave one of the two out.",
         )
     if one.task_queue == "":

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from .approval import DecisionState, OnExpiry
 from .bounds import LimitName, LimitScope
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
 
@@ -167,6 +168,8 @@ class ToolStarted(_Event):
     name: str
     arguments: dict[str, Any] | None = None
     """None where they are large: they are in the transcript."""
+    child_context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Of a call of another agent: the id of its run, which has events of its own."""
 
 
 class ToolProgress(_Event):
@@ -191,6 +194,36 @@ class ToolCompleted(_Event):
     blob: BlobRef | None = None
     files: tuple[FilePart, ...] = ()
     is_error: bool = False
+
+
+class ApprovalRequested(_Event):
+    """A call waits for somebody to approve it."""
+
+    type: Literal["approval.requested"] = "approval.requested"
+    call_id: str
+    name: str
+    arguments: dict[str, Any] | None = None
+    """None where they are too large for history."""
+    expires_in: float | None = None
+    """Seconds until ``on_expiry`` decides; None waits for as long as it takes."""
+    on_expiry: OnExpiry = "deny"
+
+
+class ApprovalDecided(_Event):
+    """What was decided on a call. Of one that was approved it is said as the tool begins; of another, with its result,
+    when all calls of the reply have theirs."""
+
+    type: Literal["approval.decided"] = "approval.decided"
+    call_id: str
+    name: str
+    decision: DecisionState
+    by: str | None = None
+    """None where nobody decided in time."""
+    decided_at: str = ""
+    """ISO 8601, UTC."""
+    comment: str | None = None
+    arguments: dict[str, Any] | None = None
+    """What the tool is called with, where that was changed."""
 
 
 class StepTaken(_Event):
@@ -280,6 +313,8 @@ Event = Annotated[
     | ToolStarted
     | ToolProgress
     | ToolCompleted
+    | ApprovalRequested
+    | ApprovalDecided
     | StepTaken
     | ConversationCompacted
     | LimitReached
@@ -332,6 +367,8 @@ EVENT_TYPES = frozenset(
         ToolStarted,
         ToolProgress,
         ToolCompleted,
+        ApprovalRequested,
+        ApprovalDecided,
         StepTaken,
         ConversationCompacted,
         LimitReached,

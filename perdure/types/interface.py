@@ -14,8 +14,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from .approval import DecidedApproval, PendingApproval
 from .auth import Ref, Token, one_auth
-from .bounds import Count, LimitUse, RunLimits
+from .bounds import Bounds, Count, LimitUse, RunLimits
 from .duration import Seconds
 from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
@@ -100,6 +101,19 @@ class UserMessage(Strict):
         return {**raw, "content": None}
 
 
+class Parent(Strict):
+    """Whose call a subagent answers. A parent says it of its child; nobody else needs to."""
+
+    context_id: str = Field(min_length=1, max_length=2000)
+    call_id: str = Field(max_length=2000)
+    scope: str = Field(min_length=1, max_length=200)
+    """The journal scope of the child: the key of the call."""
+    depth: int = Field(ge=1)
+    """1 for the child of a run that somebody started."""
+    limits: Bounds | None = None
+    """What is left for it of the budgets of its parent."""
+
+
 class Start(Strict):
     """The workflow's input: ``{"agent": "support", "message": "hi"}``."""
 
@@ -125,6 +139,8 @@ class Start(Strict):
     """On whose behalf the run acts: encrypted by perdure's client."""
     auth_ref: Ref = None
     """The same as a reference, for any client: the worker resolves it."""
+    parent: Parent | None = None
+    """Of a subagent."""
 
     @model_validator(mode="before")
     @classmethod
@@ -192,6 +208,8 @@ class Response(Data):
     """Where the conversation ends now: the hash of its last node in the store."""
     store_id: str | None = None
     """Id of the store that has it."""
+    tool_calls: int | None = Field(default=None, exclude_if=lambda count: count is None)
+    """Of a subagent: tool calls that were begun, for the limits of its parent."""
     messages: tuple[Message, ...] = ()
     """The conversation up to ``head``."""
 
@@ -215,14 +233,16 @@ class ChildStatus(Data):
     call_id: str
     name: str
     kind: str
+    context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Id of the subagent's run."""
 
 
 class Status(Data):
     """What a run is at: answer of the ``status`` query."""
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
-    """``waiting`` for a message, ``paused`` until an operator resumes it; or how the run ended."""
-    doing: Literal["model", "compacting", "tools", "message", "closing", "nothing"] = "nothing"
+    """``waiting`` for a message or an approval, ``paused`` until an operator resumes it; or how the run ended."""
+    doing: Literal["model", "compacting", "tools", "approval", "message", "closing", "nothing"] = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
     """When that began: ISO 8601, UTC."""
@@ -243,6 +263,10 @@ class Status(Data):
     at_limit: LimitUse | None = None
     """The one that it is paused at, until somebody raises it."""
     calls: tuple[ChildStatus, ...] = ()
+    approvals: tuple[PendingApproval, ...] = ()
+    """Calls that wait for somebody to approve them; also while others run."""
+    decided: tuple[DecidedApproval, ...] = ()
+    """Approvals that were decided, the latest last."""
     queued: int = 0
     """Injected messages that the model has not seen yet."""
     refused: tuple[str, ...] = ()

@@ -11,14 +11,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
+from .approval import Decided, DecidedApproval, Waiting
 from .bounds import Bounds, LimitUse
-from .interface import Mode, TurnStatus
+from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
 from .wire import AgentLimits, Call, New
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns). 3: limits, output
-types, compaction: what an older engine would not keep to."""
+types, compaction: what an older engine would not keep to. 4: approvals, which an older engine would not wait for."""
+DECIDED = 100
+"""How many decisions on approvals are remembered, for whoever comes too late."""
 SEEN_IDS = 1000
 """How many message ids are remembered to tell a repeated one."""
 
@@ -38,6 +41,9 @@ class PendingCall(Part):
     result: New | None = None
     held: bool = False
     """It waits until somebody raises the limit of tool calls."""
+    waiting: Waiting | None = None
+    """Since when it waits for somebody's approval, if it was to; ``decided`` is what came of it."""
+    decided: Decided | None = None
 
 
 class Answer(Part):
@@ -109,6 +115,8 @@ class Turn(Part):
     """The model was told to finish."""
     denied: bool = False
     """A tool call was refused because no more were allowed."""
+    said_by: list[str] = []
+    """Who sent its messages, the last ones."""
 
 
 class RunState(Part):
@@ -123,6 +131,8 @@ class RunState(Part):
     auth_context: str | None = None
     """On whose behalf it acts, encrypted; or ``auth_ref``. Of the latest message that brought one."""
     auth_ref: str | None = None
+    parent: Parent | None = None
+    """Of a subagent."""
     overrides: dict[str, Any] | None = None
     """What the run changes of the agent, an ``Override``."""
     max_history_events: int | None = None
@@ -143,6 +153,8 @@ class RunState(Part):
     carry: list[New] = []
     """What the next model call must be given besides the inbox: results, reminders."""
     calls: list[PendingCall] = []
+    decided: list[DecidedApproval] = []
+    """Approvals that were decided, the latest last."""
     seen: dict[str, str] = {}
     """Ids of messages, the latest last, and the turn that each joined or opened."""
     refused: list[str] = []

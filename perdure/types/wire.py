@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from .approval import Asks, Decided
 from .bounds import Bounds, LimitUse
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
@@ -20,6 +21,8 @@ TOOL_ACTIVITY = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
 INLINE_BYTES = 32 * 1024
 """Text up to this size stands in history; anything larger is a blob in the store and a reference in history."""
+REMOTE_BYTES = 256 * 1024
+"""A remote tool's arguments, and its result: both travel whole."""
 OUTPUT_BYTES = 512 * 1024
 """All arguments, or all inline results, of one reply in history together; Temporal takes 2 MB at most."""
 
@@ -48,7 +51,11 @@ class NewResult(Data):
     name: str
     key: str | None = None
     text: str | None = None
+    blob: BlobRef | None = None
+    """Where the text is, if it is too large for history: a subagent's answer."""
     is_error: bool = False
+    decided: Decided | None = Field(default=None, exclude_if=operator.not_)
+    """Of a call that somebody denied, or that nobody approved in time: who, and when."""
 
 
 New = Annotated[NewMessage | NewResult, Field(discriminator="kind")]
@@ -61,7 +68,7 @@ class CallFacts(Data):
     context_id: str
     task_id: str
     scope: str
-    """Journal scope: the first execution's run id of the root conversation, or the parent's key."""
+    """Journal scope: the first execution's run id of the root conversation, or the key of its parent's call."""
     op: int
     """Number of the operation in its scope; never reused."""
     iteration: int
@@ -172,15 +179,31 @@ class Inline(Data):
     """The call ended the run: the error's text, as of ``ToolOutput.status``."""
 
 
+class AsRemote(Data):
+    """The call is an activity of a worker that knows nothing of perdure: plain JSON arguments, a plain JSON result."""
+
+    kind: Literal["remote"] = "remote"
+    task_queue: str
+    timeout: float
+    """Seconds that one attempt may take."""
+    idempotent: bool = False
+    retries: int | None = None
+    """How often it may run again where its outcome is not known; None is without bound."""
+
+
 class AsSubagent(Data):
     """The call is a child workflow of another agent."""
 
     kind: Literal["subagent"] = "subagent"
     agent: str
-    message: str
+    message: str = ""
+    """What it is asked; empty where it is in ``blob``."""
+    blob: BlobRef | None = None
+    typed: bool = Field(default=False, exclude_if=operator.not_)
+    """``message`` is the JSON of a value of the agent's input type."""
 
 
-Disposition = Annotated[Refused | Answered | AsActivity | Inline | AsSubagent, Field(discriminator="kind")]
+Disposition = Annotated[Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent, Field(discriminator="kind")]
 
 
 class Call(Data):
@@ -193,6 +216,8 @@ class Call(Data):
     definition: str = ""
     """Hash of the tool's definition that the model saw."""
     disposition: Disposition
+    approval: Asks | None = Field(default=None, exclude_if=operator.not_)
+    """It runs when somebody has approved it."""
 
 
 class Finish(Data):
@@ -290,6 +315,8 @@ class ToolInput(CallFacts):
     """Of which toolset the tool is; left out where it is the agent's own."""
     retries: int | None = None
     """See ``AsActivity.retries``; the journal counts, because Temporal's attempts may end before the tool begins."""
+    approval: Decided | None = Field(default=None, exclude_if=operator.not_)
+    """Who approved the call, where it was asked for: for these arguments and no others."""
 
 
 class ToolOutput(Data):

@@ -13,18 +13,20 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import InvalidInputError, PerdureError
+from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
 from . import host, steps
 from .work import Work
 
+Answer = TypeVar("Answer")
 CARRIED_BYTES = 1_500_000
 """Temporal ends a run that continues as new with more than 2 MB."""
 
@@ -52,6 +54,7 @@ class AgentWorkflow:
             now = host.now()
             loop.tick(state, now)
             loop.settle(state)
+            loop.ask(state, now)
             step = loop.decide(state)
             self._since = now.isoformat()
             match step:
@@ -68,6 +71,8 @@ class AgentWorkflow:
                 case loop.Close():
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():
+                    if step.until == "approval":  # for months, maybe
+                        await self._continue_as_new_if_long(state)
                     await self._wait(state, step)
                     loop.tick(state, host.now(), working=False)
                 case loop.End(status=ended):
@@ -85,27 +90,27 @@ class AgentWorkflow:
     @workflow.update
     async def send_message(self, message: Any = None, *_: Any) -> dict[str, Any]:
         """The same from whoever waits for the answer: ``{"task_id"}`` of the turn that the message joins or opens."""
-        taken: list[str | PerdureError] = []
-
-        def take(state: RunState) -> None:
-            try:
-                taken.append(loop.send(state, message))
-            except PerdureError as error:
-                taken.append(error)
-
-        self._tell(take)
-        if not taken:  # the input is not read yet; else a run that ends now would end before this has answered
-            await host.wait_condition(lambda: bool(taken))
-        (said,) = taken
-        if isinstance(said, PerdureError):
-            raise _as_failure(said)
-        return {"task_id": said}
+        return {"task_id": await self._answer(lambda state: loop.send(state, message))}
 
     @send_message.validator
     def _check_message(self, message: Any = None, *_: Any) -> None:
         """A message that is refused here leaves no trace in history."""
         try:
             loop.check_message(self._state, message)
+        except PerdureError as error:
+            raise _as_failure(error) from None
+
+    @workflow.update
+    async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
+        """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "arguments", "hash"}``."""
+        decided = await self._answer(lambda state: loop.decide_approval(state, decision, host.now()))
+        return decided.model_dump(mode="json", exclude_none=True)
+
+    @decide_approval.validator
+    def _check_approval(self, decision: Any = None, *_: Any) -> None:
+        """One that comes too late, or fits no call, leaves no trace in history."""
+        try:
+            loop.check_approval(self._state, decision, host.now())
         except PerdureError as error:
             raise _as_failure(error) from None
 
@@ -140,6 +145,24 @@ class AgentWorkflow:
             raise ApplicationError("the run has not begun", type="RunNotFoundError", non_retryable=True)
         return self._state
 
+    async def _answer(self, asked: Callable[[RunState], Answer]) -> Answer:
+        """What ``asked`` answers on the state. Raises what it raises, as it crosses Temporal."""
+        given: list[Answer] = []
+        refused: list[PerdureError] = []
+
+        def take(state: RunState) -> None:
+            try:
+                given.append(asked(state))
+            except PerdureError as error:
+                refused.append(error)
+
+        self._tell(take)
+        if not given and not refused:  # the input is not read yet; else a run that ends now would end before this
+            await host.wait_condition(lambda: bool(given or refused))
+        if refused:
+            raise _as_failure(refused[0])
+        return given[0]
+
     def _tell(self, told: Callable[[RunState], object]) -> None:
         """They may arrive before the input is read, with signal-with-start for instance."""
         if self._state is None:
@@ -168,24 +191,31 @@ class AgentWorkflow:
 
     async def _wait(self, state: RunState, step: loop.Wait) -> None:
         idle = state.idle_timeout if step.until == "message" else None
+        if step.deadline is not None:
+            idle = max(step.deadline - host.now().timestamp(), 0.001)
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
                 await host.wait_condition(
                     lambda: state.interrupt is not None or loop.decide(state) != step,
                     timeout=idle,
-                    timeout_summary="idle timeout" if idle else None,
+                    timeout_summary=_timer(step) if idle else None,
                 )
         except TimeoutError:
-            if loop.decide(state) == step:  # else a message came together with the end of the time
+            # Unless a message came together with the end of the time.
+            if step.until == "message" and loop.decide(state) == step:
                 loop.close(state)
 
     def _end(self, state: RunState, ended: str) -> dict[str, Any]:
         failure = state.turn.failure if state.turn else None
         if ended == "failed" and failure is not None:
-            raise ApplicationError(failure.message, type=failure.type, non_retryable=True)
+            details = [child_used(state)] if state.parent is not None else []
+            raise ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
         if ended == "cancelled":
             raise asyncio.CancelledError("the run was cancelled")
-        return loop.response(state).model_dump(mode="json", exclude_none=True)
+        response = loop.response(state)
+        if state.parent is not None:
+            response = response.model_copy(update={"tool_calls": state.tool_calls})
+        return response.model_dump(mode="json", exclude_none=True)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Nothing is in flight before a model call, so the state is all that a new execution needs."""
@@ -201,6 +231,10 @@ class AgentWorkflow:
         carried = loop.carry_over(state)
         if len(json.dumps(carried)) < CARRIED_BYTES:  # else the model calls first take the waiting messages in
             host.continue_as_new(carried)
+
+
+def _timer(step: loop.Wait) -> str:
+    return "approval expires" if step.until == "approval" else "idle timeout"
 
 
 def _as_failure(error: PerdureError) -> ApplicationError:

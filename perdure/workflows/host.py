@@ -33,6 +33,14 @@ class Info(Protocol):
     def get_current_history_length(self) -> int: ...
 
 
+class Child(Protocol):
+    """A child run that has begun: a task, which ends as the child does; cancelled, it cancels the child, and waits."""
+
+    async def signal(self, signal: str) -> None:
+        """Send it a signal without an argument."""
+        ...
+
+
 class Host(Protocol):
     """Who runs a workflow in place of Temporal."""
 
@@ -41,6 +49,7 @@ class Host(Protocol):
     def all_handlers_finished(self) -> bool: ...
     def continue_as_new(self, carried: dict[str, Any]) -> NoReturn: ...
     async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any: ...
+    async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]: ...
     async def wait_condition(self, condition: Callable[[], bool], **options: Any) -> None: ...
     async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None: ...
 
@@ -88,6 +97,13 @@ async def execute_activity(name: str, argument: dict[str, Any], **options: Any) 
     if host := _host.get():
         return await host.execute_activity(name, argument, **options)
     return await workflow.execute_activity(name, argument, **options)
+
+
+async def start_child_workflow(name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
+    """Start a child, which is a task and a :class:`Child`. Raises ``ChildWorkflowError``."""
+    if host := _host.get():
+        return await host.start_child_workflow(name, argument, **options)
+    return await workflow.start_child_workflow(name, argument, **options)
 
 
 async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:

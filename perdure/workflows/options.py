@@ -8,7 +8,7 @@ from typing import Any
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-from ..types.wire import AsActivity
+from ..types.wire import AsActivity, AsRemote
 
 HEARTBEAT = timedelta(seconds=5)
 """A worker that is silent for this long is lost; engine activities heartbeat twice a second."""
@@ -16,6 +16,8 @@ LAST_RESORT = timedelta(hours=24)
 """What bounds an attempt in the end. Inside, everything has a limit of its own (a silent stream, a tool's timeout);
 what is left is waiting for the store with an outcome in hand, which must not be thrown away. Heartbeats tell lost
 workers."""
+CHILD_TASK = timedelta(seconds=5)
+"""Of one workflow task of a child, as clients start their runs."""
 CLOSING = timedelta(minutes=5)
 """How long the ending of a cancelled run waits for the store before the run ends unrecorded."""
 
@@ -50,6 +52,25 @@ def tool_options(how: AsActivity) -> dict[str, Any]:
             maximum_interval=timedelta(seconds=30),
         ),
     )
+
+
+def child_options() -> dict[str, Any]:
+    """A child is stopped with its parent, and waited for: it closes its transcript. One whose parent is gone ends."""
+    return {
+        "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+        "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
+        "task_timeout": CHILD_TASK,
+    }
+
+
+def remote_options(how: AsRemote) -> dict[str, Any]:
+    """One attempt, which need not send heartbeats: so a run that stops it cannot wait for it."""
+    return {
+        "task_queue": how.task_queue,
+        "start_to_close_timeout": timedelta(seconds=how.timeout),
+        "retry_policy": RetryPolicy(maximum_attempts=1),
+        "cancellation_type": workflow.ActivityCancellationType.TRY_CANCEL,
+    }
 
 
 def _options(**options: Any) -> dict[str, Any]:

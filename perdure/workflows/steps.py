@@ -18,6 +18,8 @@ from ..types.wire import (
     MODEL_ACTIVITY,
     TOOL_ACTIVITY,
     AsActivity,
+    AsRemote,
+    AsSubagent,
     CallFacts,
     ModelInput,
     ModelOutput,
@@ -27,6 +29,8 @@ from ..types.wire import (
 )
 from . import host
 from .options import close_options, model_options, tool_options
+from .remote import run_remote
+from .subagents import run_subagent
 
 TOO_LONG = "ContextLengthError"
 
@@ -100,6 +104,12 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
 async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) -> None:
     """Run one tool call."""
     call, how = pending.call, pending.call.disposition
+    if isinstance(how, AsSubagent):
+        await run_subagent(state, pending, stopping)
+        return
+    if isinstance(how, AsRemote):
+        await run_remote(state, pending, how, stopping)
+        return
     if not isinstance(how, AsActivity):
         text = f"this engine cannot run a call as {how.kind}"
         refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
@@ -109,12 +119,13 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
         **_facts(state, pending.op),
         call_id=call.id,
         name=call.name,
-        arguments=call.arguments,
+        arguments=_arguments(pending),
         head=state.head,
         definition=call.definition,
         toolset=how.toolset,
         idempotent=how.idempotent,
         retries=how.retries,
+        approval=pending.decided,
     )
     aborted: str | None = None
     try:
@@ -133,6 +144,12 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) ->
     if aborted is not None:  # before the result, which may be what ends the turn at a limit
         loop.abort(state, aborted)
     loop.apply_result(state, pending.op, result)
+
+
+def _arguments(pending: PendingCall) -> dict[str, Any] | None:
+    """The model's, unless whoever approved the call has changed them."""
+    changed = pending.decided.arguments if pending.decided else None
+    return pending.call.arguments if changed is None else changed
 
 
 async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:

@@ -148,6 +148,21 @@ async def test_limits(loopback: Loopback) -> None:
     assert len(loopback.model.requests) == 5
 
 
+async def test_approvals(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        done = results(request)
+        if len(done) == 2:
+            return f"Settled: {done[1].splitlines()[-1]}."
+        return Call("refund", {"order": "7", "amount": 40}) if done else Call("look", {"order": "7"})
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "23_approvals.py")).splitlines() == [
+        "waits: refund({'amount': 40, 'order': '7'})",
+        "approved by ana: half of it",
+        "Settled: refunded 20 EUR of order 7.",
+    ]
+
+
 async def test_hooks(loopback: Loopback, tmp_path: Path) -> None:
     def rule(request: Request) -> Any:
         if not results(request):

@@ -184,3 +184,21 @@ async def test_dev_watches_files_that_the_package_imports(cli: Cli) -> None:
     await dev.until("words.py:2: ValueError: no luck")
     await dev.until("the previous version goes on serving")
     assert (await cli("run", "greeter", "Hi")).out == "Welcome.\n"
+
+
+async def test_fork_and_diff(cli: Cli, named: str) -> None:
+    assert (await cli("run", "talker", "one", "--id", named)).code == 0
+    made = await cli("fork", named, "left", "--at", "1", "--id", f"{named}-b")
+    assert (made.code, made.out) == (0, f"{named}-b\n"), made.err
+    assert (await cli("wait", f"{named}-b")).out == "2: 'one' | 'left'\n"
+    parted = (await cli("diff", named, f"{named}-b", "-o", "json")).json
+    assert (parted["iteration"], parted["left"]) == (1, {"id": named, "messages": []})
+    assert [message["role"] for message in parted["right"]["messages"]] == ["user", "assistant"]
+    said = (await cli("diff", named, f"{named}-b")).out.splitlines()
+    assert said[0] == f"{named} and {named}-b part after iteration 1"
+    assert said[2:4] == [f"- {named}", "(nothing more)"]
+    assert said[5:] == [f"+ {named}-b", "user    left", "[2]     2: 'one' | 'left'"]
+    assert "say the same" in (await cli("diff", named, named)).out
+    wrong = await cli("fork", named, "--result", "x")
+    assert (wrong.code, "--result x: it has no text" in wrong.err) == (2, True)
+    assert (await cli("fork", named, "x", "--at", "9")).code == 2

@@ -117,3 +117,36 @@ async def test_a9_ready_made_hooks_across_worker_restarts(engine: Engine) -> Non
     assert [what for what, _ in told].count("tokens") == 1
     assert [number for what, number in told if what == "iteration"] == [2, 2, 2]
     assert any(message.replaces is not None for message in await run.transcript())
+
+
+async def test_a8_on_approval_fires_for_a_call_that_waits_for_a_person(engine: Engine) -> None:
+    seen: list[Any] = []
+
+    @hook("on_approval")
+    async def first(name: str, arguments: dict[str, Any]) -> None:
+        seen.append(("first", name, arguments))
+
+    @hook("on_approval")
+    def second(name: str, call_id: str) -> None:
+        seen.append(("second", name, bool(call_id)))
+
+    def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    agent = Agent(
+        "paying",
+        ScriptedProvider([call("pay", amount=3), "Done."]),
+        tools=[tool(pay, needs_approval=True)],
+        hooks=[first, second],
+    )
+    async with engine.served(agent) as client:
+        run = await client.start("paying", "Go.")
+
+        async def waits() -> bool:
+            return (await run.status()).doing == "approval"
+
+        await eventually(waits)
+        assert seen == [("first", "pay", {"amount": 3}), ("second", "pay", True)]
+        await run.approve(by="ana")
+        assert (await run.result()).content == "Done."
+    assert len(seen) == 2

@@ -97,3 +97,13 @@ async def test_b5_a_session_is_opened_extended_sent_to_and_has_a_response(engine
         second = await (await client.send("echo", "two", id=run.id)).result()
         assert [first.content, second.content] == ["zero|one", "zero|one|two"]
         assert second.messages[-1].text == second.content
+
+
+async def test_b5_a_session_is_forked_and_both_go_on(engine: Engine) -> None:
+    async with engine.served(Agent("echo", ScriptedProvider(lambda r: "|".join(users(r.messages))))) as client:
+        run = await client.start("echo", mode="session", history=[Message.user("zero"), Message.assistant("Hi.")])
+        await (await run.send("one")).result()
+        fork = await run.fork("two")
+        assert (await fork.turn().result()).content == "zero|one|two"
+        assert (await (await run.send("three")).result()).content == "zero|one|three", "a fork is a copy"
+        assert (await (await fork.send("four")).result()).content == "zero|one|two|four"

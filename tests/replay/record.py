@@ -19,12 +19,15 @@ from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.worker.histories import histories_of_run, save_histories
 from tests.replay import (  # noqa: F401 - their scenarios too
+    approvals,
     auth,
     compaction,
     hooks,
     limits,
+    remote,
     sessions,
     steps,
+    subagents,
     toolsets,
     typed,
 )

@@ -158,7 +158,7 @@ def test_an_unknown_agent_names_those_that_are_here() -> None:
         Agents([]).get("x")
 
 
-# --- subagents: cycles are refused as such; without one, that they are not there yet
+# --- subagents: who they are; that they run is in tests/integration/test_subagents.py
 
 
 def named(name: str, *subagents: Agent | str) -> Agent:
@@ -193,11 +193,11 @@ def test_a_subagent_of_a_name_that_another_agent_has() -> None:
         Agents([named("a", named("b")), named("b")])
 
 
-def test_subagents_without_a_cycle_are_not_accepted_in_silence() -> None:
+def test_subagents_are_served_with_the_agent_that_calls_them() -> None:
     shared = named("c")
-    with pytest.raises(DefinitionError, match=r"'a' has subagents .*cannot run subagents yet") as caught:
-        Agents([named("a", named("b", shared), shared)])
-    assert caught.value.hint
+    agents = Agents([named("a", named("b", shared), shared), named("d", "c")])
+    assert [agent.name for agent in agents] == ["a", "b", "c", "d"]
+    assert [tool.name for tool in agents.get("a").toolbox] == ["call_b", "call_c"]
 
 
 def test_an_agent_that_is_added_later_is_checked_too() -> None:

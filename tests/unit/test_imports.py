@@ -25,6 +25,7 @@ HEAVY = (
 PUBLIC = [
     "Abort",
     "Agent",
+    "Approval",
     "Client",
     "Compaction",
     "File",
@@ -47,10 +48,15 @@ PUBLIC = [
     "Turn",
     "Veto",
     "Worker",
+    "allow",
+    "ask",
+    "delegate",
+    "deny",
     "hook",
     "load_agent",
     "local",
     "register_provider",
+    "remote_tool",
     "tool",
 ]
 

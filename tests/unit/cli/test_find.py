@@ -30,3 +30,10 @@ def test_none_is_not_found() -> None:
     with pytest.raises(RunNotFoundError) as error:
         unique("zzz", IDS)
     assert exit_code(error.value) == 3
+
+
+@pytest.mark.parametrize(
+    ("prefix", "id"), [("ro", "root-1"), ("root-1/2/", "root-1/2/1"), ("own", "own/a"), ("root-1/1", "root-1/1")]
+)
+def test_the_subagents_of_a_run_do_not_stand_in_its_way(prefix: str, id: str) -> None:
+    assert unique(prefix, ["root-1/2/1", "root-1/1", "root-1", "root-1/2", "own/a"]) == id

@@ -339,3 +339,53 @@ async def test_a_bad_start_ends_the_run() -> None:
         handle = await script.client.temporal.start_workflow("AgentWorkflow", "hello", id="bad", task_queue="x")
         with pytest.raises(InvalidInputError, match="one JSON object"):
             await script.client.run(handle.id).result()
+
+
+# --- several agents
+
+
+def test_agents_that_it_calls_are_scripted_too() -> None:
+    helper = an_agent(name="helper")
+    boss = an_agent(name="boss", subagents=[helper])
+    replies: Any = [
+        [call("call_helper", task="a"), call("call_helper", task="b")],
+        lambda r: "; ".join(results(r.messages)),
+    ]
+    with scripted(boss, replies, others={helper: lambda r: f"heard {users(r.messages)[0]}"}) as script:
+        response = boss.call_sync("Go.", id="tree")
+        assert response.content == "heard a; heard b"
+        assert len(script.requests) == 2
+        assert len(script.requests_of("helper")) == len(script.requests_of(helper)) == 2
+        run = script.client.run("tree/2")
+        assert asyncio.run(run.result()).content == "heard b"
+
+
+def test_replies_of_another_agent_that_are_left_over() -> None:
+    helper = an_agent(name="helper")
+    boss = an_agent(name="boss", subagents=[helper])
+    left_over = "helper: The script has 1 reply; 1 of them was not asked for"
+    with pytest.raises(ScriptError, match=left_over), scripted(boss, ["Done."], others={helper: ["unheard"]}):
+        boss.call_sync("Go.")
+
+
+async def test_cancelling_in_process_goes_down_the_tree() -> None:
+    entered = asyncio.Event()
+
+    async def stuck(_: ModelRequest) -> str:
+        entered.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    low = an_agent(name="low")
+    mid = an_agent(name="mid", subagents=[low])
+    top = an_agent(name="top", subagents=[mid])
+    down: Any = [call("call_mid", task="x")], {mid: [call("call_low", task="y")], low: stuck}
+    async with scripted(top, down[0], others=down[1]) as script:
+        run = await script.client.start(top, "Go.", id="tree")
+        await entered.wait()
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        for name in ("tree", "tree/1", "tree/1/1"):
+            assert (await script.client.run(name).status()).state == "cancelled"
+            assert_closed(await script.client.run(name).transcript())

@@ -1,0 +1,170 @@
+"""``perdure approvals``, ``approve`` and ``deny``: what waits for people, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidInputError
+from .connection import Server, connected
+from .conversation import arguments as shown_arguments
+from .conversation import printable
+from .options import (
+    AddressOption,
+    ByOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    chosen,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from ..inbox import PendingCall
+    from ..types.approval import DecidedApproval
+
+CallArgument = Annotated[
+    str | None, typer.Argument(metavar="CALL", help="Id of the call; the only one without.", show_default=False)
+]
+CommentOption = Annotated[str | None, typer.Option("--comment", "-m", help="Why; the model is told.")]
+
+
+def approvals(
+    agent: Annotated[str | None, typer.Option(help="Of this agent alone.", show_default=False)] = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """List the calls that wait for somebody's approval, with what led to them."""
+
+    async def go() -> list[tuple[PendingCall, str]]:
+        async with connected(Server(address, namespace, profile, store_url)) as client:
+            return [(one, await _led_to(one)) for one in await client.approvals(agent=agent)]
+
+    found = asyncio.run(go())
+    output = chosen(output, as_json)
+    if output is not Output.TEXT:
+        print_json([_plain(one, led) for one, led in found], output=output)
+        return
+    if not found:
+        print("nothing waits for approval")
+    for one, led in found:
+        said = "…" if one.arguments is None else shown_arguments(one.arguments)
+        print(f"{one.run_id}  {one.call_id}  {printable(one.agent)}: {printable(one.tool)}({printable(said)})")
+        if led:
+            print(f"    {printable(led)}")
+        if one.expires is not None:
+            print(f"    until {one.expires:%Y-%m-%d %H:%M} UTC")
+
+
+def approve(
+    id: RunArgument,
+    call: CallArgument = None,
+    comment: CommentOption = None,
+    arguments: Annotated[
+        str | None, typer.Option(help="Arguments to call the tool with instead: a JSON object.", show_default=False)
+    ] = None,
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Approve a call that waits, maybe with other arguments."""
+    changed = _arguments(arguments)
+    server = Server(address, namespace, profile)
+    decided = asyncio.run(_decide(server, id, call, by, comment, approve=True, arguments=changed))
+    _print(decided, chosen(output, as_json))
+
+
+def deny(
+    id: RunArgument,
+    call: CallArgument = None,
+    comment: CommentOption = None,
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Deny a call that waits: it does not run, and the model is told why."""
+    server = Server(address, namespace, profile)
+    _print(asyncio.run(_decide(server, id, call, by, comment, approve=False)), chosen(output, as_json))
+
+
+async def _decide(
+    server: Server,
+    id: str,
+    call: str | None,
+    by: str | None,
+    comment: str | None,
+    *,
+    approve: bool,
+    arguments: dict[str, Any] | None = None,
+) -> DecidedApproval:
+    from .find import find_run
+
+    async with connected(server, actor=by) as client:
+        run = await find_run(client, id)
+        if approve:
+            return await run.approve(call, comment=comment, arguments=arguments)
+        return await run.deny(call, comment=comment)
+
+
+async def _led_to(one: PendingCall) -> str:
+    """What the user said last, where the transcript can be read."""
+    from ..errors import PerdureError
+
+    try:
+        messages = await one.run.transcript()
+    except PerdureError:
+        return ""
+    said = [message for message in messages if message.role == "user" and message.text]
+    text = " ".join(said[-1].text.split()) if said else ""
+    by = f"{said[-1].by}: " if said and said[-1].by else ""
+    return by + (text if len(text) <= 200 else text[:200] + "…")
+
+
+def _arguments(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"--arguments is not JSON: {error}", hint="""For instance: '{"amount": 3}'""") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError("--arguments must be a JSON object", hint="""For instance: '{"amount": 3}'""")
+    return value
+
+
+def _plain(one: PendingCall, led: str) -> dict[str, Any]:
+    return {
+        "run": one.run_id,
+        "agent": one.agent,
+        "call": one.call_id,
+        "tool": one.tool,
+        "arguments": one.arguments,
+        "since": one.since.isoformat() if one.since else None,
+        "expires": one.expires.isoformat() if one.expires else None,
+        "said": led or None,
+    }
+
+
+def _print(decided: DecidedApproval, output: Output) -> None:
+    if output is not Output.TEXT:
+        print_json(decided.model_dump(mode="json"), output=output)
+        return
+    changed = ", with other arguments" if decided.changed else ""
+    print(f"{printable(decided.name)} is {decided.state} by {printable(decided.by or 'nobody')}{changed}")

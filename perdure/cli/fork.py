@@ -1,0 +1,152 @@
+"""``perdure fork`` and ``perdure diff``: another run from a point of a conversation, and where two of them part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidInputError
+from .connection import Server, connected
+from .options import (
+    AddressOption,
+    AttachOption,
+    ByOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    attached,
+    chosen,
+    message_of,
+    print_json,
+    with_files,
+)
+
+if TYPE_CHECKING:
+    from ..differing import Difference
+    from ..types.messages import Message
+
+
+def fork(
+    id: RunArgument,
+    message: Annotated[
+        str | None, typer.Argument(help="What to go on with; - reads stdin.", show_default=False)
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(help="Behind which iteration, as `show` numbers them; else the end.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Another model for the fork.", show_default=False)] = None,
+    result: Annotated[
+        list[str] | None,
+        typer.Option("--result", metavar="CALL=TEXT", help="Another result of a tool call; again for more."),
+    ] = None,
+    new_id: Annotated[str | None, typer.Option("--id", help="Id of the fork.", show_default=False)] = None,
+    attach: AttachOption = None,
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Start another run that goes on from a point of this one. Both go on by themselves."""
+    if message is None and attach:
+        raise InvalidInputError("what is attached goes with a message", hint='perdure fork ID "Look at this." …')
+    said = None if message is None else with_files(message_of(message), attached(attach))
+    given = results_of(result)
+
+    async def go() -> dict[str, Any]:
+        from .find import find_run
+
+        async with connected(Server(address, namespace, profile, store_url), actor=by) as client:
+            run = await find_run(client, id)
+            branch = await run.fork(said, at=at, id=new_id, model=model, results=given)
+            return {"id": branch.id, "of": run.id, "at": at}
+
+    done = asyncio.run(go())
+    if chosen(output, as_json) is Output.TEXT:
+        print(done["id"])
+    else:
+        print_json(done, output=chosen(output, as_json))
+
+
+def diff(
+    left: RunArgument,
+    right: Annotated[str, typer.Argument(metavar="OTHER", help="Id of the other run.")],
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where two conversations part, and what each has from there on."""
+
+    async def go() -> tuple[str, str, Difference]:
+        from .find import find_run
+
+        async with connected(Server(address, namespace, profile, store_url)) as client:
+            one, other = await find_run(client, left), await find_run(client, right)
+            return one.id, other.id, await one.diff(other)
+
+    one, other, found = asyncio.run(go())
+    if chosen(output, as_json) is not Output.TEXT:
+        print_json(_plain(one, other, found), output=chosen(output, as_json))
+        return
+    for line in lines(one, other, found, full=full):
+        print(line)
+
+
+def results_of(given: list[str] | None) -> dict[str, str]:
+    """What ``--result`` says, by call id. Raises ``InvalidInputError``."""
+    results: dict[str, str] = {}
+    for one in given or ():
+        call, equals, text = one.partition("=")
+        if not call or not equals:
+            raise InvalidInputError(f"--result {one}: it has no text", hint='For instance --result call_1="42"')
+        results[call] = text
+    return results
+
+
+def lines(one: str, other: str, found: Difference, *, full: bool = False) -> Iterator[str]:
+    """For people."""
+    from .conversation import colours, conversation, styled
+
+    colour = colours()
+    if found.same:
+        yield f"{one} and {other} say the same, up to iteration {found.iteration}"
+        return
+    since = f"after iteration {found.iteration}" if found.iteration else "from their beginning"
+    yield styled(f"{one} and {other} part {since}", "bold", on=colour)
+    for mark, name, own in (("-", one, found.left), ("+", other, found.right)):
+        yield ""
+        yield styled(f"{mark} {name}", "red" if mark == "-" else "green", on=colour)
+        behind, since_reply = _from_reply(found.shared, own)
+        said = list(conversation(behind, full=full, colour=colour, since=since_reply))
+        yield from said or ["(nothing more)"]
+
+
+def _from_reply(shared: tuple[Message, ...], own: tuple[Message, ...]) -> tuple[tuple[Message, ...], int]:
+    """``own`` with the reply whose results it begins with, and how many replies stand before that."""
+    replies = sum(message.role == "assistant" for message in shared)
+    if not own or own[0].role != "tool":
+        return own, replies
+    asks = max((place for place, message in enumerate(shared) if message.role == "assistant"), default=len(shared))
+    return (*shared[asks:], *own), replies - (asks < len(shared))
+
+
+def _plain(one: str, other: str, found: Difference) -> dict[str, Any]:
+    """For ``-o json``."""
+    sides = ((one, found.left), (other, found.right))
+    left, right = (
+        {"id": name, "messages": [message.model_dump(mode="json") for message in own]} for name, own in sides
+    )
+    return {"iteration": found.iteration, "shared": len(found.shared), "left": left, "right": right}

@@ -1,0 +1,142 @@
+"""A fork: another run that goes on from a point of a conversation. It shares all that was said before."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from temporalio import exceptions as temporal
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from .errors import InvalidInputError, RunExistsError
+from .loop import parse_start
+from .loop.overrides import merged
+from .options import MEMO_AGENT, TASK_TIMEOUT
+from .ports import Commit, Store
+from .sealing import Auth, sealed
+from .store import Chain
+from .store.cut import Cut, cut
+from .translate import translated
+from .types.files import Asked
+from .types.interface import WORKFLOW, Override
+from .types.messages import clean
+
+if TYPE_CHECKING:
+    from .run import Run
+
+MEMO_FORK = "forked_from"
+"""Memo of a fork: the run, the iteration behind which it parts, and who made it."""
+_TAKEN = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
+"""What a fork has of the run's start. On whose behalf it acts is for whoever forks to say."""
+
+
+async def fork(
+    run: Run,
+    message: Asked | None,
+    *,
+    at: int | None,
+    id: str | None,
+    model: str | tuple[str, ...] | None,
+    results: Mapping[str, str] | None,
+    override: Override | Mapping[str, Any] | None,
+    auth: tuple[Auth | None, str | None],
+    by: str | None,
+) -> Run:
+    """See :meth:`perdure.Run.fork`; ``auth`` is ``auth_context`` and ``auth_ref``."""
+    client = run.client
+    _check(results)
+    store = await client.store()
+    (start, task_queue), head = await asyncio.gather(_started(run, store), _head(run, store))
+    if head is None and at != 0:
+        raise InvalidInputError(f"run {run.id!r} has said nothing yet", hint="Fork it after its first reply; or at=0.")
+    found = await cut(store, head, at, results)
+    given = await client.as_message(message, uuid.uuid4().hex, by=by) if message is not None else None
+    if given is not None:
+        start["message"] = given.model_dump(mode="json", exclude_none=True)
+    elif not found.answered:
+        start["message"] = {"content": None, "by": by or client.actor}
+    changes = merged(start.get("override") or {}, _changes(model, override))
+    start |= {"override": changes or None, "history": await _written(store, found), "store_id": store.store_id}
+    name = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
+    start |= sealed(client.temporal, name, *auth)
+    parse_start(start)
+    memo = {MEMO_AGENT: start["agent"], MEMO_FORK: {"run": run.id, "at": found.iteration, "by": by or client.actor}}
+    return await _begun(run, name, {key: value for key, value in start.items() if value is not None}, task_queue, memo)
+
+
+async def _begun(run: Run, id: str, start: dict[str, Any], task_queue: str, memo: dict[str, Any]) -> Run:
+    client = run.client
+    try:
+        await client.temporal.start_workflow(
+            WORKFLOW,
+            start,
+            id=id,
+            task_queue=task_queue,
+            task_timeout=TASK_TIMEOUT,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            memo=memo,
+        )
+    except temporal.WorkflowAlreadyStartedError:
+        raise RunExistsError(f"there is a run {id!r} already", hint="Give the fork another id.") from None
+    except RPCError as error:
+        raise translated(client.temporal, id, error) from error
+    return client.run(id)
+
+
+def _check(results: Mapping[str, str] | None) -> None:
+    for call, text in (results or {}).items():
+        if not isinstance(text, str) or text != clean(text):
+            raise InvalidInputError(f"results: that of {call!r:.100} is no text", hint="Give JSON as json.dumps(…).")
+
+
+def _changes(model: str | tuple[str, ...] | None, override: Override | Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the fork changes of the agent, as plain JSON."""
+    if isinstance(override, Override):
+        override = override.model_dump(mode="json", exclude_unset=True)
+    return {**(override or {}), **({"model": model} if model is not None else {})}
+
+
+async def _head(run: Run, store: Store) -> str | None:
+    """Where the conversation ends now. One that has said nothing yet has what it was started on."""
+    row = await store.run(run.id)
+    if row is not None:
+        return row.head
+    status = await run.status()
+    run.check_store(status.store_id, store.store_id)
+    return status.head
+
+
+async def _started(run: Run, store: Store) -> tuple[dict[str, Any], str]:
+    """What the run was started with, as far as a fork takes it, and its task queue.
+
+    Of one that Temporal has forgotten the store knows the agent. Raises ``RunNotFoundError``.
+    """
+    client = run.client.temporal
+    try:
+        async for event in client.get_workflow_handle(run.id).fetch_history_events(page_size=1):
+            begun = event.workflow_execution_started_event_attributes
+            (raw,) = await client.data_converter.decode(begun.input.payloads) or [None]
+            state = raw.get("state") if isinstance(raw, dict) else None
+            if isinstance(state, dict):  # it had continued as new
+                raw = {**state, "override": state.get("overrides")}
+            if isinstance(raw, dict) and isinstance(raw.get("agent"), str):
+                return {name: raw[name] for name in _TAKEN if raw.get(name) is not None}, begun.task_queue.name
+            break
+    except RPCError as error:
+        row = await store.run(run.id) if error.status == RPCStatusCode.NOT_FOUND else None
+        if row is None:
+            raise run.translated(error) from error
+        return {"agent": row.agent}, run.client.task_queue
+    raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
+
+
+async def _written(store: Store, found: Cut) -> str | None:
+    """The head that the fork begins at: at most one new node, whatever the length of the conversation."""
+    if not found.extra:
+        return found.base
+    node, blobs = Chain(store).extend(found.base, found.extra)
+    await store.commit(Commit(nodes=[node], blobs=blobs))
+    return node.hash

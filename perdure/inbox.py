@@ -1,0 +1,201 @@
+"""What waits for people, over all runs: to be looked at, approved and denied."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnswer
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+
+from .errors import ApprovalDecidedError, InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, from_type
+from .runs import agent_of
+from .translate import closed_error, unreachable
+from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval
+from .types.interface import WORKFLOW, Status
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowExecution
+
+    from .client import Client
+    from .run import Run
+
+logger = logging.getLogger("perdure.client")
+
+_AT_ONCE = 20
+"""Runs that are asked at once what waits in them."""
+_ENDED = "AcceptedUpdateCompletedWorkflow"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A call that waits for somebody's approval, and the way to give it."""
+
+    run: Run
+    agent: str
+    call_id: str
+    tool: str
+    arguments: dict[str, Any] | None
+    """None where they are too large for history: ``run.transcript()`` has them."""
+    since: datetime | None
+    expires: datetime | None
+    """When the wait ends by itself, and the call is denied or, if its tool says so, approved."""
+    hash: str
+    """Names the call with these arguments: what is decided holds for no other."""
+
+    @property
+    def run_id(self) -> str:
+        """Id of the conversation."""
+        return self.run.id
+
+    async def approve(
+        self, *, by: str | None = None, comment: str | None = None, arguments: Mapping[str, Any] | None = None
+    ) -> DecidedApproval:
+        """See ``Run.approve``."""
+        return await decide(self.run, self.call_id, "approve", by, comment, arguments, self.hash)
+
+    async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
+        """See ``Run.deny``."""
+        return await decide(self.run, self.call_id, "deny", by, comment, None, self.hash)
+
+
+async def decide(
+    run: Run,
+    call_id: str | None,
+    decision: str,
+    by: str | None,
+    comment: str | None,
+    arguments: Mapping[str, Any] | None,
+    digest: str | None = None,
+) -> DecidedApproval:
+    """Decide on a call of ``run``; without an id, on the only one that waits. Errors as of ``Run.approve``."""
+    if call_id is None:
+        only = _only(run, await run.status())
+        call_id, digest = only.call_id, only.hash
+    try:
+        said = ApprovalDecision.model_validate(
+            {
+                "call_id": call_id,
+                "decision": decision,
+                "by": by or run.client.actor,
+                "comment": comment,
+                "arguments": None if arguments is None else dict(arguments),
+                "hash": digest,
+            }
+        )
+    except ValueError as error:
+        raise InvalidInputError(f"the decision does not fit: {error}") from None
+    payload = said.model_dump(mode="json", exclude_none=True)
+    try:
+        raw = await run.handle.execute_update("decide_approval", payload, id=uuid.uuid4().hex)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        kind = cause.type if isinstance(cause, ApplicationError) else None
+        if kind == _ENDED:
+            raise await _too_late(run, call_id) from None
+        raise from_type(kind, getattr(cause, "message", str(cause))) from None
+    except NoAnswer as error:
+        raise unreachable(run.client.temporal, "no answer to a decision; it can be sent again") from error
+    except RPCError as error:
+        why = run.translated(error)
+        raise (await _too_late(run, call_id) if isinstance(why, RunClosedError) else why) from None
+    return DecidedApproval.model_validate(raw)
+
+
+async def approvals(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
+    """See ``Client.approvals``."""
+    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
+    asking = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(seen: WorkflowExecution) -> list[PendingCall]:
+        async with asking:
+            return await _of_run(client, seen, agent)
+
+    found = await asyncio.gather(*[ask(seen) async for seen in client.temporal.list_workflows(query)])
+    waiting = [one for some in found for one in some]
+    waiting.sort(key=lambda one: (one.since.timestamp() if one.since else 0.0, one.run_id, one.call_id))
+    return waiting[:limit]
+
+
+async def pending_of(run: Run) -> list[PendingCall]:
+    """What waits in ``run`` and in its subagents."""
+    status = await run.status()
+    waiting = [_call(run, status.agent, one) for one in status.approvals]
+    for call in status.calls:
+        if call.context_id is not None:
+            with suppress(RunNotFoundError):  # it has not begun yet
+                waiting += await pending_of(run.client.run(call.context_id))
+    return waiting
+
+
+async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall]:
+    name = await agent_of(client, seen)
+    if agent is not None and name not in ("", agent):
+        return []
+    run = client.run(seen.id)
+    try:
+        status = Status.model_validate(await run.query("status"))
+    except (RPCError, WorkflowQueryFailedError, PerdureError) as error:
+        logger.warning("run %s cannot say what waits in it: %s", seen.id, error)
+        return []
+    if agent is not None and status.agent != agent:
+        return []
+    return [_call(run, status.agent, one) for one in status.approvals]
+
+
+def _call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
+    return PendingCall(
+        run=run,
+        agent=agent,
+        call_id=one.call_id,
+        tool=one.name,
+        arguments=one.arguments,
+        since=_moment(one.since),
+        expires=_moment(one.expires),
+        hash=one.hash,
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _only(run: Run, status: Status) -> PendingApproval:
+    if len(status.approvals) == 1:
+        return status.approvals[0]
+    if not status.approvals:
+        raise InvalidInputError(f"no call of run {run.id!r} waits for approval", hint=_last(status))
+    ids = ", ".join(f"{one.call_id} ({one.name})" for one in status.approvals)
+    raise InvalidInputError(f"{len(status.approvals)} calls of run {run.id!r} wait", hint=f"Name one of them: {ids}")
+
+
+def _last(status: Status) -> str:
+    if not status.decided:
+        return "Nothing was asked yet, or it was long ago."
+    past = status.decided[-1]
+    return f"The last one, {past.call_id} ({past.name}), was {past}."
+
+
+async def _too_late(run: Run, call_id: str) -> PerdureError:
+    """The run has ended. Who had decided, where its workflow can still say so."""
+    try:
+        status = Status.model_validate(await run.query("status"))
+    except (RPCError, WorkflowQueryFailedError, PerdureError):
+        return closed_error(run.id)
+    past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
+    if past is None:
+        return closed_error(run.id)
+    if past.state == "expired":
+        return from_type("ApprovalExpiredError", f"the approval of call {call_id!r} has {past}")
+    return ApprovalDecidedError(f"call {call_id!r} is already decided: {past}")
+
+
+__all__ = ["PendingCall", "approvals", "decide", "pending_of"]

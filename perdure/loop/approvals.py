@@ -1,0 +1,192 @@
+"""Calls that wait for somebody's approval: from when on, until when, and what was decided."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    RunClosedError,
+)
+from ..types.approval import (
+    CHANGED_BYTES,
+    ApprovalDecision,
+    Decided,
+    DecidedApproval,
+    PendingApproval,
+    Waiting,
+    arguments_hash,
+)
+from ..types.messages import clean
+from ..types.state import DECIDED, PendingCall, RunState
+from ..types.wire import AsActivity, AsSubagent, NewResult
+from .apply import collect, end_at_limit
+from .asking import asks
+from .sizes import size
+
+
+def ask(state: RunState, now: datetime) -> None:
+    """Note since when new calls wait, and end the wait of those that nobody decided on in time."""
+    for pending in [one for one in state.calls if asks(one)]:
+        terms = pending.call.approval
+        assert terms is not None, "it asks"
+        if pending.waiting is None:
+            until = None if terms.expires is None else now.timestamp() + terms.expires
+            pending.waiting = Waiting(since=now.isoformat(), until=until)
+        if _late(pending, now):
+            kept = "expired" if terms.on_expiry == "deny" else "approved"
+            _decide(state, pending, Decided.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}))
+    collect(state)
+    end_at_limit(state)
+
+
+def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalDecision:
+    """The decision, as it can be carried out; None where the state is not known yet.
+
+    Raises ``InvalidInputError`` for one that does not fit or names no waiting call, ``ApprovalDecidedError``,
+    ``ApprovalExpiredError``; ``RunClosedError`` where the run is ending.
+    """
+    decision = _read(raw)
+    if state is None:
+        return decision
+    if state.cancelled or (state.turn is not None and state.turn.failure is not None):
+        raise RunClosedError(f"run {state.context_id!r} is ending", hint="Its calls are closed.")
+    pending = next((one for one in state.calls if one.call.id == decision.call_id and asks(one)), None)
+    if pending is None or pending.call.approval is None:
+        raise _none_waits(state, decision.call_id)
+    terms = pending.call.approval
+    if decision.hash is not None and decision.hash != terms.hash:
+        raise InvalidInputError(
+            f"call {decision.call_id!r} is not the one that was looked at: it has other arguments now",
+            hint="Look at what waits now, and decide on that.",
+        )
+    if _late(pending, now):
+        raise ApprovalExpiredError(f"the approval of call {decision.call_id!r} has expired")
+    if decision.arguments is not None and not isinstance(pending.call.disposition, AsActivity):
+        whose = (
+            "what a subagent is asked" if isinstance(pending.call.disposition, AsSubagent) else "those of a remote tool"
+        )
+        raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
+    if terms.separate and decision.decision == "approve":
+        _check_separate(state, decision)
+    return decision
+
+
+def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
+    """Carry a decision out. Raises as :func:`check_approval`."""
+    ask(state, now)
+    decision = check_approval(state, raw, now)
+    pending = next(one for one in state.calls if one.call.id == decision.call_id and asks(one))
+    call, terms = pending.call, pending.call.approval
+    assert terms is not None, "it asks"
+    changed = decision.arguments if decision.decision == "approve" and decision.arguments != call.arguments else None
+    decided = _decide(
+        state,
+        pending,
+        Decided(
+            state="approved" if decision.decision == "approve" else "denied",
+            by=clean(decision.by) if decision.by else None,
+            at=now.isoformat(),
+            comment=clean(decision.comment) if decision.comment else None,
+            arguments=changed,
+            hash=terms.hash if changed is None else arguments_hash(call.id, call.name, changed),
+        ),
+    )
+    collect(state)
+    end_at_limit(state)
+    return decided
+
+
+def waiting(state: RunState) -> list[PendingApproval]:
+    """What waits, as ``status`` shows it."""
+    found = []
+    for pending in state.calls:
+        terms = pending.call.approval
+        if not asks(pending) or terms is None:
+            continue
+        until = pending.waiting.until if pending.waiting else None
+        found.append(
+            PendingApproval(
+                call_id=pending.call.id,
+                name=pending.call.name,
+                arguments=pending.call.arguments,
+                hash=terms.hash,
+                since=pending.waiting.since if pending.waiting else None,
+                expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
+                on_expiry=terms.on_expiry,
+                separate=terms.separate,
+            )
+        )
+    return found
+
+
+def _decide(state: RunState, pending: PendingCall, decided: Decided) -> DecidedApproval:
+    pending.decided = decided
+    call = pending.call
+    if decided.state != "approved":
+        pending.result = NewResult(
+            call_id=call.id, name=call.name, text=_refusal(pending, decided), is_error=True, decided=decided
+        )
+    said = decided.model_dump(include={"state", "by", "at", "comment"})
+    past = DecidedApproval(call_id=call.id, name=call.name, changed=decided.arguments is not None, **said)
+    state.decided = [*state.decided, past][-DECIDED:]
+    return past
+
+
+def _refusal(pending: PendingCall, decided: Decided) -> str:
+    """What the model is told."""
+    if decided.state == "expired":
+        return f"Expired: nobody approved the call of {pending.call.name} in time; it was not run"
+    by = f" by {decided.by}" if decided.by else ""
+    return f"Denied{by}: {decided.comment}" if decided.comment else f"Denied{by}"
+
+
+def _late(pending: PendingCall, now: datetime) -> bool:
+    until = pending.waiting.until if pending.waiting else None
+    return until is not None and until <= now.timestamp()
+
+
+def _read(raw: Any) -> ApprovalDecision:
+    expected = 'Send {"call_id": "<id>", "decision": "approve" or "deny", "by": "<name>"}.'
+    try:
+        decision = ApprovalDecision.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the decision"
+        raise InvalidInputError(f"{where}: {first['msg']}", hint=expected) from None
+    if decision.arguments is not None:
+        if decision.decision == "deny":
+            raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
+        if (found := size(decision.arguments)) > CHANGED_BYTES:
+            raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
+    return decision
+
+
+def _none_waits(state: RunState, call_id: str) -> Exception:
+    past = next((one for one in reversed(state.decided) if one.call_id == call_id), None)
+    if past is not None and past.state == "expired":
+        return ApprovalExpiredError(f"the approval of call {call_id!r} has {past}")
+    if past is not None:
+        return ApprovalDecidedError(f"call {call_id!r} is already decided: {past}")
+    ids = [repr(one.call.id) for one in state.calls if asks(one)]
+    there = f"There waits: {', '.join(ids)}." if ids else "None waits in this run."
+    return InvalidInputError(f"no call {call_id!r:.120} waits for approval", hint=there)
+
+
+def _check_separate(state: RunState, decision: ApprovalDecision) -> None:
+    asked = state.turn.said_by if state.turn else []
+    if not decision.by:
+        raise InvalidInputError(
+            f"by: call {decision.call_id!r} must be approved by somebody else than who asked for it",
+            hint="Say who you are.",
+        )
+    if clean(decision.by) in asked:
+        raise InvalidInputError(
+            f"{decision.by} asked for what led to call {decision.call_id!r}, and cannot approve it",
+            hint="Somebody else has to.",
+        )

@@ -1,0 +1,141 @@
+"""Subagents: what a child run is started with, and what its end means for its parent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..types.bounds import Bounds
+from ..types.interface import Parent, Response
+from ..types.state import PendingCall, RunState
+from ..types.wire import AsSubagent, NewResult
+from .apply import apply_result
+from .limits import left, uses
+from .sizes import RUN_ID_BYTES
+
+MAX_DEPTH = 5
+"""How deep subagents may be nested: agents that call each other by name would go on without end."""
+_PAID = ("tokens", "cost_usd")
+_SHARED = (*_PAID, "tool_calls")
+"""Budgets that children which run at the same time use up together. Time passes for all of them at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child run ended."""
+
+    response: Response | None = None
+    """Of one that ended well."""
+    error: str | None = None
+    """``Type: message`` of one that did not."""
+    used: Response | None = None
+    """What one that did not end well had used, as far as it could say."""
+
+
+def child_id(state: RunState, pending: PendingCall) -> str:
+    """Id of the run that answers the call."""
+    return f"{state.context_id}/{pending.op}"
+
+
+def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewResult:
+    """The input of the child run; or the result of a call that may not begin."""
+    how = pending.call.disposition
+    assert isinstance(how, AsSubagent), "a call of another agent"
+    depth = (state.parent.depth if state.parent else 0) + 1
+    if depth > MAX_DEPTH:
+        return _refused(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
+    if len(child_id(state, pending).encode()) > RUN_ID_BYTES:
+        return _refused(pending, "not run: the id of this run is too long for it to have subagents")
+    limits = _share(state)
+    if limits is not None and any(getattr(limits, name) is not None and getattr(limits, name) <= 0 for name in _PAID):
+        spent = next(use for use in uses(state) if use.name in _PAID and getattr(limits, use.name) is not None)
+        return _refused(pending, f"not run: nothing is left for a subagent, {spent}")
+    content: Any = how.message if how.blob is None else how.blob.model_dump(mode="json")
+    message: dict[str, Any] = {"content": content}
+    if how.typed:
+        message["typed"] = True
+    if how.blob is not None:
+        message["store_id"] = state.store_id
+    parent = Parent(
+        context_id=state.context_id,
+        call_id=pending.call.id,
+        scope=_key(state, pending, how),
+        depth=depth,
+        limits=limits,
+    )
+    start = {
+        "agent": how.agent,
+        "message": message,
+        "context": state.context,
+        "auth_context": state.auth_context,
+        "auth_ref": state.auth_ref,
+        "max_history_events": state.max_history_events,
+        "parent": parent.model_dump(mode="json", exclude_none=True),
+    }
+    return {name: value for name, value in start.items() if value is not None}
+
+
+def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping: bool) -> None:
+    """The child run ended. What it used counts for its parent, also where its answer does not.
+
+    ``stopping``: the parent's turn was stopped, and the child with it; its call is closed by the loop.
+    """
+    response, call = ended.response, pending.call
+    used = response or ended.used
+    if used is not None:
+        state.usage += used.usage
+        state.tool_calls += used.tool_calls or 0
+        if used.cost_usd is not None:
+            state.cost_usd = (state.cost_usd or 0.0) + used.cost_usd
+    if response is None:
+        if not stopping:
+            apply_result(state, pending.op, _refused(pending, ended.error or "the subagent ended without an answer"))
+        return
+    if response.finish_reason == "interrupted":
+        if not stopping:
+            text = response.content or "Interrupted: the subagent was interrupted before it had an answer"
+            apply_result(state, pending.op, _refused(pending, text))
+        return
+    said = None if response.blob is not None else response.content
+    result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)
+    apply_result(state, pending.op, result)
+
+
+def child_used(state: RunState) -> dict[str, Any]:
+    """What a child that did not end well tells its parent."""
+    used = Response(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls)
+    return {"used": used.model_dump(mode="json", include={"usage", "cost_usd", "tool_calls"}, exclude_none=True)}
+
+
+def read_used(details: Any) -> Response | None:
+    """What :func:`child_used` said."""
+    said = details[0] if details else None
+    used = said.get("used") if isinstance(said, dict) else None
+    return Response.model_validate(used) if isinstance(used, dict) else None
+
+
+def _share(state: RunState) -> Bounds | None:
+    """What one of the children that are to run now may use: an equal part of what is left, so that together they do
+    not use more than there is."""
+    whole = left(state)
+    if whole is None:
+        return None
+    waiting = sum(isinstance(call.call.disposition, AsSubagent) and call.result is None for call in state.calls)
+    parts: dict[str, Any] = whole.model_dump(exclude_none=True)
+    for name in _SHARED:
+        if name in parts:
+            parts[name] = parts[name] / max(1, waiting) if name == "cost_usd" else parts[name] // max(1, waiting)
+    return Bounds.model_validate(parts)
+
+
+def _key(state: RunState, pending: PendingCall, how: AsSubagent) -> str:
+    """Of the call: what it is asked is part of it, as with every effect that is paid once."""
+    asked = {"call_id": pending.call.id, "how": how.model_dump(exclude_defaults=True)}
+    text = json.dumps([state.scope, pending.op, "subagent", asked], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refused(pending: PendingCall, text: str) -> NewResult:
+    return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)

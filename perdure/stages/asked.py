@@ -1,0 +1,35 @@
+"""What there is to say of approvals: that a call waits, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..ports import NewEvent
+from ..types.approval import Decided
+from ..types.events import ApprovalDecided, ApprovalRequested
+from ..types.wire import ModelOutput
+
+
+def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
+    """The calls of a reply that wait for somebody. ``said`` is what every event has."""
+    for call in output.calls:
+        if call.approval is not None:
+            asks: dict[str, Any] = {"expires_in": call.approval.expires, "on_expiry": call.approval.on_expiry}
+            event = ApprovalRequested(**said, call_id=call.id, name=call.name, arguments=call.arguments, **asks)
+            yield NewEvent(event)
+
+
+def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any]) -> NewEvent:
+    """What came of the wait; ``key`` names the call."""
+    event = ApprovalDecided(
+        **said,
+        call_id=call_id,
+        name=name,
+        decision=how.state,
+        by=how.by,
+        decided_at=how.at,
+        comment=how.comment,
+        arguments=how.arguments,
+    )
+    return NewEvent(event, key=f"decided/{key}")

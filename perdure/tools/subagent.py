@@ -1,0 +1,144 @@
+"""Tools that are other agents: a call of one is a run of its own, a child of the run that calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from perdure.errors import DefinitionError, InvalidInputError, ToolError
+from perdure.hooks import HookSet
+from perdure.ports import ToolSpec
+from perdure.tools.arguments import ArgumentsError
+from perdure.tools.context import RunContext
+from perdure.tools.tool import Tool
+from perdure.types.messages import clean
+from perdure.types.wire import AsSubagent
+
+DELEGATE = "call_agent"
+_NAME_CHARS = 64
+
+
+class SubagentTool(Tool):
+    """A tool whose call another agent answers. It runs nothing: the workflow starts the run."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        ask: Callable[[Mapping[str, Any]], AsSubagent],
+        *,
+        agents: Sequence[Any],
+        typed: bool = False,
+        chosen: bool = False,
+    ) -> None:
+        """``ask`` gives what is asked of whom, and raises ``ArgumentsError``. ``agents`` are those that it may name:
+        agents, or their names. ``chosen``: which of them is for the model to say."""
+        if len(name) > _NAME_CHARS:
+            raise DefinitionError(
+                f"the tool name {name!r} has {len(name)} characters; models take {_NAME_CHARS}",
+                hint='Give it a shorter one: tools=[that_agent.as_tool("name")].',
+            )
+        self.name, self.description = name, clean(description)
+        self.where = f"subagent{'s' if chosen else ''} {', '.join(map(agent_name, agents))}"
+        self.parameters = dict(parameters)
+        self.agents, self.chosen = tuple(agents), chosen
+        self.timeout, self.idempotent, self.inline = 0.0, False, False  # nothing of it runs in a worker
+        self.retries, self.task_queue = None, None
+        self.hooks = HookSet()
+        self.is_async, self.context_parameter = True, None
+        self.validates_by_code = typed
+        self.spec = ToolSpec(self.name, self.description, self.parameters)
+        seen = json.dumps([self.name, self.description, self.parameters, "subagent"], sort_keys=True)
+        self.definition = hashlib.sha256(seen.encode()).hexdigest()[:16]
+        self.ask = ask
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self!r} is run by the engine, as a run of its own")
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as they are. Raises ``ArgumentsError``."""
+        self.ask(arguments)
+        return dict(arguments)
+
+    def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
+        """A call that was asked for when it was another tool. Raises ``ToolError``."""
+        raise ToolError(f"{self.name} calls another agent now: call it again")
+
+
+def call_tool(agent: Any, name: str | None = None, description: str | None = None) -> SubagentTool:
+    """``call_NAME``: ``agent``, an agent or the name of one, answers a task, or an input of its type."""
+    title = name or f"call_{agent_name(agent)}"
+    said = description if description is not None else _described(agent)
+    if getattr(agent, "takes_input", False):
+        return _typed(agent, title, said)
+
+    def call(
+        task: Annotated[str, Field(description="All that the agent needs to know: it sees nothing else.")],
+    ) -> None:
+        """Only its signature counts."""
+
+    form = Tool(call, name=title)
+
+    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
+        return AsSubagent(agent=agent_name(agent), message=form.validate(arguments)["task"])
+
+    return SubagentTool(title, said, form.parameters, ask, agents=[agent])
+
+
+def delegate(agents: Sequence[Any], *, name: str = DELEGATE, description: str | None = None) -> Tool:
+    """A tool by which the model asks any of ``agents`` (agents, or names of agents that the same worker serves):
+    ``call_agent(agent_name, message)``. Raises ``DefinitionError``."""
+    if isinstance(agents, str) or not agents:
+        raise DefinitionError(f"delegate takes a list of agents, not {agents!r:.100}", hint="delegate([researcher]).")
+    names = tuple(map(agent_name, agents))
+
+    def call(agent_name: Any, message: Any) -> None:
+        """Only its signature counts."""
+
+    call.__annotations__ = {
+        "agent_name": Literal[names],
+        "message": Annotated[str, Field(description="All that the agent needs to know: it sees nothing else.")],
+        "return": None,
+    }
+    form = Tool(call, name=name)
+
+    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
+        given = form.validate(arguments)
+        return AsSubagent(agent=given["agent_name"], message=given["message"])
+
+    listed = "\n".join(f"- {agent_name(one)}: {getattr(one, 'description', '') or 'an agent'}" for one in agents)
+    said = description if description is not None else f"Ask another agent, and get its answer. There are:\n{listed}"
+    return SubagentTool(name, said, form.parameters, ask, agents=agents, chosen=True)
+
+
+def agent_name(agent: Any) -> str:
+    """Of an agent, or of what is one already. Raises ``DefinitionError``."""
+    name = agent if isinstance(agent, str) else getattr(agent, "name", None)
+    if not isinstance(name, str) or isinstance(agent, Tool):
+        raise DefinitionError(
+            f"a subagent is an Agent or the name of one, not {agent!r:.100}", hint="A function goes into tools=[…]."
+        )
+    return name
+
+
+def _typed(agent: Any, title: str, description: str) -> SubagentTool:
+    """For an agent with an input type: its fields are the tool's."""
+
+    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
+        try:
+            plain = agent.check_input(dict(arguments))
+        except InvalidInputError as error:
+            raise ArgumentsError(f"the arguments of {title} do not fit: {error.message}") from error
+        return AsSubagent(agent=agent.name, message=json.dumps(plain, ensure_ascii=False), typed=True)
+
+    return SubagentTool(title, description, agent.input_schema(), ask, agents=[agent], typed=True)
+
+
+def _described(agent: Any) -> str:
+    name = agent_name(agent)
+    return getattr(agent, "description", "") or f"Ask the agent {name}, and get its answer."

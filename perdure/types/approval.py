@@ -1,0 +1,113 @@
+"""Approvals as they travel: what a call asks for, what somebody decided, and what can be told of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from .messages import Data
+
+OnExpiry = Literal["deny", "approve"]
+DecisionState = Literal["approved", "denied", "expired"]
+COMMENT_CHARS = 2000
+"""Of what somebody says with a decision."""
+CHANGED_BYTES = 64 * 1024
+"""Of arguments that a decision changes, as JSON."""
+
+
+def arguments_hash(call_id: str, name: str, arguments: Mapping[str, Any] | None) -> str:
+    """What an approval is bound to: this call of this tool with these arguments (hexadecimal)."""
+    plain = json.dumps([call_id, name, dict(arguments or {})], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+class Asks(Data):
+    """A call that waits for somebody's approval: on what terms."""
+
+    hash: str
+    """:func:`arguments_hash` of what is asked."""
+    expires: float | None = None
+    """Seconds; None waits for as long as it takes."""
+    on_expiry: OnExpiry = "deny"
+    separate: bool = Field(default=False, exclude_if=operator.not_)
+    """Who asked for the call may not approve it."""
+
+
+class Waiting(Data):
+    """Since when a call waits, and until when."""
+
+    since: str
+    """ISO 8601, UTC."""
+    until: float | None = None
+    """Seconds since 1970."""
+
+
+class Decided(Data):
+    """What became of an approval."""
+
+    state: DecisionState
+    by: str | None = None
+    """Who decided; None where nobody did in time."""
+    at: str
+    """ISO 8601, UTC."""
+    comment: str | None = None
+    arguments: dict[str, Any] | None = None
+    """What the call is made with instead of what the model said."""
+    hash: str
+    """:func:`arguments_hash` of what was decided on: with ``arguments``, of these."""
+
+
+class ApprovalDecision(Data):
+    """The argument of the update ``decide_approval``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    call_id: str = Field(min_length=1, max_length=500)
+    decision: Literal["approve", "deny"]
+    by: str | None = Field(default=None, max_length=200)
+    """Who decides, as the sender says."""
+    comment: str | None = Field(default=None, max_length=COMMENT_CHARS)
+    arguments: dict[str, Any] | None = None
+    """With ``"approve"``: what the tool is called with instead."""
+    hash: str | None = Field(default=None, max_length=100)
+    """The ``hash`` of what was looked at, as ``status`` has it: refused if another call has the id now."""
+
+
+class PendingApproval(Data):
+    """A call that waits for somebody to decide."""
+
+    call_id: str
+    name: str
+    """The tool's."""
+    arguments: dict[str, Any] | None = None
+    """None where they are too large for history: the transcript has them."""
+    hash: str
+    """Names the call and its arguments; a decision that gives it cannot be taken for another call."""
+    since: str | None = None
+    """ISO 8601, UTC; ``expires`` too."""
+    expires: str | None = None
+    on_expiry: OnExpiry = "deny"
+    separate: bool = False
+
+
+class DecidedApproval(Data):
+    """A decision of the past."""
+
+    call_id: str
+    name: str
+    state: DecisionState
+    by: str | None = None
+    at: str
+    comment: str | None = None
+    changed: bool = False
+    """The call was made with other arguments than the model's."""
+
+    def __str__(self) -> str:
+        if self.state == "expired" or self.by is None:
+            return f"{self.state}: nobody had decided by {self.at}"
+        return f"{self.state} by {self.by} at {self.at}"

@@ -1,0 +1,62 @@
+"""Agents from inside one's own Temporal workflows: ``from perdure.workflow import run_agent``.
+
+In a sandboxed workflow, import it with ``workflow.unsafe.imports_passed_through()``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from temporalio import workflow
+
+from .types.interface import WORKFLOW, Response
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+
+async def run_agent(
+    agent: str | Agent,
+    message: str | Mapping[str, Any],
+    *,
+    id: str | None = None,
+    context: Mapping[str, Any] | None = None,
+    auth_ref: str | None = None,
+    override: Mapping[str, Any] | None = None,
+    task_queue: str | None = None,
+    **options: Any,
+) -> Response:
+    """Run an agent as a child workflow, to its answer. Several at once: ``asyncio.gather``.
+
+    ``message`` is text, or for an agent with an input type its fields. ``id`` is the run's, by default the workflow's
+    with the agent's name and a number; ``task_queue`` that of a worker which serves the agent, by default the
+    workflow's own. ``context``, ``auth_ref`` and ``override`` are as of ``Client.start``, in plain JSON; ``options``
+    are Temporal's for a child workflow. Cancelled with the workflow, the run closes its transcript first.
+
+    The response is without ``messages``, and a long answer is in ``blob`` alone: a client with the store has both.
+    Raises ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error.
+    """
+    name = agent if isinstance(agent, str) else agent.name
+    start = {
+        "agent": name,
+        "message": message if isinstance(message, str) else {"input": dict(message)},
+        "context": None if context is None else dict(context),
+        "auth_ref": auth_ref,
+        "override": None if override is None else dict(override),
+    }
+    given: dict[str, Any] = {
+        "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+        "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
+        "memo": {"agent": name},
+        **options,
+    }
+    raw = await workflow.execute_child_workflow(
+        WORKFLOW,
+        {field: value for field, value in start.items() if value is not None},
+        id=id or f"{workflow.info().workflow_id}/{name}-{workflow.uuid4().hex[:12]}",
+        task_queue=task_queue,
+        **given,
+    )
+    return Response.model_validate_json(json.dumps(raw))

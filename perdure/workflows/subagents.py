@@ -1,0 +1,86 @@
+"""Calls of other agents: each is a child workflow, which the run waits for, and stops when it is stopped itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError, is_cancelled_exception
+
+from .. import loop
+from ..loop.subagents import read_used
+from ..types.interface import WORKFLOW, Response
+from ..types.state import PendingCall, RunState
+from ..types.wire import NewResult
+from . import host
+from .options import child_options
+
+_CANCELLED = "RunCancelledError: the subagent was cancelled"
+
+
+async def run_subagent(state: RunState, pending: PendingCall, stopping: Callable[[], bool]) -> None:
+    """Run the child to its end. An interrupt of the run interrupts the child, which then says what it has used."""
+    start = loop.child_start(state, pending)
+    if isinstance(start, NewResult):
+        loop.apply_result(state, pending.op, start)
+        return
+    try:
+        child = await _started(loop.child_id(state, pending), start)
+        await _end(child, lambda: state.interrupt is not None)
+        ended = loop.Ended(Response.model_validate(child.result()))
+    except asyncio.CancelledError:
+        ended = loop.Ended(error=_CANCELLED)
+    except FailureError as error:
+        ended = _failed(error)
+    loop.apply_child(state, pending, ended, stopping=stopping() and _stopped(ended))
+
+
+async def _started(id: str, start: dict[str, Any]) -> asyncio.Task[Any]:
+    """The child that has begun. A start that is cancelled would leave one behind that nobody waits for: it is let
+    begin, and then stopped like any other. Raises ``FailureError``."""
+    memo = {"agent": start["agent"]}
+    starting = asyncio.create_task(host.start_child_workflow(WORKFLOW, start, id=id, memo=memo, **child_options()))
+    stopped = False
+    while not starting.done():
+        try:
+            await host.wait([starting])
+        except asyncio.CancelledError:
+            stopped = True
+    child = starting.result()
+    if stopped:
+        child.cancel()
+    return child
+
+
+def _stopped(ended: loop.Ended) -> bool:
+    """Whether it ended because it was stopped: what it had finished before counts."""
+    return ended.response is None or ended.response.finish_reason == "interrupted"
+
+
+async def _end(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> None:
+    """Until ``child`` has ended, however it does."""
+    while not child.done():
+        try:
+            await host.wait([child])
+        except asyncio.CancelledError:
+            if interrupted() and not child.done():
+                await _interrupt(child)
+            else:
+                child.cancel()
+
+
+async def _interrupt(child: asyncio.Task[Any]) -> None:
+    try:
+        await cast(host.Child, child).signal("interrupt")
+    except (FailureError, asyncio.CancelledError):  # it has ended meanwhile, or is to end: waiting goes on
+        child.cancel()
+
+
+def _failed(error: FailureError) -> loop.Ended:
+    cause = error.cause if isinstance(error, ChildWorkflowError) else error
+    if isinstance(cause, ApplicationError):
+        return loop.Ended(error=f"{cause.type}: {cause.message}", used=read_used(cause.details))
+    if is_cancelled_exception(error):
+        return loop.Ended(error=_CANCELLED)
+    return loop.Ended(error=f"{type(cause).__name__}: {cause}")

@@ -1,0 +1,68 @@
+"""The programs under examples/ in which agents call agents, as processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.docs.asked import Request, results, system, users
+from tests.docs.loopback import EXAMPLES, Loopback, succeeded
+from tests.servers.chat_wire import Call
+
+pytestmark = pytest.mark.server
+
+FINISH = "__finish__"
+
+
+def tools(request: Request) -> list[str]:
+    return [one["function"]["name"] for one in request.get("tools", [])]
+
+
+async def test_a_text_is_shortened_until_it_loses_too_much(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        match tools(request):
+            case []:
+                words = users(request)[0].split()
+                return " ".join(words[: len(words) * 2 // 3])
+            case ["__finish__"]:
+                return Call(FINISH, {"lossy": "March" not in users(request)[0].partition(" / ")[2]})
+        original, heard = users(request)[0], results(request)
+        if not heard:
+            return Call("call_shortener", {"task": original})
+        if len(heard) % 2:
+            return Call("call_judge", {"task": f"{original} / {heard[-1]}"})
+        if json.loads(heard[-1])["lossy"]:
+            return heard[-4]
+        return Call("call_shortener", {"task": heard[-2]})
+
+    loopback.model.rule = rule
+    out = succeeded(await loopback.python(EXAMPLES / "32_compressor.py"))
+    assert out == "The meeting is on Monday, 3 March, at ten\n"
+
+
+async def test_three_judges_and_an_editor(loopback: Loopback) -> None:
+    names = ("rigour", "clarity", "notation")
+
+    def rule(request: Request) -> Any:
+        match tools(request):
+            case []:
+                return "Version 2" if "objects" in users(request)[0] else "Version 1"
+            case ["__finish__"]:
+                content = "Version 2" in users(request)[0] or "symbol" not in system(request)
+                return Call(FINISH, {"score": 95 if content else 70, "objection": "" if content else "What is k?"})
+        heard = results(request)
+        if not heard:
+            return Call("write", {"task": "Derive it."})
+        if heard[-1].startswith("Version"):
+            return [Call("call_agent", {"agent_name": name, "message": heard[-1]}) for name in names]
+        scores = [json.loads(one) for one in heard[-3:]]
+        if min(one["score"] for one in scores) >= 90:
+            return heard[-4]
+        return Call("write", {"task": f"{heard[-4]}. Notation objects: {scores[2]['objection']}"})
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "33_judges.py")) == "Version 2\n"
+    judged = [request for request in loopback.model.requests if tools(request) == [FINISH]]
+    assert len(judged) == 6

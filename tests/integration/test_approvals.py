@@ -1,0 +1,433 @@
+"""Calls that wait for a person, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Approval, Run, RunContext, allow, ask, deny, hook, tool
+from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
+from perdure.inbox import PendingCall
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+from perdure.types.events import ApprovalDecided, ApprovalRequested
+from perdure.types.interface import Status
+from tests.support.checks import assert_closed, results
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+RAN: list[tuple[str, float]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    RAN.clear()
+
+
+@tool(needs_approval=True)
+async def refund(order: str, amount: float) -> str:
+    """Refund an order."""
+    RAN.append((order, amount))
+    return f"refunded {amount:g} of {order}"
+
+
+@tool
+async def look(order: str) -> str:
+    """Look at an order."""
+    RAN.append((order, 0))
+    return f"seen {order}"
+
+
+def agent(*replies: Any, **options: Any) -> Agent:
+    return Agent("support", ScriptedProvider(list(replies)), **{"tools": [refund, look], **options})
+
+
+def asking(*names: str) -> list[Any]:
+    return [[call("refund", order=name, amount=5) for name in names], "Done."]
+
+
+async def waits(run: Run, count: int = 1) -> Status:
+    """Until ``count`` calls wait, and nothing else is done."""
+    seen: list[Status] = []
+
+    async def there() -> bool:
+        seen.append(await run.status())
+        return seen[-1].doing == "approval" and len(seen[-1].approvals) == count
+
+    await eventually(there, deadline=20, what=f"{count} calls that wait")
+    return seen[-1]
+
+
+async def told(run: Run) -> list[str]:
+    transcript = await run.transcript()
+    assert_closed(transcript)
+    return results(transcript)
+
+
+async def test_a_call_waits_until_somebody_approves_it(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        status = await waits(run)
+        assert RAN == []
+        assert (status.state, status.approvals[0].name) == ("waiting", "refund")
+        assert status.approvals[0].arguments == {"order": "a", "amount": 5}
+        decided = await run.approve(by="ana", comment="ok")
+        assert (decided.state, decided.by, decided.comment) == ("approved", "ana", "ok")
+        assert (await run.result()).content == "Done."
+        assert await told(run) == ["refunded 5 of a"]
+
+
+async def test_a_denied_call_does_not_run_and_the_model_is_told_by_whom(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+        await run.deny(by="ana", comment="too much")
+        await run.result()
+        assert RAN == []
+        assert await told(run) == ["Denied by ana: too much"]
+
+
+async def test_the_other_calls_of_the_reply_run_meanwhile(engine: Engine) -> None:
+    replies = [[call("refund", order="a", amount=5), call("look", order="b")], "Done."]
+    async with engine.served(agent(*replies)) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+        assert RAN == [("b", 0)]
+        await run.approve()
+        await run.result()
+        assert await told(run) == ["refunded 5 of a", "seen b"]
+
+
+async def test_two_approvers_race_and_the_loser_hears_who_was_quicker(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        status = await waits(run)
+        asked = status.approvals[0].call_id
+        said = await asyncio.gather(run.approve(asked, by="ana"), run.deny(asked, by="bea"), return_exceptions=True)
+        (lost,) = [one for one in said if isinstance(one, BaseException)]
+        (won,) = [one for one in said if not isinstance(one, BaseException)]
+        assert isinstance(lost, ApprovalDecidedError)
+        assert f"{won.state} by {won.by}" in str(lost)
+        await run.result()
+        assert ([("a", 5)] if won.state == "approved" else []) == RAN
+        with pytest.raises(ApprovalDecidedError, match=f"by {won.by}"):
+            await run.approve(asked, by="cleo")
+
+
+async def test_whoever_comes_while_the_run_goes_on_hears_it_too(engine: Engine) -> None:
+    replies = [*asking("a")[:1], call("refund", order="b", amount=6), "Done."]
+    async with engine.served(agent(*replies)) as client:
+        run = await client.start("support", "Go.")
+        first = (await waits(run)).approvals[0].call_id
+        await run.approve(by="ana")
+        second = (await waits(run)).approvals[0].call_id
+        if first != second:
+            with pytest.raises(ApprovalDecidedError, match="by ana"):
+                await run.approve(first, by="bea")
+        with pytest.raises(InvalidInputError, match="no call 'other' waits"):
+            await run.approve("other")
+        await run.deny(second)
+        await run.result()
+        assert RAN == [("a", 5)]
+
+
+async def test_edited_arguments_are_what_the_tool_gets_and_checks(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a", "b"))) as client:
+        run = await client.start("support", "Go.")
+        first, second = (one.call_id for one in (await waits(run, 2)).approvals)
+        decided = await run.approve(first, arguments={"order": "a", "amount": 3})
+        assert decided.changed
+        await run.approve(second, arguments={"order": "b", "amount": "much"})
+        await run.result()
+        assert RAN == [("a", 3)]
+        good, bad = await told(run)
+        assert good == '(tests changed the arguments: {"amount": 3, "order": "a"})\nrefunded 3 of a'
+        assert "the arguments of refund are not valid" in bad
+
+
+async def test_a_decision_on_what_was_looked_at_holds_for_nothing_else(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        (seen,) = (await waits(run)).approvals
+        other = PendingCall(run, "support", seen.call_id, "refund", {}, None, None, hash="0" * 32)
+        with pytest.raises(InvalidInputError, match="not the one that was looked at"):
+            await other.approve()
+        await run.deny()
+        await run.result()
+
+
+async def test_the_inbox_has_what_waits_in_all_runs(engine: Engine) -> None:
+    def reply(request: ModelRequest) -> Any:
+        said = request.messages[-1]
+        return "Done." if said.role == "tool" else call("refund", order=said.text, amount=5)
+
+    async with engine.served(Agent("support", ScriptedProvider(reply), tools=[refund])) as client:
+        runs = [await client.start("support", order) for order in ("a", "b")]
+        for run in runs:
+            await waits(run)
+        mine = [one for one in await client.approvals(agent="support") if one.run_id in {run.id for run in runs}]
+        assert {one.run_id for one in mine} == {run.id for run in runs}
+        assert {str(one.arguments and one.arguments["order"]) for one in mine} == {"a", "b"}
+        for one in mine:
+            assert one.since is not None
+            await one.approve(by="ana")
+        for run in runs:
+            await run.result()
+        with pytest.raises(ApprovalDecidedError, match="by ana"):
+            await mine[0].deny(by="bea")
+
+
+@pytest.mark.parametrize("on_expiry", ["deny", "approve"])
+async def test_an_approval_expires(engine: Engine, on_expiry: Any) -> None:
+    quick = tool(refund.fn, name="refund", needs_approval=Approval(expires=0.5, on_expiry=on_expiry))
+    async with engine.served(agent(*asking("a"), tools=[quick])) as client:
+        run = await client.start("support", "Go.")
+        await run.result()
+        assert ([("a", 5)] if on_expiry == "approve" else []) == RAN
+        (said,) = await told(run)
+        assert said.startswith("refunded" if on_expiry == "approve" else "Expired: nobody approved")
+        asked = (await run.transcript())[1].tool_calls[0].id
+        error = ApprovalDecidedError if on_expiry == "approve" else ApprovalExpiredError
+        with pytest.raises(error, match="nobody had decided"):
+            await run.approve(asked)
+
+
+async def test_who_asked_cannot_approve_where_it_is_to_be_somebody_else(engine: Engine) -> None:
+    separate = tool(refund.fn, name="refund", needs_approval=Approval(separate=True))
+    async with engine.served(agent(*asking("a"), tools=[separate])) as client:
+        run = await client.start("support", "Go.", by="ana")
+        await waits(run)
+        with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+            await run.approve(by="ana")
+        await run.approve(by="bea")
+        await run.result()
+        assert RAN == [("a", 5)]
+
+
+async def test_rules_of_the_agent_count_before_what_the_tool_says(engine: Engine) -> None:
+    rules = [allow("refund", order="small-*"), deny("refund", order="no-*"), ask("look", order="[x]*")]
+    replies = [
+        [
+            call("refund", order="small-1", amount=1),
+            call("refund", order="no-1", amount=1),
+            call("look", order="y"),
+            call("look", order="x"),
+        ],
+        "Done.",
+    ]
+    async with engine.served(agent(*replies, approvals=rules)) as client:
+        run = await client.start("support", "Go.")
+        status = await waits(run)
+        assert status.approvals[0].arguments == {"order": "x"}
+        await run.approve()
+        await run.result()
+        paid, denied, *seen = await told(run)
+        assert (paid, seen) == ("refunded 1 of small-1", ["seen y", "seen x"])
+        assert denied.startswith("Denied: a rule of agent support")
+
+
+async def test_a_policy_decides_call_by_call(engine: Engine) -> None:
+    async def policy(asked: Any, ctx: RunContext) -> Any:
+        assert ctx.context == {"limit": 10}
+        if asked.arguments["order"] == "broken":
+            raise LookupError("no such order")
+        return asked.arguments["amount"] > ctx.context["limit"]
+
+    checked = tool(refund.fn, name="refund", needs_approval=policy)
+    calls = [call("refund", order=name, amount=amount) for name, amount in (("a", 5), ("b", 50), ("broken", 1))]
+    async with engine.served(agent(calls, "Done.", tools=[checked])) as client:
+        run = await client.start("support", "Go.", context={"limit": 10})
+        status = await waits(run, 2)
+        assert [one.arguments["order"] for one in status.approvals if one.arguments] == ["b", "broken"]
+        assert RAN == [("a", 5)]
+        for one in status.approvals:
+            await run.approve(one.call_id)
+        await run.result()
+        assert len(RAN) == 3
+
+
+async def test_an_inline_tool_that_a_rule_asks_for_is_an_activity(engine: Engine) -> None:
+    inline = tool(look.fn, name="look", inline=True)
+    async with engine.served(agent(call("look", order="a"), "Done.", tools=[inline], approvals=[ask("*")])) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+        assert RAN == []
+        await run.approve()
+        await run.result()
+        assert RAN == [("a", 0)]
+
+
+async def test_a_rule_that_a_deploy_brings_holds_for_calls_in_flight(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+    rules = [deny("refund", order="a")]
+    async with engine.served(agent("Done.", approvals=rules)):
+        await run.approve(by="ana")
+        await run.result()
+        assert RAN == []
+        assert (await told(run))[0].startswith("Denied: a rule of agent support")
+
+
+async def test_it_waits_over_restarts_of_the_worker(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+    async with engine.served(agent("Done.")):
+        assert (await run.status()).doing == "approval"
+        await run.approve(by="ana")
+        assert (await run.result()).content == "Done."
+        assert RAN == [("a", 5)]
+
+
+async def test_it_continues_as_new_while_it_waits(engine: Engine) -> None:
+    # Of the first execution the model call and the tools that run take more events than it may have.
+    calls = [[call("refund", order="a", amount=5), *(call("look", order=str(n)) for n in range(4))], "Done."]
+    async with engine.served(agent(*calls)) as client:
+        run = await client.start("support", "Go.", max_history_events=15)
+        first = (await waits(run)).approvals[0]
+        execution = (await run.describe()).run_id
+        assert execution != run.handle.first_execution_run_id
+        decided = await run.approve(first.call_id, by="ana")
+        assert decided.by == "ana"
+        await run.result()
+        assert RAN.count(("a", 5)) == 1
+        assert (await told(run))[0] == "refunded 5 of a"
+
+
+async def test_an_interrupt_closes_what_waits(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        asked = (await waits(run)).approvals[0].call_id
+        await run.interrupt("Never mind.")
+        await run.result()
+        assert (await told(run))[0].startswith("Interrupted")
+        assert RAN == []
+        with pytest.raises((RunClosedError, InvalidInputError)):
+            await run.approve(asked)
+
+
+async def test_a_cancelled_run_closes_what_waits(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+        await run.cancel()
+        await eventually(lambda: _closed(run), deadline=20, what="a run that has ended")
+        assert (await told(run))[0].startswith("Cancelled")
+        assert RAN == []
+
+
+async def _closed(run: Run) -> bool:
+    return (await run.status()).state == "cancelled"
+
+
+async def test_what_is_no_decision_is_refused_without_a_trace(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a"))) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+        before = (await run.describe()).history_length
+        for wrong in (None, "yes", {"call_id": "x"}, {"call_id": "x", "decision": "maybe"}):
+            with pytest.raises(Exception, match="Workflow update failed"):
+                await run.handle.execute_update("decide_approval", wrong)
+        assert (await run.describe()).history_length == before
+        await run.deny()
+        await run.result()
+
+
+async def test_of_several_calls_one_has_to_be_named(engine: Engine) -> None:
+    async with engine.served(agent(*asking("a", "b"))) as client:
+        run: Run = await client.start("support", "Go.")
+        await waits(run, 2)
+        with pytest.raises(InvalidInputError, match="2 calls of run"):
+            await run.approve()
+        for one in (await run.status()).approvals:
+            await run.approve(one.call_id)
+        await run.result()
+        with pytest.raises((InvalidInputError, RunClosedError)):
+            await run.approve()
+
+
+async def test_events_and_hooks_say_what_waits_and_what_was_decided(engine: Engine) -> None:
+    heard: list[Any] = []
+
+    @hook("on_approval")
+    def notify(name: str, arguments: dict[str, Any], call_id: str, expires_in: float | None, ctx: RunContext) -> None:
+        heard.append((name, arguments, call_id, expires_in, ctx.run_id))
+
+    terms = tool(refund.fn, name="refund", needs_approval=Approval(expires="7d"))
+    async with engine.served(agent(*asking("a", "b"), tools=[terms], hooks=[notify])) as client:
+        run = await client.start("support", "Go.")
+        first, second = (one.call_id for one in (await waits(run, 2)).approvals)
+        assert heard == [
+            ("refund", {"order": "a", "amount": 5}, first, 604800.0, run.id),
+            ("refund", {"order": "b", "amount": 5}, second, 604800.0, run.id),
+        ]
+        await run.approve(first, by="ana", arguments={"order": "a", "amount": 1})
+        await run.deny(second, by="bea", comment="no")
+        await run.result()
+        events = [event async for event in run.events(wait=False)]
+    asked = [event for event in events if isinstance(event, ApprovalRequested)]
+    assert [(one.call_id, one.expires_in, one.on_expiry) for one in asked] == [
+        (first, 604800.0, "deny"),
+        (second, 604800.0, "deny"),
+    ]
+    decided = {event.call_id: event for event in events if isinstance(event, ApprovalDecided)}
+    assert (decided[first].decision, decided[first].by) == ("approved", "ana")
+    assert decided[first].arguments == {"order": "a", "amount": 1}
+    assert (decided[second].decision, decided[second].by, decided[second].comment) == ("denied", "bea", "no")
+    kinds = [(event.type, getattr(event, "call_id", None)) for event in events]
+    assert kinds.index(("approval.decided", first)) < kinds.index(("tool.started", first))
+    assert len(decided) == len([kind for kind, _ in kinds if kind == "approval.decided"])
+
+
+async def test_a_call_of_a_subagent_waits_too(engine: Engine) -> None:
+    helper = Agent("helper", ScriptedProvider(["Helped."]), description="Helps.")
+    one = agent(call("call_helper", task="Help."), "Done.", subagents=[helper], approvals=[ask("call_*")])
+    async with engine.served(one, helper) as client:
+        run = await client.start("support", "Go.")
+        (asked,) = (await waits(run)).approvals
+        with pytest.raises(InvalidInputError, match="cannot be changed"):
+            await run.approve(arguments={"task": "Hinder."})
+        await run.approve(asked.call_id, by="ana")
+        await run.result()
+        assert await told(run) == ["Helped."]
+
+
+async def test_of_many_runs_every_call_runs_once_with_what_its_winner_approved(engine: Engine) -> None:
+    def reply(request: ModelRequest) -> Any:
+        said = request.messages[-1]
+        return "Done." if said.role == "tool" else call("refund", order=said.text, amount=5)
+
+    many = 25
+    async with engine.served(Agent("desk", ScriptedProvider(reply), tools=[refund])) as client:
+        runs = [await client.start("desk", str(n), id=f"{engine.task_queue}-{n}") for n in range(many)]
+
+        async def all_wait() -> list[PendingCall]:
+            found = [one for one in await client.approvals(agent="desk") if one.run_id.startswith(engine.task_queue)]
+            return found if len(found) == many else []
+
+        await eventually(all_wait, deadline=60, every=0.5, what="all of them in the inbox")
+
+        async def approver(name: str, amount: float) -> dict[str, str]:
+            said: dict[str, str] = {}
+            for one in await client.approvals(agent="desk"):
+                if one.run_id.startswith(engine.task_queue) and one.arguments is not None:
+                    try:
+                        await one.approve(by=name, arguments={**one.arguments, "amount": amount})
+                        said[one.run_id] = "won"
+                    except ApprovalDecidedError as error:
+                        said[one.run_id] = str(error)
+            return said
+
+        ana, bea = await asyncio.gather(approver("ana", 1), approver("bea", 2))
+        for run in runs:
+            await run.result()
+    for n, run in enumerate(runs):
+        winner = "ana" if ana.get(run.id) == "won" else "bea"
+        loser = {"ana": bea, "bea": ana}[winner].get(run.id)
+        assert loser is None or f"approved by {winner}" in loser
+        assert [amount for order, amount in RAN if order == str(n)] == [1 if winner == "ana" else 2]

@@ -1,0 +1,97 @@
+"""Approvals in process: the same workflow code, and what ``call(on_approval=…)`` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.errors import ApprovalPendingError, InvalidInputError
+from perdure.inbox import PendingCall
+from perdure.testing import ScriptedProvider, call, scripted
+from tests.support.checks import results
+from tests.support.engine import Engine
+
+
+@tool(needs_approval=True)
+def refund(order: str, amount: float) -> str:
+    """Refund an order."""
+    return f"refunded {amount:g} of {order}"
+
+
+support = Agent("support", "openai:gpt-5", tools=[refund])
+REPLIES: list[Any] = [call("refund", order="7", amount=3), "Done."]
+
+
+def test_approve_approves() -> None:
+    with scripted(support, REPLIES):
+        response = support.call_sync("Go.", on_approval="approve")
+    assert response.content == "Done."
+    assert results(response.messages) == ["refunded 3 of 7"]
+
+
+def test_a_function_decides() -> None:
+    seen: list[PendingCall] = []
+
+    def decide(one: PendingCall) -> bool:
+        seen.append(one)
+        return False
+
+    with scripted(support, REPLIES):
+        response = support.call_sync("Go.", on_approval=decide)
+    assert [(one.tool, one.arguments) for one in seen] == [("refund", {"order": "7", "amount": 3})]
+    assert results(response.messages)[0].startswith("Denied by ")
+
+
+def test_a_coroutine_function_decides_with_other_arguments() -> None:
+    async def decide(one: PendingCall) -> None:
+        await one.approve(by="ana", arguments={"order": "7", "amount": 1})
+
+    with scripted(support, REPLIES):
+        response = support.call_sync("Go.", on_approval=decide)
+    assert results(response.messages)[0].endswith("refunded 1 of 7")
+
+
+async def test_by_default_nobody_waits_in_silence() -> None:
+    async with scripted(support, REPLIES) as script:
+        with pytest.raises(ApprovalPendingError, match=r"waits for approval of refund\(") as refused:
+            await support.call("Go.", id="order-7")
+        assert "perdure approve order-7" in str(refused.value)
+        run = script.client.run("order-7")
+        assert (await run.status()).doing == "approval"
+        await run.approve(by="ana")
+        assert (await run.result()).content == "Done."
+
+
+async def test_a_stream_is_told_too() -> None:
+    async with scripted(support, REPLIES):
+        pieces = [piece async for piece in support.stream("Go.", on_approval="approve")]
+    assert "".join(pieces) == "Done."
+
+
+async def test_a_stream_raises_where_nobody_decides() -> None:
+    async with scripted(support, REPLIES) as script:
+        with pytest.raises(ApprovalPendingError):
+            [piece async for piece in support.stream("Go.", on_approval="raise")]
+        (waiting,) = await script.client.approvals()
+        await waiting.deny(by="ana")
+        assert results((await waiting.run.result()).messages) == ["Denied by ana"]
+
+
+def test_another_way_is_refused() -> None:
+    with scripted(support, []), pytest.raises(InvalidInputError, match="on_approval is 'maybe'"):
+        support.call_sync("Go.", on_approval="maybe")  # type: ignore[arg-type]  # that is what is tested
+
+
+@pytest.mark.server
+async def test_what_waits_in_a_subagent_does_not_wait_in_silence(engine: Engine) -> None:
+    helper = Agent("helper", ScriptedProvider(REPLIES), description="Pays.", tools=[refund])
+    asking = [call("call_helper", task="Pay."), "Settled."]
+    one = Agent("asking", ScriptedProvider([*asking, *asking]), subagents=[helper])
+    async with engine.served(one, helper) as client:
+        with pytest.raises(ApprovalPendingError, match="waits for approval of refund"):
+            await one.call("Go.", id=engine.task_queue, client=client, on_approval="raise")
+        response = await one.call("Go.", id=engine.task_queue, client=client, on_approval="approve")
+        assert response.content == "Settled."
+        assert results(response.messages) == ["Done."]

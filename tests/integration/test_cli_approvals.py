@@ -1,0 +1,72 @@
+"""``perdure approvals``, ``approve`` and ``deny``, in processes of their own on a real server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import results
+from tests.support.cli import Cli
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+@tool(needs_approval=True)
+async def refund(order: str, amount: float) -> str:
+    """Refund an order."""
+    return f"refunded {amount:g} of {order}"
+
+
+async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
+    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
+    asked = [call("refund", order=order, amount=5) for order in ("a", "b")]
+    agent = Agent(f"desk-{engine.task_queue}", ScriptedProvider([asked, "Done."]), tools=[refund])
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "Pay them back.", by="customer")
+
+        async def waiting() -> bool:
+            return (await run.status()).doing == "approval"
+
+        await eventually(waiting)
+        first, second = (one.call_id for one in (await run.status()).approvals)
+        listed = (await cli("approvals", "--agent", agent.name)).out
+        assert (
+            f'{run.id}  {first}  {agent.name}: refund(amount=5, order="a")' in listed or f"{run.id}  {first}" in listed
+        )
+        assert "    customer: Pay them back.\n" in listed
+        plain = json.loads((await cli("approvals", "--agent", agent.name, "--json")).out)
+        assert [(one["call"], one["tool"], one["arguments"]["order"]) for one in plain] == [
+            (first, "refund", "a"),
+            (second, "refund", "b"),
+        ]
+
+        unnamed = await cli("approve", run.id)
+        assert (unnamed.code, "2 calls of run" in unnamed.err, first in unnamed.err) == (2, True, True)
+        changed = json.dumps({"order": "a", "amount": 2})
+        approved = await cli("approve", run.id, first, "--by", "ana", "--arguments", changed)
+        assert approved.out == "refund is approved by ana, with other arguments\n"
+        denied = await cli("deny", run.id, "-m", "too much", "--by", "bea")
+        assert denied.out == "refund is denied by bea\n"
+        await run.result()
+        late = await cli("approve", run.id, second, "--by", "cleo")
+        assert late.code != 0
+        assert "is already decided: denied by bea" in late.err
+        said = results(await run.transcript())
+        told = (await cli("events", run.id)).out
+        assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for approval\n"
+    assert said[0].endswith("refunded 2 of a")
+    assert said[1] == "Denied by bea: too much"
+    assert f"waits for approval: {first}" in told
+    assert "(denied: refund by bea: too much)" in told
+
+
+async def test_arguments_must_be_an_object(engine: Engine) -> None:
+    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address})
+    for wrong in ("{", "[1]"):
+        refused = await cli("approve", "any", "--arguments", wrong)
+        assert (refused.code, "--arguments" in refused.err) == (2, True)

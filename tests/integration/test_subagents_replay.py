@@ -1,0 +1,30 @@
+"""Runs that call other agents replay as they ran, parents and children."""
+
+from __future__ import annotations
+
+import runpy
+from unittest.mock import patch
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+
+from perdure.testing import replay
+from tests.replay.scenarios import SCENARIOS
+from tests.support.engine import Engine
+
+pytestmark = pytest.mark.server
+
+with patch.dict(SCENARIOS, clear=True):  # which of them are stored is for tests/replay to say
+    runpy.run_module("tests.replay.subagents")
+    MADE = dict(SCENARIOS)
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+async def test_it_replays(engine: Engine, name: str) -> None:
+    run = await MADE[name](engine)
+    client = await engine.client()
+    ids = [run.id, f"{run.id}/1"]
+    for one in ids:
+        await replay(client=client, id=one)  # raises where it does not
+    child = await client.run(ids[1]).handle.describe()
+    assert child.status is not WorkflowExecutionStatus.RUNNING

@@ -1,0 +1,140 @@
+"""PARITY.md A15, A16, B7, B9: agents that call agents, durably."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from temporalio.worker import Worker as TemporalWorker
+
+from perdure import Agent, PerdurePlugin, delegate, tool
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call, finish
+from tests.support.checks import results, users
+from tests.support.engine import Engine
+from tests.support.pipeline import Pipeline
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+def said(name: str) -> Agent:
+    """Answers with its name, what it was asked, and how much it had heard before."""
+    return Agent(name, ScriptedProvider(lambda r: f"{name}({users(r.messages)[-1]}, {len(users(r.messages))})"))
+
+
+async def test_a15_an_agent_is_a_tool_with_a_task_and_a_fresh_history(engine: Engine) -> None:
+    replies: Any = [call("call_helper", task="one"), call("call_helper", task="two"), "Done."]
+    provider = ScriptedProvider(replies)
+    async with engine.served(Agent("boss", provider, subagents=[said("helper")])) as client:
+        response = await (await client.start("boss", "Go.")).result()
+    (spec,) = provider.requests[0].tools
+    assert (spec.name, list(spec.parameters["properties"])) == ("call_helper", ["task"])
+    assert results(response.messages) == ["helper(one, 1)", "helper(two, 1)"]
+
+
+async def test_a15_one_tool_delegates_to_any_of_several(engine: Engine) -> None:
+    replies: Any = [
+        call("call_agent", agent_name="b", message="x"),
+        call("call_agent", agent_name="a", message="y"),
+        ".",
+    ]
+    provider = ScriptedProvider(replies)
+    async with engine.served(Agent("boss", provider, tools=[delegate([said("a"), said("b")])])) as client:
+        response = await (await client.start("boss", "Go.")).result()
+    (spec,) = provider.requests[0].tools
+    assert (spec.name, list(spec.parameters["properties"])) == ("call_agent", ["agent_name", "message"])
+    assert results(response.messages) == ["b(x, 1)", "a(y, 1)"]
+
+
+async def test_a16_pipelines_and_fan_out_in_plain_asyncio(engine: Engine) -> None:
+    async with engine.served(said("draft"), said("polish")) as client:
+
+        async def ask(agent: str, message: str) -> str:
+            return (await (await client.start(agent, message)).result()).content
+
+        drafts = await asyncio.gather(*(ask("draft", str(n)) for n in range(3)))
+        final = await ask("polish", " ".join(drafts))
+    assert final == "polish(draft(0, 1) draft(1, 1) draft(2, 1), 1)"
+
+
+async def test_a16_the_same_inside_ones_own_temporal_workflow(engine: Engine) -> None:
+    failing = Agent("failing", ScriptedProvider(lambda _: call("nothing")), max_iterations=1, on_limit="error")
+    plugin = PerdurePlugin([said("draft"), said("polish"), failing], store_url=engine.store_url)
+    temporal, own = await engine.temporal(), f"pipeline-{uuid.uuid4().hex[:8]}"
+    async with TemporalWorker(temporal, task_queue=engine.task_queue, workflows=[Pipeline], plugins=[plugin]):
+        found = await temporal.execute_workflow(Pipeline.run, "t", id=own, task_queue=engine.task_queue)
+        client = await engine.client()
+        last = await client.run(f"{own}/end").result()
+    assert found == ["polish(draft(t 0, 1) draft(t 1, 1), 1)", last.usage.total_tokens, "MaxIterationsError"]
+    assert last.content == found[0]
+
+
+async def test_b7_specialists_have_their_own_tools_models_and_limits(engine: Engine) -> None:
+    @tool
+    def look(where: str) -> str:
+        """Look."""
+        return f"nothing in {where}"
+
+    searching = ScriptedProvider(lambda r: call("look", where="a box") if r.tools else "Stopped looking.")
+    searcher = Agent("searcher", searching, tools=[look], max_iterations=2, settings={"temperature": 0.1})
+    counting = ScriptedProvider(["4"])
+    counter = Agent("counter", counting)
+    both: Any = [[call("call_searcher", task="find"), call("call_counter", task="2+2")], "Done."]
+    boss = ScriptedProvider(both)
+    async with engine.served(Agent("boss", boss, subagents=[searcher, counter])) as client:
+        response = await (await client.start("boss", "Go.")).result()
+    assert results(response.messages) == ["Stopped looking.", "4"]
+    assert [[spec.name for spec in one.requests[0].tools] for one in (boss, searching, counting)] == [
+        ["call_searcher", "call_counter"],
+        ["look"],
+        [],
+    ]
+    assert searching.requests[0].settings["temperature"] == 0.1
+
+
+class Score(BaseModel):
+    score: int
+    why: str
+
+
+async def test_b9_an_editor_and_three_judges_until_all_are_content(engine: Engine) -> None:
+    """Each round the editor writes, the judges score it at the same time; below 90 it is written again."""
+    names = ("accuracy", "clarity", "rigour")
+    at_once: list[int] = []
+    present = 0
+
+    def judging(name: str) -> Agent:
+        async def score(request: ModelRequest) -> Any:
+            nonlocal present
+            present += 1
+            if "draft 1" in users(request.messages)[0]:
+                await eventually(lambda: present == 3, what="all judges at once")
+            at_once.append(present)
+            good = "draft 2" in users(request.messages)[0]
+            return finish(score=95 if good or name == "clarity" else 60, why=f"{name} of it")
+
+        return Agent(name, ScriptedProvider(score), output=Score)
+
+    editor = Agent("editor", ScriptedProvider(lambda r: f"draft {2 if 'again' in users(r.messages)[0] else 1}"))
+
+    def coordinate(request: ModelRequest) -> Any:
+        last = [part.content for part in request.messages[-1].tool_results]
+        if not last:
+            return call("call_editor", task="Derive it.")
+        if len(last) == 1:
+            return [call(f"call_{name}", task=last[0]) for name in names]
+        scores = [Score.model_validate_json(one).score for one in last]
+        return "Accepted." if min(scores) >= 90 else call("call_editor", task="Derive it again.")
+
+    boss = Agent("boss", ScriptedProvider(coordinate), subagents=[editor, *map(judging, names)])
+    async with engine.served(boss) as client:
+        response = await (await client.start(boss, "Derive the transform.")).result()
+    assert response.content == "Accepted."
+    heard = results(response.messages)
+    assert [one for one in heard if one.startswith("draft")] == ["draft 1", "draft 2"]
+    assert [Score.model_validate_json(one).score for one in heard if one.startswith("{")] == [60, 95, 60, 95, 95, 95]
+    assert at_once[:3] == [3, 3, 3]

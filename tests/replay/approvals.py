@@ -1,0 +1,96 @@
+"""Kinds of runs with calls that wait for a person, whose histories are stored."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from perdure import Agent, Approval, Run, tool
+from perdure.errors import PerdureError
+from perdure.testing import ScriptedProvider, call
+from tests.replay.scenarios import TOOLS, _end, add, scenario
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pay = tool(add.fn, name="pay", needs_approval=True)
+quick = tool(add.fn, name="quick", needs_approval=Approval(expires=0.3))
+trusting = tool(add.fn, name="trusting", needs_approval=Approval(expires=0.3, on_expiry="approve"))
+
+
+def _agent(*calls: Any) -> Agent:
+    replies = ScriptedProvider([list(calls), "Done."])
+    return Agent("recorded", replies, tools=[*TOOLS, pay, quick, trusting])
+
+
+async def _waits(run: Run, count: int) -> list[str]:
+    async def there() -> list[str]:
+        status = await run.status()
+        ids = [one.call_id for one in status.approvals]
+        return ids if status.doing == "approval" and len(ids) == count else []
+
+    return await eventually(there)
+
+
+@scenario
+async def approvals_decided(engine: Engine) -> Run:
+    """Approved, approved with other arguments, and denied, by several people at once; another call runs meanwhile."""
+    calls = [call("pay", a=n, b=1) for n in range(3)]
+    async with engine.served(_agent(call("add", a=1, b=1), *calls)) as client:
+        run = await client.start("recorded", "Go.")
+        first, second, third = await _waits(run, 3)
+        await run.approve(first, by="ana", comment="ok")
+        await asyncio.gather(
+            run.approve(second, by="bea", arguments={"a": 7, "b": 7}),
+            run.deny(third, by="cleo", comment="no"),
+            run.approve(third, by="ana"),
+            return_exceptions=True,
+        )
+        await _end(run)
+    return run
+
+
+@scenario
+async def approvals_expire(engine: Engine) -> Run:
+    """One is denied and one approved by the end of their time, with a timer each."""
+    async with engine.served(_agent(call("quick", a=1, b=1), call("trusting", a=2, b=2))) as client:
+        run = await client.start("recorded", "Go.")
+        await _end(run)
+    return run
+
+
+@scenario
+async def approvals_continue_as_new(engine: Engine) -> Run:
+    """The history is too long before the wait; the decision comes to the next execution."""
+    adding = [call("add", a=n, b=n) for n in range(4)]
+    async with engine.served(_agent(call("pay", a=1, b=1), *adding)) as client:
+        run = await client.start("recorded", "Go.", max_history_events=15)
+        await _waits(run, 1)
+        await run.approve(by="ana")
+        await _end(run)
+    return run
+
+
+@scenario
+async def approvals_interrupted(engine: Engine) -> Run:
+    """Closed by an interrupt while they wait, and a decision comes too late."""
+    async with engine.served(_agent(call("pay", a=1, b=1))) as client:
+        run = await client.start("recorded", "Go.")
+        (asked,) = await _waits(run, 1)
+        await run.interrupt("Never mind.")
+        try:
+            await run.approve(asked, by="ana")
+        except PerdureError as error:
+            print(f"  refused with {type(error).__name__}")
+        await _end(run)
+    return run
+
+
+@scenario
+async def approvals_cancelled(engine: Engine) -> Run:
+    """Closed by a cancellation while they wait."""
+    async with engine.served(_agent(call("pay", a=1, b=1))) as client:
+        run = await client.start("recorded", "Go.")
+        await _waits(run, 1)
+        await run.cancel()
+        await _end(run)
+    return run

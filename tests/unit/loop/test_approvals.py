@@ -1,0 +1,145 @@
+"""Calls that wait for a person, in the pure loop: what comes next, and which decisions are taken."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
+from perdure.types.approval import Asks, arguments_hash
+from perdure.types.state import DECIDED, RunState
+from perdure.types.wire import Call, NewResult
+from tests.unit.loop.build import asks, call, model, opened
+
+LONG = {"x": "y" * 70_000}
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def waiting(id: str = "c1", **terms: Any) -> Call:
+    one = call(id)
+    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    return one.model_copy(update={"approval": Asks(hash=hash, **terms)})
+
+
+def asked(*calls: Call, **start: Any) -> RunState:
+    state = opened(**start)
+    model(state, asks(*calls))
+    loop.ask(state, NOW)
+    return state
+
+
+def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float = 0, **more: Any) -> Any:
+    return loop.decide_approval(state, {"call_id": id, "decision": decision, **more}, NOW + timedelta(seconds=at))
+
+
+def test_the_others_run_first_and_then_the_run_waits_for_the_nearest_end() -> None:
+    state = asked(waiting("c1", expires=50), call("c2"), waiting("c3", expires=20), waiting("c4"))
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls)
+    assert [one.call.id for one in step.calls] == ["c2"]
+    loop.apply_result(state, step.calls[0].op, NewResult(call_id="c2", name="look", key="k"))
+    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 20)
+
+
+def test_a_call_that_nobody_has_looked_at_yet_does_not_run() -> None:
+    state = opened()
+    model(state, asks(waiting()))
+    assert loop.decide(state) == loop.Wait("approval", None)
+    assert loop.status(state).doing == "approval"
+
+
+def test_an_approved_call_runs_beside_one_that_waits() -> None:
+    state = asked(waiting("c1"), waiting("c2"))
+    decide(state, by="ana", arguments={"path": "/"})
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls)
+    (one,) = step.calls
+    assert one.decided is not None
+    assert (one.decided.arguments, one.decided.by) == ({"path": "/"}, "ana")
+    assert one.decided.hash == arguments_hash("c1", "look", {"path": "/"})
+
+
+def test_a_denied_call_has_its_result_and_the_model_is_asked() -> None:
+    state = asked(waiting())
+    decide(state, decision="deny", by="ana", comment="no")
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    (result,) = step.new
+    assert isinstance(result, NewResult)
+    assert (result.text, result.is_error) == ("Denied by ana: no", True)
+
+
+@pytest.mark.parametrize(("on_expiry", "runs"), [("deny", False), ("approve", True)])
+def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
+    state = asked(waiting(expires=10, on_expiry=on_expiry))
+    loop.ask(state, NOW + timedelta(seconds=9.9))
+    assert isinstance(loop.decide(state), loop.Wait)
+    loop.ask(state, NOW + timedelta(seconds=10))
+    assert isinstance(loop.decide(state), loop.RunCalls if runs else loop.CallModel)
+    with pytest.raises(ApprovalDecidedError if runs else ApprovalExpiredError, match="nobody had decided"):
+        decide(state, at=11)
+
+
+def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
+    state = asked(waiting(expires=10))
+    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    loop.ask(state, NOW + timedelta(seconds=5))
+    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
+
+
+@pytest.mark.parametrize(
+    ("raw", "error", "match"),
+    [
+        (None, InvalidInputError, "the decision"),
+        ({"call_id": "c1"}, InvalidInputError, "decision: Field required"),
+        ({"call_id": "c1", "decision": "maybe"}, InvalidInputError, "decision"),
+        ({"call_id": "c1", "decision": "approve", "why": "x"}, InvalidInputError, "why: Extra inputs"),
+        ({"call_id": "c9", "decision": "approve"}, InvalidInputError, "no call 'c9' waits"),
+        ({"call_id": "c2", "decision": "approve"}, InvalidInputError, "no call 'c2' waits"),
+        ({"call_id": "c1", "decision": "deny", "arguments": {}}, InvalidInputError, "a call that is denied has none"),
+        ({"call_id": "c1", "decision": "approve", "hash": "0"}, InvalidInputError, "not the one that was looked at"),
+        (
+            {"call_id": "c1", "decision": "approve", "arguments": {"x": "y" * 70_000}},
+            InvalidInputError,
+            "may have 65,536",
+        ),
+        ({"call_id": "c1", "decision": "approve"}, InvalidInputError, "by somebody else"),
+        ({"call_id": "c1", "decision": "approve", "by": "ana"}, InvalidInputError, "ana asked for what led to"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused_and_changes_nothing(raw: Any, error: type[PerdureError], match: str) -> None:
+    state = asked(waiting(separate=True), call("c2"), message={"content": "hi", "by": "ana"})
+    before = state.model_dump()
+    for refuse in (loop.check_approval, loop.decide_approval):
+        with pytest.raises(error, match=match):
+            refuse(state, raw, NOW)
+    assert state.model_dump() == before
+
+
+def test_who_asked_may_deny_and_somebody_else_approve() -> None:
+    for more in ({"decision": "deny", "by": "ana"}, {"decision": "approve", "by": "bea"}):
+        state = asked(waiting(separate=True), message={"content": "hi", "by": "ana"})
+        assert decide(state, **more).by == more["by"]
+
+
+def test_a_second_decision_hears_of_the_first_as_long_as_it_is_remembered() -> None:
+    state = asked(*(waiting(f"c{n}") for n in range(DECIDED + 1)))
+    for n in range(DECIDED + 1):
+        decide(state, f"c{n}", by=f"p{n}")
+    with pytest.raises(ApprovalDecidedError, match="approved by p1 at 2026-01-02"):
+        decide(state, "c1", "deny")
+    with pytest.raises(InvalidInputError, match="None waits"):
+        decide(state, "c0", "deny")
+    assert len(state.decided) == DECIDED
+
+
+def test_a_run_that_ends_takes_no_decision_and_closes_what_waits() -> None:
+    state = asked(waiting())
+    loop.cancel(state)
+    with pytest.raises(RunClosedError):
+        decide(state)
+    assert isinstance(loop.decide(state), loop.Close)
+    assert loop.status(state).approvals == ()

@@ -1,0 +1,143 @@
+"""Subagents, purely: what a child may use, what its end counts for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.loop.subagents import MAX_DEPTH, child_used, read_used
+from perdure.types.bounds import Bounds
+from perdure.types.interface import Response
+from perdure.types.messages import BlobRef, Usage
+from perdure.types.state import RunState
+from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
+from tests.unit.loop.build import asks, call, model, opened
+
+BUDGET = AgentLimits(run=Bounds(tokens=100, cost_usd=1.0, tool_calls=10, wall_time=60))
+
+
+def ask(number: int) -> Call:
+    return call(f"c{number}", AsSubagent(agent="sub", message=f"task {number}"))
+
+
+def asking(count: int = 1, *, used: int = 0, limits: AgentLimits = BUDGET, **start: Any) -> RunState:
+    """A run whose model has called subagents."""
+    state = opened(**start)
+    model(state, asks(*map(ask, range(count)), limits=limits, usage=Usage(input_tokens=used)))
+    return state
+
+
+def started(state: RunState, place: int = 0) -> dict[str, Any]:
+    start = loop.child_start(state, state.calls[place])
+    assert isinstance(start, dict), start
+    return start
+
+
+def test_a_child_is_started_as_any_client_would() -> None:
+    state = asking(context={"user_id": "7"}, auth_ref="ana")
+    start = started(state)
+    child = loop.open_state(start, loop.child_id(state, state.calls[0]), "ignored")
+    assert child.agent == "sub"
+    assert child.context == {"user_id": "7"}
+    assert child.auth_ref == "ana"
+    assert child.context_id == "context-1/1"
+    assert child.scope == start["parent"]["scope"] != "ignored"
+    assert child.parent is not None
+    assert child.parent.depth == 1
+
+
+def test_the_scope_is_of_the_call_and_of_what_is_asked() -> None:
+    first, again, other = asking(2), asking(2), asking(2)
+    other.calls[0].call = call("c0", AsSubagent(agent="sub", message="another task"))
+    scopes = [started(state)["parent"]["scope"] for state in (first, again, other)]
+    assert scopes[0] == scopes[1] != scopes[2]
+    assert started(first, 1)["parent"]["scope"] not in scopes
+
+
+@pytest.mark.parametrize(("count", "tokens", "cost", "calls"), [(1, 60, 1.0, 9), (3, 20, 1 / 3, 2)])
+def test_children_share_what_is_left(count: int, tokens: int, cost: float, calls: int) -> None:
+    state = asking(count, used=40)
+    limits = Bounds.model_validate(started(state)["parent"]["limits"])
+    assert limits == Bounds(tokens=tokens, cost_usd=cost, tool_calls=calls, wall_time=60)
+
+
+def test_without_limits_a_child_has_none() -> None:
+    assert "limits" not in started(asking(limits=AgentLimits()))["parent"]
+
+
+def test_nothing_is_started_when_nothing_is_left() -> None:
+    state = asking(used=100)
+    refused = loop.child_start(state, state.calls[0])
+    assert isinstance(refused, NewResult)
+    assert refused.is_error
+    assert refused.text == "not run: nothing is left for a subagent, the run has used 100 of 100 tokens (tokens)"
+
+
+def test_subagents_are_nested_to_a_depth() -> None:
+    state = asking()
+    for depth in range(1, MAX_DEPTH + 1):
+        start = started(state)
+        assert start["parent"]["depth"] == depth
+        state = asking(parent=start["parent"])
+    assert isinstance(loop.child_start(state, state.calls[0]), NewResult)
+
+
+def test_a_child_has_an_id_that_temporal_takes() -> None:
+    state = asking()
+    state.context_id = "x" * 998
+    assert isinstance(loop.child_start(state, state.calls[0]), dict)
+    state.context_id = "ж" * 500
+    assert isinstance(loop.child_start(state, state.calls[0]), NewResult)
+
+
+def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
+    start = started(asking(used=40))
+    child = loop.open_state(start, "c", "s")
+    model(child, asks(call(), limits=AgentLimits(run=Bounds(tokens=30, cost_usd=5.0)), usage=Usage(input_tokens=1)))
+    assert {use.name: use.allowed for use in loop.status(child).limits} == {
+        "tokens": 30,
+        "cost_usd": 1.0,
+        "wall_time": 60,
+        "tool_calls": 9,
+        "max_iterations": 50,
+    }
+
+
+def test_what_a_child_used_counts() -> None:
+    state = asking(2)
+    used = Response(content="Found.", usage=Usage(input_tokens=7, output_tokens=3), cost_usd=0.25, tool_calls=4)
+    loop.apply_child(state, state.calls[0], loop.Ended(used), stopping=False)
+    assert (state.usage.total_tokens, state.cost_usd, state.tool_calls) == (10, 0.25, 2 + 4)
+    assert state.calls[0].result == NewResult(call_id="c0", name="look", text="Found.")
+
+
+def test_a_long_answer_stays_in_the_store() -> None:
+    state, blob = asking(2), BlobRef(hash="a" * 64, size=9)
+    loop.apply_child(state, state.calls[0], loop.Ended(Response(blob=blob)), stopping=False)
+    assert state.calls[0].result == NewResult(call_id="c0", name="look", blob=blob)
+
+
+def test_a_child_that_fails_is_an_error_and_counts() -> None:
+    failed, state = asking(), asking(2)
+    failed.usage = Usage(input_tokens=9)
+    used = read_used([child_used(failed)])
+    loop.apply_child(state, state.calls[1], loop.Ended(error="ParseError: no", used=used), stopping=False)
+    assert state.calls[1].result == NewResult(call_id="c1", name="look", text="ParseError: no", is_error=True)
+    assert state.usage.total_tokens == 9
+    assert state.tool_calls == 2 + 1
+
+
+def test_a_stopped_child_counts_and_its_call_is_for_the_loop_to_close() -> None:
+    state = asking()
+    ended = loop.Ended(Response(finish_reason="interrupted", usage=Usage(input_tokens=5)))
+    loop.apply_child(state, state.calls[0], ended, stopping=True)
+    assert state.calls[0].result is None
+    assert state.usage.total_tokens == 5
+
+
+def test_so_many_begin_at_once() -> None:
+    step = loop.decide(asking(50, limits=AgentLimits()))
+    assert isinstance(step, loop.RunCalls)
+    assert len(step.calls) == 20
