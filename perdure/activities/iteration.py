@@ -14,6 +14,7 @@ from ..types.wire import ModelOutput, ToolOutput
 from .agents import Agents
 from .approving import Approving
 from .author_loop import AuthorLoop
+from .delegating import Delegating
 from .epilogue import Epilogue, answer
 from .firing import Firing
 from .prologue import Prologue
@@ -45,6 +46,7 @@ class IterationStage:
         self._resources = resources
         self._memory = memory
         self._firing = Firing(author, HookSet() if hooks is None else hooks)
+        self._delegating = Delegating(author, self._firing.on)
         self._stepping = Stepping(author, agents, self._firing)
         self._prologue = Prologue(author, forces)
         self._epilogue = Epilogue(author)
@@ -81,6 +83,7 @@ class IterationStage:
             call.request = await self._prologue.request(agent, call, told)
             return await next(call)
         await self._firing.messages(agent, call, told)
+        await self._delegating.after(agent, call, told)
         stepped = await self._stepping.step(agent, call, told)
         if stepped is not None:
             call.agent = agent = stepped.agent
@@ -98,7 +101,8 @@ class IterationStage:
         call.request = request = await self._prologue.request(agent, call, told)
         reply = await next(call)
         assert reply.message is not None, "a model says something"
-        reply.output = await self._epilogue.output(agent, call, reply.message, told)
+        output = await self._epilogue.output(agent, call, reply.message, told)
+        reply.output = await self._delegating.before(agent, told, output)
         await self._firing.asked(agent, told, reply.output)
         reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
         return reply

@@ -23,6 +23,8 @@ Event = Literal[
     "on_user_injection",
     "on_error",
     "on_approval",
+    "before_subagent",
+    "after_subagent",
 ]
 OnError = Literal["fail", "log"]
 
@@ -36,6 +38,8 @@ EVENTS: dict[Event, tuple[str, ...]] = {
     "on_user_message": ("message", "messages", "ctx"),
     "on_user_injection": ("message", "messages", "ctx"),
     "on_error": ("error", "error_type", "name", "attempt", "ctx"),
+    "before_subagent": ("agent", "message", "name", "call_id", "ctx"),
+    "after_subagent": ("name", "call_id", "result", "ctx"),
     "on_approval": ("name", "arguments", "call_id", "expires_in", "ctx"),
 }
 """Every event, and what its hooks may ask for: a parameter is given what has its name."""

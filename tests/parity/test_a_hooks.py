@@ -150,3 +150,23 @@ async def test_a8_on_approval_fires_for_a_call_that_waits_for_a_person(engine: E
         await run.approve(by="ana")
         assert (await run.result()).content == "Done."
     assert len(seen) == 2
+
+
+async def test_a8_before_and_after_subagent_change_what_is_asked_and_answered(engine: Engine) -> None:
+    @hook("before_subagent")
+    async def polite(message: str) -> str:
+        return f"Please: {message}"
+
+    @hook("after_subagent")
+    def loud(result: Any) -> str:
+        return result.content.upper()
+
+    helper = Agent("helper", ScriptedProvider(lambda request: request.messages[-1].text))
+    replies: list[Any] = [
+        call("call_helper", task="look"),
+        lambda request: request.messages[-1].tool_results[0].content,
+    ]
+    boss = Agent("boss", ScriptedProvider(replies), subagents=[helper], hooks=[polite, loud])
+    async with engine.served(boss) as client:
+        response = await (await client.start("boss", "Go.")).result()
+    assert response.content == "PLEASE: LOOK"
