@@ -156,7 +156,9 @@ async def test_approvals(loopback: Loopback) -> None:
         return Call("refund", {"order": "7", "amount": 40}) if done else Call("look", {"order": "7"})
 
     loopback.model.rule = rule
-    assert succeeded(await loopback.python(EXAMPLES / "23_approvals.py")).splitlines() == [
+    out = succeeded(await loopback.python(EXAMPLES / "23_approvals.py")).splitlines()
+    # It is asked how it stands until it waits; of a question that came too late the SDK says so.
+    assert [line for line in out if "temporalio_sdk_core" not in line] == [
         "waits: refund({'amount': 40, 'order': '7'})",
         "approved by ana: half of it",
         "Settled: refunded 20 EUR of order 7.",

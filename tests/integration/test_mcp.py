@@ -231,7 +231,7 @@ def test_what_is_no_server_is_refused_where_it_is_written() -> None:
 async def test_a_command_that_is_not_there_fails_the_run_and_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.stages.verdict._MOST", {ToolsetError: 1})
+    monkeypatch.setattr("perdure.stages.verdict.TOOLSET_ATTEMPTS", 1)
     agent = Agent("host", ScriptedProvider(["Hi."]), toolsets=[MCPServer.stdio("no-such-server")])
     async with engine.served(agent) as client:
         with pytest.raises(ToolsetError, match=r"toolset 'no-such-server' could not list its tools.*No such file"):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import runpy
-from unittest.mock import patch
-
 import pytest
 
 from perdure.testing import replay
+from tests.replay import remote
 from tests.replay.scenarios import SCENARIOS
 from tests.support.engine import Engine
 
 pytestmark = pytest.mark.server
 
-with patch.dict(SCENARIOS, clear=True):  # which of them are stored is for tests/replay to say
-    runpy.run_module("tests.replay.remote")
-    OWN = dict(SCENARIOS)
+OWN = {name: make for name, make in SCENARIOS.items() if make.__module__ == remote.__name__}
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
-from unittest.mock import patch
-
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.testing import replay
+from tests.replay import subagents
 from tests.replay.scenarios import SCENARIOS
 from tests.support.engine import Engine
 
 pytestmark = pytest.mark.server
 
-with patch.dict(SCENARIOS, clear=True):  # which of them are stored is for tests/replay to say
-    runpy.run_module("tests.replay.subagents")
-    MADE = dict(SCENARIOS)
+MADE = {name: make for name, make in SCENARIOS.items() if make.__module__ == subagents.__name__}
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
