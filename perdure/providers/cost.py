@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..types.messages import Usage
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _LISTED_AS = {"openai-chat": "openai", "openai-responses": "openai"}
 _BUILT_IN = ("openai", "openai-chat", "openai-responses", "anthropic", "google")
+ASK_AGAIN = 60.0
+"""Seconds until the list is asked again for a model that it does not know: it may learn of it."""
+_MOST = 256
 _UNIT = 1_000_000
 """Tokens that a rate is asked for: prices are per million, so nothing is rounded."""
 
@@ -24,6 +28,9 @@ class _Seller(NamedTuple):
 
     id: str
     url: str | None
+
+
+_unknown: dict[tuple[_Seller, str], float] = {}
 
 
 class _Counts(NamedTuple):
@@ -54,11 +61,14 @@ def cost_usd(provider: str, model: str, usage: Usage) -> float | None:
     written = min(usage.cache_write_tokens, usage.input_tokens - cached)
     counts = _Counts(usage.input_tokens, usage.output_tokens, cached, written)
     for seller in _sellers(provider):
+        if _is_unknown(seller, model):
+            continue
         try:
             rates = _rates(seller, model)
             if rates is None:
                 return _price(seller, model, counts)
-        except Exception:  # noqa: S112  # a price is a comment on the run: the reply that was paid for counts
+        except Exception:  # a price is a comment on the run: the reply that was paid for counts
+            _unknown[seller, model] = monotonic() + ASK_AGAIN
             continue
         tokens = (
             (counts.input - cached - written) * rates.fresh
@@ -68,6 +78,13 @@ def cost_usd(provider: str, model: str, usage: Usage) -> float | None:
         )
         return rates.fee + tokens / _UNIT
     return None
+
+
+def _is_unknown(seller: _Seller, model: str) -> bool:
+    """Whether the list did not know the model a short while ago."""
+    if len(_unknown) > _MOST:
+        _unknown.clear()
+    return _unknown.get((seller, model), 0.0) > monotonic()
 
 
 def _sellers(provider: str) -> list[_Seller]:
@@ -91,7 +108,7 @@ def _rates(seller: _Seller, model: str) -> _Rates | None:
     """What a million tokens cost; None where the price is not a plain product of them.
 
     Kept, because a look at the list takes 80 µs of CPU, in a worker 0.2 ms and more. Prices with tiers, or of a time of
-    day, are looked up each time. An unknown model raises, and is not kept: the list may learn of it.
+    day, are looked up each time. An unknown model raises.
     """
     import genai_prices  # takes a while: with the first price, not with perdure
     from genai_prices.types import ModelPrice, TieredPrices
