@@ -11,17 +11,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio.client import Client as TemporalClient
-from temporalio.client import WorkflowHandle
-from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError, TLSConfig
+from temporalio.service import TLSConfig
 
 from . import config
 from .embedded.address import connect, resolve
 from .errors import InvalidInputError, RunExistsError, TranscriptUnavailableError
 from .inbox import PendingCall, approvals
 from .kept import KeptMemory
-from .options import MEMO_AGENT, TASK_TIMEOUT
+from .options import begin
 from .ports import Store
 from .run import Run
 from .runs import RunSummary, list_runs
@@ -29,10 +27,9 @@ from .sealing import Auth, sealed
 from .sending import deliver
 from .starting import History, checked_id, checked_input, name_of, plain_override, start_input
 from .store import Chain, open_store
-from .translate import translated
 from .turn import Turn
 from .types.files import Asked, decoded
-from .types.interface import WORKFLOW, Mode, Override, UserMessage
+from .types.interface import Mode, Override, UserMessage
 from .types.messages import FilePart, Message
 from .uploading import as_message
 
@@ -140,7 +137,7 @@ class Client:
         )
         start |= sealed(self.temporal, context_id, auth_context, auth_ref)
         try:
-            handle = await self._begun(context_id, start)
+            handle = await begin(self.temporal, context_id, start, task_queue=self.task_queue)
         except WorkflowAlreadyStartedError:
             if if_exists == "attach":
                 return self.run(context_id, agent)
@@ -149,20 +146,6 @@ class Client:
                 hint='Give it another id, or attach to it with if_exists="attach".',
             ) from None
         return Run(self, handle, agent)
-
-    async def _begun(self, context_id: str, start: dict[str, Any]) -> WorkflowHandle[Any, Any]:
-        try:
-            return await self.temporal.start_workflow(
-                WORKFLOW,
-                start,
-                id=context_id,
-                task_queue=self.task_queue,
-                task_timeout=TASK_TIMEOUT,
-                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                memo={MEMO_AGENT: start["agent"]},
-            )
-        except RPCError as error:
-            raise translated(self.temporal, context_id, error) from error
 
     async def send(
         self,

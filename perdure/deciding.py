@@ -18,6 +18,9 @@ from .errors import (
     InvalidInputError,
     PerdureError,
     RunClosedError,
+    RunNotFoundError,
+    ServerUnreachableError,
+    StoreError,
 )
 from .inbox import PendingCall, pending_of
 from .run import Run
@@ -30,6 +33,8 @@ OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCa
 _WAYS = ("prompt", "raise", "wait", "approve")
 _FIRST, _LONGEST = 0.05, 1.0
 """Seconds between two looks at what waits: at first, and in the end."""
+_PASSING = (ServerUnreachableError, StoreError, RunNotFoundError)
+"""What looking may fail with while the answer is still to come: it is looked again."""
 
 
 def checked_way(how: Any) -> OnApproval:
@@ -73,12 +78,13 @@ class Deciding:
     async def _look(self) -> None:
         delay = _FIRST
         while True:
-            for one in await pending_of(self._run):
-                seen = (one.hash, one.since.isoformat() if one.since else None)
-                if seen not in self._known:
-                    self._known.add(seen)
-                    await self._decide(one)
-                    delay = _FIRST
+            with suppress(*_PASSING):
+                for one in await pending_of(self._run):
+                    seen = (one.hash, one.since.isoformat() if one.since else None)
+                    if seen not in self._known:
+                        await self._decide(one)
+                        self._known.add(seen)
+                        delay = _FIRST
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, _LONGEST)
 

@@ -97,6 +97,8 @@ def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
                 hint=f"Pass an instance: {one.__name__}(…)." if isinstance(one, type) else "Tools go into tools=[…].",
             )
         where = f"agent {name!r}: toolset {type(one).__name__}"
+        if type(one).list is Toolset.list:
+            raise DefinitionError(f"{where} has no method `list`", hint="It says which tools there are: see Toolset.")
         if not isinstance(one.name, str) or not _NAME.fullmatch(one.name):
             raise DefinitionError(
                 f"{where}: the name {one.name!r} does not match [a-zA-Z0-9_-]{{1,64}}", hint='For instance name="crm".'

@@ -8,20 +8,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from temporalio import exceptions as temporal
-from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import InvalidInputError, RunExistsError
 from .loop import parse_start
 from .loop.overrides import merged
-from .options import MEMO_AGENT, TASK_TIMEOUT
+from .options import begin
 from .ports import Commit, Store
 from .sealing import Auth, sealed
 from .store import Chain
 from .store.cut import Cut, cut
-from .translate import translated
 from .types.files import Asked
-from .types.interface import WORKFLOW, Override
+from .types.interface import Override
 from .types.messages import clean
 
 if TYPE_CHECKING:
@@ -63,26 +61,16 @@ async def fork(
     name = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
     start |= sealed(client.temporal, name, *auth)
     parse_start(start)
-    memo = {MEMO_AGENT: start["agent"], MEMO_FORK: {"run": run.id, "at": found.iteration, "by": by or client.actor}}
+    memo = {MEMO_FORK: {"run": run.id, "at": found.iteration, "by": by or client.actor}}
     return await _begun(run, name, {key: value for key, value in start.items() if value is not None}, task_queue, memo)
 
 
 async def _begun(run: Run, id: str, start: dict[str, Any], task_queue: str, memo: dict[str, Any]) -> Run:
     client = run.client
     try:
-        await client.temporal.start_workflow(
-            WORKFLOW,
-            start,
-            id=id,
-            task_queue=task_queue,
-            task_timeout=TASK_TIMEOUT,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            memo=memo,
-        )
+        await begin(client.temporal, id, start, task_queue=task_queue, memo=memo)
     except temporal.WorkflowAlreadyStartedError:
         raise RunExistsError(f"there is a run {id!r} already", hint="Give the fork another id.") from None
-    except RPCError as error:
-        raise translated(client.temporal, id, error) from error
     return client.run(id)
 
 

@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowHandle
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.service import RPCError
+
+from .translate import translated
+from .types.interface import WORKFLOW
 
 TASK_TIMEOUT = timedelta(seconds=5)
 """Of one workflow task: how long a run stands still whose worker was killed in the middle of one. Temporal's own
 default is 10 s; a task here takes milliseconds, and a replay of the longest history about two seconds."""
 MEMO_AGENT = "agent"
 """Key of the memo that names the agent, so that a list of runs needs no store."""
+
+
+async def begin(
+    temporal: TemporalClient,
+    id: str,
+    start: dict[str, Any],
+    *,
+    task_queue: str,
+    reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.REJECT_DUPLICATE,
+    memo: dict[str, Any] | None = None,
+) -> WorkflowHandle[Any, Any]:
+    """Start a run with the input ``start``; ``memo`` besides the agent's name.
+
+    Raises the SDK's ``WorkflowAlreadyStartedError``, which means another thing to each caller; else a ``PerdureError``.
+    """
+    try:
+        return await temporal.start_workflow(
+            WORKFLOW,
+            start,
+            id=id,
+            task_queue=task_queue,
+            task_timeout=TASK_TIMEOUT,
+            id_reuse_policy=reuse,
+            memo={MEMO_AGENT: start["agent"], **(memo or {})},
+        )
+    except RPCError as error:
+        raise translated(temporal, id, error) from error

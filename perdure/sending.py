@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import InvalidInputError, RunClosedError, RunError, RunNotFoundError, from_type
 from .loop import parse_start
-from .options import MEMO_AGENT, TASK_TIMEOUT
+from .options import MEMO_AGENT, TASK_TIMEOUT, begin
 from .runs import closed_status
 from .translate import unreachable
 from .turn import Turn
@@ -163,19 +163,15 @@ async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> W
     message = start.get("message") or {"content": None, "by": by or client.actor}
     seen = await run.describe()
     try:
-        return await client.temporal.start_workflow(
-            WORKFLOW,
+        return await begin(
+            client.temporal,
+            run.id,
             {**start, "message": message},
-            id=run.id,
             task_queue=seen.task_queue,
-            task_timeout=TASK_TIMEOUT,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
-            memo={MEMO_AGENT: start["agent"]},
+            reuse=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
         )
     except temporal.WorkflowAlreadyStartedError:  # somebody else was quicker
         return client.temporal.get_workflow_handle(run.id)
-    except RPCError as error:
-        raise run.translated(error) from error
 
 
 async def _input(run: Run) -> tuple[dict[str, Any], str, bool]:

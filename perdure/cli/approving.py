@@ -12,6 +12,7 @@ from ..errors import InvalidInputError
 from .connection import Server, connected
 from .conversation import arguments as shown_arguments
 from .conversation import printable
+from .find import on_run
 from .options import (
     AddressOption,
     ByOption,
@@ -28,6 +29,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..inbox import PendingCall
+    from ..run import Run
     from ..types.approval import DecidedApproval
 
 CallArgument = Annotated[
@@ -83,9 +85,11 @@ def approve(
 ) -> None:
     """Approve a call that waits, maybe with other arguments."""
     changed = _arguments(arguments)
-    server = Server(address, namespace, profile)
-    decided = asyncio.run(_decide(server, id, call, by, comment, approve=True, arguments=changed))
-    _print(decided, chosen(output, as_json))
+
+    async def act(run: Run) -> DecidedApproval:
+        return await run.approve(call, comment=comment, arguments=changed)
+
+    _print(on_run(Server(address, namespace, profile), id, act, by=by), chosen(output, as_json))
 
 
 def deny(
@@ -100,27 +104,11 @@ def deny(
     as_json: JsonOption = False,
 ) -> None:
     """Deny a call that waits: it does not run, and the model is told why."""
-    server = Server(address, namespace, profile)
-    _print(asyncio.run(_decide(server, id, call, by, comment, approve=False)), chosen(output, as_json))
 
-
-async def _decide(
-    server: Server,
-    id: str,
-    call: str | None,
-    by: str | None,
-    comment: str | None,
-    *,
-    approve: bool,
-    arguments: dict[str, Any] | None = None,
-) -> DecidedApproval:
-    from .find import find_run
-
-    async with connected(server, actor=by) as client:
-        run = await find_run(client, id)
-        if approve:
-            return await run.approve(call, comment=comment, arguments=arguments)
+    async def act(run: Run) -> DecidedApproval:
         return await run.deny(call, comment=comment)
+
+    _print(on_run(Server(address, namespace, profile), id, act, by=by), chosen(output, as_json))
 
 
 async def _led_to(one: PendingCall) -> str:

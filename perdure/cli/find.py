@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidInputError, RunNotFoundError
+from .connection import Server, connected
 
 if TYPE_CHECKING:
     from ..client import Client
     from ..run import Run
 
+T = TypeVar("T")
 _SHOWN = 5
 _MOST = 500
 """Rows of the store that are looked through for a prefix: runs that Temporal has forgotten."""
+
+
+def on_run(server: Server, id: str, act: Callable[[Run], Awaitable[T]], *, by: str | None = None) -> T:
+    """What ``act`` does with the run that ``id`` means, in a client of its own. Errors as of :func:`find_run`."""
+
+    async def go() -> T:
+        async with connected(server, actor=by) as client:
+            return await act(await find_run(client, id))
+
+    return asyncio.run(go())
 
 
 async def find_run(client: Client, prefix: str) -> Run:

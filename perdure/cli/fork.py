@@ -10,6 +10,7 @@ import typer
 
 from ..errors import InvalidInputError
 from .connection import Server, connected
+from .find import find_run, on_run
 from .options import (
     AddressOption,
     AttachOption,
@@ -30,6 +31,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..differing import Difference
+    from ..run import Run
     from ..types.messages import Message
 
 
@@ -62,15 +64,11 @@ def fork(
     said = None if message is None else with_files(message_of(message), attached(attach))
     given = results_of(result)
 
-    async def go() -> dict[str, Any]:
-        from .find import find_run
+    async def act(run: Run) -> dict[str, Any]:
+        branch = await run.fork(said, at=at, id=new_id, model=model, results=given)
+        return {"id": branch.id, "of": run.id, "at": at}
 
-        async with connected(Server(address, namespace, profile, store_url), actor=by) as client:
-            run = await find_run(client, id)
-            branch = await run.fork(said, at=at, id=new_id, model=model, results=given)
-            return {"id": branch.id, "of": run.id, "at": at}
-
-    done = asyncio.run(go())
+    done = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
     if chosen(output, as_json) is Output.TEXT:
         print(done["id"])
     else:
@@ -91,8 +89,6 @@ def diff(
     """Show where two conversations part, and what each has from there on."""
 
     async def go() -> tuple[str, str, Difference]:
-        from .find import find_run
-
         async with connected(Server(address, namespace, profile, store_url)) as client:
             one, other = await find_run(client, left), await find_run(client, right)
             return one.id, other.id, await one.diff(other)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidInputError
-from .connection import Server, connected
+from .connection import Server
+from .find import on_run
 from .options import (
     AddressOption,
     AttachOption,
@@ -37,7 +36,6 @@ LimitOption = Annotated[
     typer.Option("--limit", metavar="NAME=VALUE", help="Raise a limit: cost_usd=5, turn.tokens=50000; again for more."),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run has ended.")]
-Act = Callable[["Run"], Awaitable[dict[str, Any]]]
 
 
 def inject(
@@ -60,7 +58,7 @@ def inject(
         await run.inject(said, id=message_id)
         return {"id": run.id, "injected": True}
 
-    done = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    done = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
     _print(done, "the message joins {id} at its next iteration", chosen(output, as_json))
 
 
@@ -88,7 +86,7 @@ def interrupt(
         await run.interrupt(said, id=message_id)
         return {"id": run.id, "interrupted": True}
 
-    done = _on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    done = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
     after = "its turn ends" if said is None else "it goes on with the message"
     _print(done, f"{{id}} stops what it is at; {after}", chosen(output, as_json))
 
@@ -110,7 +108,7 @@ def cancel(
         ended = await _ended(run) if wait else None
         return {"id": run.id, "status": ended or "cancelling"}
 
-    said = _on_run(Server(address, namespace, profile), id, act, by=by)
+    said = on_run(Server(address, namespace, profile), id, act, by=by)
     _print(said, "{id} is {status}" if wait else "{id} was told to stop", chosen(output, as_json))
 
 
@@ -131,7 +129,7 @@ def close(
         ended = await _ended(run) if wait else None
         return {"id": run.id, "status": ended or "closing"}
 
-    said = _on_run(Server(address, namespace, profile), id, act, by=by)
+    said = on_run(Server(address, namespace, profile), id, act, by=by)
     _print(said, "{id} is {status}" if wait else "{id} ends after its turn", chosen(output, as_json))
 
 
@@ -161,7 +159,7 @@ def resume(
         await run.resume(limits=raised)
         return {"id": run.id, "resumed": True, "was": before.state}
 
-    said = _on_run(Server(address, namespace, profile), id, act, by=by)
+    said = on_run(Server(address, namespace, profile), id, act, by=by)
     ended = said["was"] in ("completed", "failed", "cancelled")
     text = "{id} was {was}, and goes on from where it ended" if ended else "{id} tries the step again that it paused at"
     if raised and not ended:
@@ -186,16 +184,6 @@ def limits_of(given: list[str] | None) -> dict[str, Any]:
     if limits:
         read_limits(limits)
     return limits
-
-
-def _on_run(server: Server, id: str, act: Act, *, by: str | None) -> dict[str, Any]:
-    from .find import find_run
-
-    async def go() -> dict[str, Any]:
-        async with connected(server, actor=by) as client:
-            return await act(await find_run(client, id))
-
-    return asyncio.run(go())
 
 
 async def _ended(run: Run) -> str:

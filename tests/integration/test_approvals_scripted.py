@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, tool
-from perdure.errors import ApprovalPendingError, InvalidInputError
-from perdure.inbox import PendingCall
+from perdure import Agent, Run, deciding, tool
+from perdure.errors import ApprovalPendingError, InvalidInputError, ServerUnreachableError, StoreError
+from perdure.inbox import PendingCall, pending_of
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import results
 from tests.support.engine import Engine
@@ -42,6 +42,24 @@ def test_a_function_decides() -> None:
         response = support.call_sync("Go.", on_approval=decide)
     assert [(one.tool, one.arguments) for one in seen] == [("refund", {"order": "7", "amount": 3})]
     assert results(response.messages)[0].startswith("Denied by ")
+
+
+@pytest.mark.parametrize("wrong", [ServerUnreachableError("no answer"), StoreError("locked")])
+def test_who_decides_looks_again_where_nobody_answered(monkeypatch: pytest.MonkeyPatch, wrong: Exception) -> None:
+    """An outage that waiting for the answer outlives ends no call."""
+    failed: list[Exception] = []
+
+    async def looks(run: Run) -> list[PendingCall]:
+        if not failed:
+            failed.append(wrong)
+            raise wrong
+        return await pending_of(run)
+
+    monkeypatch.setattr(deciding, "pending_of", looks)
+    with scripted(support, REPLIES):
+        response = support.call_sync("Go.", on_approval="approve")
+    assert failed
+    assert results(response.messages) == ["refunded 3 of 7"]
 
 
 def test_a_coroutine_function_decides_with_other_arguments() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Veto, hook
+from perdure.contrib.hooks import redact
 from perdure.errors import HookError
 from perdure.testing import ScriptedProvider, call
 from tests.integration.test_subagents import echo, told
@@ -80,3 +81,12 @@ async def test_what_such_a_hook_may_not_return_names_it(engine: Engine, event: A
         with pytest.raises(HookError, match=rf"the hook wrong \({event}\) returned"):
             await run.result()
         assert_closed(await run.transcript())
+
+
+async def test_redact_keeps_what_a_subagent_says_out_of_the_parents_transcript(engine: Engine) -> None:
+    replies: Any = [call("call_researcher", task="look"), told]
+    boss = Agent("boss", ScriptedProvider(replies), subagents=[echo()], hooks=[redact([r"l\w+k"])])
+    async with engine.served(boss) as client:
+        response = await (await client.start(boss, "Go.")).result()
+    assert results(response.messages) == ["researcher: [redacted]"]
+    assert response.content == "researcher: [redacted]"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Limits, tool
+from perdure import Agent, Limits, Toolset, tool
 from perdure.activities import Agents
 from perdure.errors import AgentNotFoundError, DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider
@@ -206,3 +206,11 @@ def test_an_agent_that_is_added_later_is_checked_too() -> None:
     assert [agent.name for agent in agents] == ["a", "b"]
     with pytest.raises(DefinitionError, match="c → c"):
         agents.add(named("c", "c"))
+
+
+def test_a_toolset_that_cannot_say_which_tools_there_are_is_refused() -> None:
+    class Crm(Toolset):
+        name = "crm"
+
+    with pytest.raises(DefinitionError, match="agent 'a': toolset Crm has no method `list`"):
+        Agent("a", "openai:gpt-5", toolsets=[Crm()])

@@ -29,9 +29,10 @@ meanwhile.
 
 def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "[redacted]") -> HookSet:
     """Replace what matches any of ``patterns`` (regular expressions) by ``mask``: in users' messages, in the results of
-    tools, and in what the model says and thinks. So it is neither stored, nor sent to a model afterwards.
+    tools and subagents, and in what the model says and thinks. So it is neither stored, nor sent to a model afterwards.
 
-    Not changed are the arguments of tool calls (it would be another call), and files. A reply that is streamed is seen
+    Not changed are the arguments of tool calls (it would be another call), files, and what remote tools return. What a
+    subagent has said stands in its own run, where its own hooks change it. A reply that is streamed is seen
     by followers before it is whole: ``Worker(stream=False)`` where that matters. And Temporal's history holds what
     clients have sent: encrypt it with a codec. Raises ``DefinitionError`` for what is no regular expression.
     """
@@ -72,5 +73,6 @@ def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "
             hook("on_user_message", name="redact")(message),
             hook("after_llm_call", name="redact")(reply),
             hook("after_tool_call", name="redact")(result),
+            hook("after_subagent", name="redact")(result),
         ]
     )
