@@ -36,6 +36,9 @@ def plain(order_id: str) -> str:
 class Docs(Toolset):
     name = "docs"
 
+    async def list(self, ctx: Any) -> list[Any]:
+        return []
+
 
 RESOLUTION = {
     "type": "object",
