@@ -17,9 +17,10 @@ from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
 from .wire import AgentLimits, Call, New
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns). 3: limits, output
-types, compaction: what an older engine would not keep to. 4: approvals, which an older engine would not wait for."""
+types, compaction: what an older engine would not keep to. 4: approvals, which an older engine would not wait for.
+5: questions, callback tools, background subagents, branches."""
 DECIDED = 100
 """How many decisions on approvals are remembered, for whoever comes too late."""
 SEEN_IDS = 1000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from perdure import loop
-from perdure.loop.limits import calls_left, left
+from perdure.loop.limits import calls_left, exceeded, left
 from perdure.types.bounds import Bounds
 from perdure.types.messages import Usage
 from perdure.types.wire import AgentLimits, AsActivity, Call, Finish, Inline, ModelOutput
@@ -50,6 +50,8 @@ class Counting(Simulation):
         self.raised = {"run": {}}
         self.forced = Counter()
         self.begun = set()
+        self.closed_over = False
+        """It was over a budget when it decided to close: who raises the limit then comes too late."""
 
     def of_turn(self):
         return self.state.turn.task_id
@@ -75,19 +77,34 @@ class Counting(Simulation):
                 assert self.state.turn.iteration, "a turn that must not begin"
                 self.forced[self.of_turn()] += 1
                 assert self.forced[self.of_turn()] == 1, "the model is told to finish once"
+        if isinstance(step, loop.Close):
+            self.closed_over = self.over_budget()
         if isinstance(step, loop.Wait) and step.until == "resumed" and self.state.pause is None:
             assert self.state.limits.on_limit == "pause"
             assert "raises the limit" in loop.status(self.state).reason
         return step
 
     def pause(self, *args):
-        if isinstance(self.flying, loop.CallModel) and self.flying.purpose == "force_finish":
-            self.forced[self.of_turn()] = 0  # nothing came of it: it is asked again
+        self.nothing_came()
         super().pause(*args)
+
+    def interrupt(self, content, id, finished):
+        if not finished:  # who says something now or later is to have an answer
+            self.nothing_came()
+        super().interrupt(content, id, finished)
+
+    def nothing_came(self):
+        """The model was told to finish, and is told once more."""
+        if isinstance(self.flying, loop.CallModel) and self.flying.purpose == "force_finish":
+            self.forced[self.of_turn()] = 0
+
+    def over_budget(self):
+        late = (use := exceeded(self.state)) is not None and use.name == "wall_time"
+        return late or (self.state.turn is not None and bool({name for _, name in self.over()} - {"tool_calls"}))
 
     def _check_end(self):
         """A message that came while the last call of a budget was under way is recorded, and has no answer."""
-        if self.state.turn is not None and {name for _, name in self.over()} - {"tool_calls"}:
+        if self.closed_over or self.over_budget():
             assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
         else:
             super()._check_end()
