@@ -8,7 +8,7 @@ from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result
 from .approvals import ask, check_approval, decide_approval
 from .compacting import Compact, apply_compacted, too_long, tried
-from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide
+from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide, joining
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .limits import left, tick
 from .past import turn_status
@@ -45,6 +45,7 @@ __all__ = [
     "decide_approval",
     "fail",
     "interrupt",
+    "joining",
     "left",
     "open_state",
     "parse_start",

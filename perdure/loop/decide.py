@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,6 +86,23 @@ def decide(state: RunState) -> Next:
     if turn is None or (turn.answer is not None and not state.inbox):
         return _between_turns(state)
     return _model_or_limit(state)
+
+
+def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]:
+    """The calls that begin beside others (``flying``: their operations): those that a person has decided on since.
+
+    What did not fit beside the others when they began waits for them to end.
+    """
+    turn = state.turn
+    if state.cancelled or state.interrupt or state.pause or turn is None or turn.failure:
+        return ()
+    flown = tuple(call for call in state.calls if call.op in flying)
+    more = tuple(
+        call
+        for call in state.calls
+        if call.result is None and call.decided is not None and not call.held and call.op not in flying
+    )
+    return _at_once((*flown, *more), state)[len(flown) :] if more else ()
 
 
 def _between_turns(state: RunState) -> Next:

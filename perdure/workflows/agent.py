@@ -24,6 +24,7 @@ from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
 from . import host, steps
+from .calls import run_calls
 from .work import Work
 
 Answer = TypeVar("Answer")
@@ -67,7 +68,7 @@ class AgentWorkflow:
                     if not work.stopping():
                         await work.through([steps.compact(state, step, work.stopping)])
                 case loop.RunCalls(calls=calls):
-                    await work.through([steps.run_call(state, pending, work.stopping) for pending in calls])
+                    await run_calls(state, calls, work)
                 case loop.Close():
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():

@@ -5,9 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from . import host
+
+
+class More(Protocol):
+    """Work that may become possible while other work is under way."""
+
+    def there(self) -> bool:
+        """Whether there is some. Looked at again and again: it changes nothing."""
+        ...
+
+    def begin(self) -> list[Coroutine[Any, Any, None]]:
+        """What there is."""
+        ...
 
 
 class Work:
@@ -25,14 +37,22 @@ class Work:
         """Whether an activity that comes back cancelled was cancelled by us."""
         return self.cancelling() or self._interrupted()
 
-    async def through(self, work: list[Coroutine[Any, Any, None]]) -> None:
-        """Do all of ``work`` to its end. A cancellation of the run and an interrupt are passed on, and what the
-        activities then say was finished still counts: awaited directly, a result that comes back together with the
-        cancellation would be thrown away, and ``gather`` would not wait for the others.
+    async def through(self, work: list[Coroutine[Any, Any, None]], more: More | None = None) -> None:
+        """Do all of ``work`` to its end, and what ``more`` lets begin meanwhile. A cancellation of the run and an
+        interrupt are passed on, and what the activities then say was finished still counts: awaited directly, a result
+        that comes back together with the cancellation would be thrown away, and ``gather`` would not wait for the
+        others.
         """
         tasks = [asyncio.create_task(one) for one in work]
+
+        def over() -> bool:
+            return self._interrupted() or all(task.done() for task in tasks)
+
         with suppress(asyncio.CancelledError):
-            await host.wait_condition(lambda: self._interrupted() or all(task.done() for task in tasks))
+            await host.wait_condition(lambda: over() or (more is not None and more.there()))
+            while more is not None and not over():
+                tasks += [asyncio.create_task(one) for one in more.begin()]
+                await host.wait_condition(lambda: over() or more.there())
         if not all(task.done() for task in tasks):
             await _settle(tasks, stop=True)
         for task in tasks:

@@ -16,6 +16,7 @@ from perdure.types.events import ApprovalDecided, ApprovalRequested
 from perdure.types.interface import Status
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
+from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -100,6 +101,51 @@ async def test_the_other_calls_of_the_reply_run_meanwhile(engine: Engine) -> Non
         await run.approve()
         await run.result()
         assert await told(run) == ["refunded 5 of a", "seen b"]
+
+
+async def test_an_approved_call_begins_while_others_are_still_running(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        await gate()
+        return "at last"
+
+    replies = [[call("slow"), call("refund", order="a", amount=5), call("refund", order="b", amount=6)], "Done."]
+    async with engine.served(agent(*replies, tools=[refund, slow])) as client:
+        run = await client.start("support", "Go.")
+        await eventually(lambda: gate.entered, what="the slow tool")
+        for one in (await run.status()).approvals:
+            await run.approve(one.call_id, by="ana")
+        await eventually(lambda: len(RAN) == 2, what="the calls that were approved")
+        assert gate.left == 0
+        gate.open()
+        assert (await run.result()).content == "Done."
+        assert await told(run) == ["at last", "refunded 5 of a", "refunded 6 of b"]
+
+
+async def test_a_call_that_began_beside_others_is_stopped_with_them(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        await gate()
+        return "at last"
+
+    late = tool(slow.fn, name="late", needs_approval=True)
+    async with engine.served(agent([call("slow"), call("late")], "Done.", tools=[slow, late])) as client:
+        run = await client.start("support", "Go.")
+        await eventually(lambda: gate.entered, what="the slow tool")
+        await run.approve(by="ana")
+        await eventually(lambda: gate.entered == 2, what="the call that was approved")
+        await run.interrupt("Enough.")
+        assert (await run.result()).content == "Done."
+        assert gate.left == 2
+        first, second = await told(run)
+        assert first.startswith("Cancelled: slow")
+        assert second.startswith("Cancelled: late")
 
 
 async def test_two_approvers_race_and_the_loser_hears_who_was_quicker(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from perdure.inbox import PendingCall, pending_of
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import results
 from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
 
 
 @tool(needs_approval=True)
@@ -80,6 +83,33 @@ async def test_by_default_nobody_waits_in_silence() -> None:
         assert (await run.status()).doing == "approval"
         await run.approve(by="ana")
         assert (await run.result()).content == "Done."
+
+
+async def test_an_approved_call_begins_while_others_are_still_running() -> None:
+    gate = Gate()
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        await gate()
+        return "at last"
+
+    ran = threading.Event()
+
+    @tool(needs_approval=True)
+    def pay() -> str:
+        """Pay."""
+        ran.set()
+        return "paid"
+
+    async with scripted(Agent("clerk", "openai:gpt-5", tools=[slow, pay]), [[call("slow"), call("pay")], "Done."]) as s:
+        run = await s.client.start("clerk", "Go.")
+        await eventually(lambda: gate.entered, what="the slow tool")
+        await run.approve(by="ana")
+        await eventually(ran.is_set, what="the call that was approved")
+        assert gate.left == 0
+        gate.open()
+        assert results((await run.result()).messages) == ["at last", "paid"]
 
 
 async def test_a_stream_is_told_too() -> None:

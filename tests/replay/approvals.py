@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from perdure import Agent, Approval, Run, tool
@@ -10,6 +11,7 @@ from perdure.errors import PerdureError
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, add, scenario
 from tests.support.engine import Engine
+from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
 pay = tool(add.fn, name="pay", needs_approval=True)
@@ -94,3 +96,32 @@ async def approvals_cancelled(engine: Engine) -> Run:
         await run.cancel()
         await _end(run)
     return run
+
+
+@scenario
+async def approvals_beside_others(engine: Engine) -> Run:
+    """Two calls are approved while another one runs, and begin at once."""
+    gate = Gate()
+
+    @tool(name="gated")
+    async def gated() -> str:
+        """Wait."""
+        await gate()
+        return "at last"
+
+    replies = ScriptedProvider([[call("gated"), call("pay", a=1, b=1), call("pay", a=2, b=2)], "Done."])
+    async with engine.served(Agent("recorded", replies, tools=[gated, pay])) as client:
+        run = await client.start("recorded", "Go.")
+        await eventually(lambda: gate.entered, what="the other call")
+        for one in (await run.status()).approvals:
+            await run.approve(one.call_id, by="ana")
+            await eventually(partial(_ran, run, one.call_id), what="the approved call")
+        gate.open()
+        await _end(run)
+    return run
+
+
+async def _ran(run: Run, call_id: str) -> bool:
+    """Whether its result is there, while the other call runs."""
+    events = [event async for event in run.events(wait=False)]
+    return any(event.type == "tool.completed" and event.call_id == call_id for event in events)

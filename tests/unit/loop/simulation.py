@@ -46,6 +46,7 @@ class Simulation:
         loop.stopped(self.state)
         loop.tick(self.state, self.now)
         loop.settle(self.state)
+        loop.ask(self.state, self.now)
         step = self.decided()
         match step:
             case loop.CallModel():
@@ -105,6 +106,17 @@ class Simulation:
         self.finished[pending.call.id] = f"key-{op}"
         if not self.running:
             self.flying = None
+
+    def join(self) -> None:
+        """What was decided meanwhile begins beside the calls in flight."""
+        for pending in loop.joining(self.state, set(self.running)):
+            self._spend(pending.op)
+            self.running.append(pending.op)
+
+    def approval(self, decision: str) -> None:
+        """Somebody decides on the first call that waits."""
+        waits = loop.status(self.state).approvals
+        loop.decide_approval(self.state, {"call_id": waits[0].call_id, "decision": decision}, self.now)
 
     def closed(self, head: str | None) -> None:
         """The ending was recorded, or could not be."""

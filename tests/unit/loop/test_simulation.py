@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from perdure import loop
+from perdure.types.approval import Asks
 from perdure.types.wire import (
     AgentLimits,
     Answered,
@@ -87,14 +88,16 @@ class Loop(RuleBasedStateMachine):
         answers=st.booleans(),
         fits=st.booleans(),
         limits=st.none() | LIMITS,
+        asks=st.sets(st.integers(0, 3)),
     )
-    def reply(self, dispositions, answers, fits, limits):
+    def reply(self, dispositions, answers, fits, limits, asks):
         if limits and answers:  # a deploy changed the agent
             self.limits = limits
-        self._reply(dispositions, answers, fits)
+        self._reply(dispositions, answers, fits, asks)
 
-    def _reply(self, dispositions, answers, fits=True):
-        """``fits``: an answer by the finish tool is of the output type; else it goes back to the model, twice."""
+    def _reply(self, dispositions, answers, fits=True, asks=frozenset()):
+        """``asks``: places of calls that a person is to approve, where they run at all. ``fits``: an answer by the
+        finish tool is of the output type; else it goes back to the model, twice."""
         tool = self.limits.protocol == "tool"
         rejected = tool and (not fits if answers else self.run.flying.purpose == "force_finish")
         failed = rejected and self.run.state.turn.rejected >= 2
@@ -102,7 +105,13 @@ class Loop(RuleBasedStateMachine):
         if tool and (answers or failed):
             dispositions = [Answered(text="not run") for _ in dispositions]
         calls = [
-            Call(id=f"c{self.run.replies}-{n}", name="look", disposition=how) for n, how in enumerate(dispositions)
+            Call(
+                id=f"c{self.run.replies}-{n}",
+                name="look",
+                disposition=how,
+                approval=Asks(hash="h") if n in asks and isinstance(how, AsActivity | AsSubagent) else None,
+            )
+            for n, how in enumerate(dispositions)
         ]
         output = ModelOutput(
             head=f"h{self.run.replies}",
@@ -121,6 +130,17 @@ class Loop(RuleBasedStateMachine):
     @rule(data=st.data())
     def result(self, data):
         self.run.result(data.draw(st.integers(0, len(self.run.running) - 1)))
+
+    @flying(loop.RunCalls)
+    @rule()
+    def join(self):
+        self.run.join()
+
+    @precondition(lambda self: self.run.ended is None and loop.status(self.run.state).approvals)
+    @rule(decision=st.sampled_from(["approve", "deny"]))
+    def decided(self, decision):
+        if not self.run.state.cancelled and self.run.state.turn.failure is None:
+            self.run.approval(decision)
 
     @flying(loop.Close)
     @rule(head=st.sampled_from(["closed", None]))
@@ -210,7 +230,10 @@ class Loop(RuleBasedStateMachine):
             case loop.Close():
                 run.closed("closed")
             case None:
-                if isinstance(run.advance(), loop.Wait):
+                step = run.advance()
+                if step == loop.Wait("approval"):
+                    run.approval("approve")
+                elif isinstance(step, loop.Wait):
                     loop.resume(run.state)
 
 

@@ -1,0 +1,57 @@
+"""The tool calls of a reply, under way: all at once, and those that a person decides on meanwhile beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from .. import loop
+from ..types.state import PendingCall, RunState
+from . import host, steps
+from .work import Work
+
+BESIDE = "calls-begin-when-decided"
+"""An execution of an engine before this one began such a call when the others had ended."""
+
+
+async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work) -> None:
+    """Run ``calls`` to their end, and those that are decided on by then."""
+    beside = _Calls(state, work)
+    await work.through(beside.of(calls), beside)
+
+
+class _Calls:
+    """See :class:`~.work.More`."""
+
+    def __init__(self, state: RunState, work: Work) -> None:
+        self._state = state
+        self._work = work
+        self._flying: set[int] = set()
+        """Operations of the calls that are under way."""
+        self._may = True
+
+    def of(self, calls: Iterable[PendingCall]) -> list[Coroutine[Any, Any, None]]:
+        """``calls``, to be awaited."""
+        return [self._run(pending) for pending in calls]
+
+    def there(self) -> bool:
+        """See base."""
+        return self._may and bool(loop.joining(self._state, self._flying))
+
+    def begin(self) -> list[Coroutine[Any, Any, None]]:
+        """See base. Asked only where a call could begin: a run that has none keeps the history that it always had."""
+        if not self.there():
+            return []
+        self._may = host.patched(BESIDE)
+        return self.of(loop.joining(self._state, self._flying)) if self._may else []
+
+    def _run(self, pending: PendingCall) -> Coroutine[Any, Any, None]:
+        self._flying.add(pending.op)
+
+        async def run() -> None:
+            try:
+                await steps.run_call(self._state, pending, self._work.stopping)
+            finally:
+                self._flying.discard(pending.op)
+
+        return run()
