@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
+    from .schedule import Schedule
     from .tools import Approval, Memory, RunContext, Tool, ToolContext, allow, ask, delegate, deny, remote_tool, tool
     from .tools.auth import RunFacts
     from .turn import Turn
@@ -46,6 +47,7 @@ _HOME = {
     "Run": "run",
     "RunContext": "tools",
     "RunFacts": "tools.auth",
+    "Schedule": "schedule",
     "Status": "types.interface",
     "Step": "hooks",
     "Tool": "tools",
@@ -84,6 +86,7 @@ __all__ = [
     "Run",
     "RunContext",
     "RunFacts",
+    "Schedule",
     "Status",
     "Step",
     "Tool",

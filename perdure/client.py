@@ -23,6 +23,7 @@ from .options import begin
 from .ports import Store
 from .run import Run
 from .runs import RunSummary, list_runs
+from .scheduling import Scheduling
 from .sealing import Auth, sealed
 from .sending import deliver
 from .starting import History, checked_id, checked_input, name_of, plain_override, start_input
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .agent import Agent
 
 
-class Client:
+class Client(Scheduling):
     """A Temporal client that knows agents. ``temporal`` is Temporal's own client.
 
     ``store_url`` is where transcripts are (``PERDURE_STORE_URL``); without it everything works but reading them.

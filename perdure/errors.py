@@ -19,6 +19,7 @@
     │       └── AuthContextUnavailableError      it cannot be had for now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
     ├── RunNotFoundError · RunExistsError · RunClosedError
+    ├── ScheduleNotFoundError · ScheduleExistsError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
     │   ├── AuthenticationError · PermissionDeniedError · ModelNotFoundError · BadRequestError
@@ -153,6 +154,14 @@ class RunExistsError(PerdureError):
 
 class RunClosedError(PerdureError):
     """The run has ended and takes no more messages."""
+
+
+class ScheduleNotFoundError(PerdureError):
+    """No schedule has that id."""
+
+
+class ScheduleExistsError(PerdureError):
+    """A schedule with that id exists."""
 
 
 class ApprovalPendingError(PerdureError):

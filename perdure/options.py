@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client as TemporalClient
-from temporalio.client import WorkflowHandle
+from temporalio.client import ScheduleActionStartWorkflow, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError
 
@@ -45,3 +45,10 @@ async def begin(
         )
     except RPCError as error:
         raise translated(temporal, id, error) from error
+
+
+def scheduled(id: str, start: dict[str, Any], *, task_queue: str) -> ScheduleActionStartWorkflow:
+    """The same for a schedule: what it does each time. ``id`` is the beginning of its runs' ids."""
+    return ScheduleActionStartWorkflow(
+        WORKFLOW, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo={MEMO_AGENT: start["agent"]}
+    )

@@ -59,9 +59,7 @@ async def list_runs(
             if seen.id in known:
                 continue
             known.add(seen.id)
-            name = await agent_of(client, seen)
-            state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
-            summary = RunSummary(seen.id, name, state, seen.start_time, seen.close_time)
+            summary = await _summary(client, seen)
             if _wanted(summary, agent, status):
                 found[seen.id] = summary
                 matched += 1
@@ -74,6 +72,21 @@ async def list_runs(
                 found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
     newest = sorted(found.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
+
+
+async def runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
+    """The runs that schedule ``id`` has begun, the newest first."""
+    quoted = id.replace("\\", "\\\\").replace("'", "\\'")
+    ours = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
+    query = f"{ours} AND TemporalScheduledById = '{quoted}'"
+    seen = [one async for one in client.temporal.list_workflows(query)]
+    newest = sorted(seen, key=lambda one: one.start_time, reverse=True)[:limit]
+    return [await _summary(client, one) for one in newest]
+
+
+async def _summary(client: Client, seen: WorkflowExecution) -> RunSummary:
+    state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
+    return RunSummary(seen.id, await agent_of(client, seen), state, seen.start_time, seen.close_time)
 
 
 async def agent_of(client: Client, seen: WorkflowExecution) -> str:

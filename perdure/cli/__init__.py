@@ -24,6 +24,7 @@ from . import (
     listing,
     replay,
     run,
+    schedule,
     schema,
     send,
     server,
@@ -63,6 +64,7 @@ app.command()(approving.approve)
 app.command()(approving.deny)
 app.command()(replay.replay)
 app.command()(schema.schema)
+app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
 app.command()(env.env)
 app.command()(doctor.doctor)

@@ -8,10 +8,18 @@ from __future__ import annotations
 import os
 import sys
 
-from ..errors import DefinitionError, InvalidInputError, PerdureError, RunNotFoundError, RuntimeSetupError
+from ..errors import (
+    DefinitionError,
+    InvalidInputError,
+    PerdureError,
+    RunNotFoundError,
+    RuntimeSetupError,
+    ScheduleNotFoundError,
+)
 
 _CODES: tuple[tuple[type[PerdureError], int], ...] = (
     (RunNotFoundError, 3),
+    (ScheduleNotFoundError, 3),
     (RuntimeSetupError, 4),
     (InvalidInputError, 2),
     (DefinitionError, 2),

@@ -44,6 +44,14 @@ QueueOption = Annotated[
 FileOption = Annotated[
     str | None, typer.Option("--file", "-f", help="Serve the agents of this file too, here.", show_default=False)
 ]
+MessageArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MESSAGE", help="What to say to it; - reads standard input.", show_default=False),
+]
+InputOption = Annotated[
+    str | None,
+    typer.Option(help="Of an agent with an input type, in place of the message: a JSON object; - as above."),
+]
 ContextOption = Annotated[str | None, typer.Option(help="The author's data: a JSON object.", show_default=False)]
 IdleOption = Annotated[
     str | None,
@@ -86,6 +94,20 @@ def attached(paths: list[str] | None) -> list[File]:
 def with_files(text: str, files: list[File]) -> Content:
     """A message of ``text`` and what is attached to it."""
     return [text, *files] if files else text
+
+
+def asked(message: str | None, input: str | None, attach: list[str] | None) -> Content | dict[str, Any]:
+    """What the run is asked: a message, or the value of an input type. Raises ``InvalidInputError``."""
+    if (message is None) == (input is None):
+        raise InvalidInputError(
+            "a run is asked a message, or an --input", hint="For instance: perdure run support 'Where is order 7?'"
+        )
+    if message is not None:
+        return with_files(message_of(message), attached(attach))
+    if attach:
+        raise InvalidInputError("an --input has no files beside it", hint="Say --attach with a message.")
+    assert input is not None, "one of the two is given"
+    return json_object(message_of(input), "--input") or {}
 
 
 def json_object(text: str | None, option: str = "--context") -> dict[str, Any] | None:

@@ -19,19 +19,19 @@ from .options import (
     AttachOption,
     ContextOption,
     FileOption,
+    InputOption,
     JsonOption,
+    MessageArgument,
     NamespaceOption,
     Output,
     OutputOption,
     ProfileOption,
     QueueOption,
     StoreOption,
-    attached,
+    asked,
     chosen,
     json_object,
-    message_of,
     print_json,
-    with_files,
 )
 
 if TYPE_CHECKING:
@@ -58,14 +58,8 @@ class Order:
 
 def run(
     agent: AgentArgument,
-    message: Annotated[
-        str | None,
-        typer.Argument(metavar="MESSAGE", help="What to say to it; - reads standard input.", show_default=False),
-    ] = None,
-    input: Annotated[
-        str | None,
-        typer.Option(help="Of an agent with an input type, in place of the message: a JSON object; - as above."),
-    ] = None,
+    message: MessageArgument = None,
+    input: InputOption = None,
     file: FileOption = None,
     attach: AttachOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the id and leave.")] = False,
@@ -93,7 +87,7 @@ def run(
             hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
         )
     server = Server(address, namespace, profile, store_url)
-    said = _asked(message, input, attach)
+    said = asked(message, input, attach)
     order = Order(agent, said, id, json_object(context), file, task_queue, server)
     output = chosen(output, as_json)
     watch = _shown(output) if follow else None
@@ -109,20 +103,6 @@ def run(
         raise typer.Exit(130) from None
     if not follow or output is Output.JSON:
         print_answer(response, output)
-
-
-def _asked(message: str | None, input: str | None, attach: list[str] | None) -> Content | dict[str, Any]:
-    """What the run is asked: a message, or the value of an input type. Raises ``InvalidInputError``."""
-    if (message is None) == (input is None):
-        raise InvalidInputError(
-            "a run is asked a message, or an --input", hint="For instance: perdure run support 'Where is order 7?'"
-        )
-    if message is not None:
-        return with_files(message_of(message), attached(attach))
-    if attach:
-        raise InvalidInputError("an --input has no files beside it", hint="Say --attach with a message.")
-    assert input is not None, "one of the two is given"
-    return json_object(message_of(input), "--input") or {}
 
 
 async def _start(order: Order) -> str:

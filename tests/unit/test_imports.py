@@ -40,6 +40,7 @@ PUBLIC = [
     "Run",
     "RunContext",
     "RunFacts",
+    "Schedule",
     "Status",
     "Step",
     "Tool",

@@ -1,0 +1,311 @@
+"""Schedules: runs that Temporal begins at certain times, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import Schedule as TemporalSchedule
+from temporalio.client import ScheduleActionStartWorkflow, ScheduleIntervalSpec, ScheduleSpec
+
+from perdure import Agent, Client, Schedule, tool
+from perdure.errors import (
+    DefinitionError,
+    InvalidInputError,
+    RunNotFoundError,
+    ScheduleExistsError,
+    ScheduleNotFoundError,
+)
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import users
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+YEARLY = "0 0 1 1 *"
+
+
+@pytest.fixture
+def name() -> str:
+    """Schedules of all tests are in one namespace."""
+    return f"nightly-{uuid.uuid4().hex[:8]}"
+
+
+async def begun(schedule: Schedule, count: int = 1) -> list[str]:
+    """Ids of its runs, once there are so many."""
+
+    async def there() -> bool:
+        return (await schedule.describe()).begun >= count
+
+    await eventually(there, what=f"{count} runs of {schedule.id}")
+    return [one.id for one in (await schedule.describe()).recent]
+
+
+class Rounds:
+    """A model that answers with how often it was asked; ``heard(n)`` is over when that was so often."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._heard = asyncio.Condition()
+
+    async def __call__(self, request: ModelRequest) -> str:
+        async with self._heard:
+            self.times.append(asyncio.get_running_loop().time())
+            self._heard.notify_all()
+            return f"{users(request.messages)[-1]} {len(self.times)}"
+
+    async def heard(self, count: int) -> None:
+        async with self._heard, asyncio.timeout(30):
+            await self._heard.wait_for(lambda: len(self.times) >= count)
+
+
+async def test_a_triggered_run_is_a_run_like_any_other(engine: Engine, name: str) -> None:
+    agent = Agent("reporter", ScriptedProvider(lambda r: f"{users(r.messages)[-1]}: all is well."), context=None)
+    async with engine.served(agent) as client:
+        made = await client.schedule(agent, "Report", id=name, cron=YEARLY, note="for the board", by="ana")
+        await made.trigger()
+        (run_id,) = await begun(made)
+        run = client.run(run_id)
+        response = await run.result()
+        assert (response.content, response.context_id) == ("Report: all is well.", run_id)
+        assert [message.by for message in await run.transcript() if message.role == "user"] == ["ana"]
+        status = await run.status()
+        assert (status.state, status.agent) == ("completed", "reporter")
+        (row,) = [one for one in await client.list(agent="reporter") if one.id == run_id]
+        assert row.status == "completed"
+        stored = await (await client.store()).run(run_id)
+        assert stored is not None
+        assert stored.agent == "reporter"
+        assert [event.type async for event in run.events()][-1] == "run"
+        again = await (await client.send(agent, "And now?", id=run_id)).result()
+        assert again.content == "And now?: all is well."
+
+        async def listed() -> bool:
+            return [one.id for one in await made.runs()] == [run_id]
+
+        await eventually(listed, what="the run in Temporal's list")
+        seen = await made.describe()
+        assert (seen.agent, seen.when, seen.overlap, seen.note) == ("reporter", ("0 0 1 1 *",), "skip", "for the board")
+        assert (seen.next[0].month, seen.next[0].day, seen.begun) == (1, 1, 1)
+        assert seen.start["message"]["content"] == "Report"
+        await made.delete()
+
+
+async def test_runs_begin_by_themselves_and_each_pays_for_itself(engine: Engine, name: str) -> None:
+    rounds = Rounds()
+    async with engine.served(Agent("ticker", ScriptedProvider(rounds))) as client:
+        made = await client.schedule("ticker", "Tick", id=name, every=1)
+        await rounds.heard(3)
+        await made.pause(note="enough", by="ana")
+        ids = await begun(made, 3)
+        answers = [(await client.run(one).result()).content for one in ids[:3]]
+        status = await made.describe()
+        await made.delete()
+    assert answers == ["Tick 1", "Tick 2", "Tick 3"], "none is the outcome of another"
+    assert all(one.startswith(f"{name}-2") for one in ids)
+    assert (status.paused, status.note, status.when) == (True, "paused by ana: enough", ("every 1s",))
+
+
+async def test_a_paused_schedule_begins_nothing_until_it_is_resumed(engine: Engine, name: str) -> None:
+    rounds = Rounds()
+    async with engine.served(Agent("ticker", ScriptedProvider(rounds))) as client:
+        made = await client.schedule("ticker", "Tick", id=name, every="1s", paused=True)
+        assert (await made.describe()).paused
+        await made.trigger()
+        await rounds.heard(1)
+        assert (await made.describe()).begun == 1, "what was due meanwhile was left out"
+        await made.resume()
+        await rounds.heard(2)
+        await made.delete()
+
+
+async def test_a_backfill_begins_what_was_due(engine: Engine, name: str) -> None:
+    rounds = Rounds()
+    async with engine.served(Agent("ticker", ScriptedProvider(rounds))) as client:
+        made = await client.schedule("ticker", "Day", id=name, cron="0 0 * * *", paused=True)
+        first = datetime(2025, 12, 31, 12, tzinfo=UTC)
+        with pytest.raises(InvalidInputError, match="time zone"):
+            await made.backfill(datetime(2025, 12, 31), first)  # noqa: DTZ001  # that is the mistake
+        await made.backfill(first, first + timedelta(days=3))
+        ids = await begun(made, 3)
+        assert ids == [f"{name}-2026-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
+        assert {(await client.run(one).result()).context_id for one in ids} == set(ids)
+        await made.delete()
+
+
+@tool(needs_approval=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def model(request: ModelRequest) -> Any:
+    """Pays, once in each turn."""
+    return "Paid." if request.messages[-1].role == "tool" else call("pay", amount=3)
+
+
+async def due(schedule: Schedule, day: int, *, overlap: Any = "skip") -> str:
+    """Lets the run of that day of January begin; its id."""
+    at = datetime(2026, 1, day, tzinfo=UTC)
+    await schedule.backfill(at - timedelta(minutes=1), at, overlap=overlap)
+    return f"{schedule.id}-2026-01-{day:02}T00:00:00Z"
+
+
+async def waits(client: Client, id: str) -> None:
+    """Until the run is there, and waits for an approval."""
+
+    async def waiting() -> bool:
+        try:
+            return (await client.run(id).status()).doing == "approval"
+        except RunNotFoundError:
+            return False
+
+    await eventually(waiting, what=f"{id} at an approval")
+
+
+async def test_a_run_that_waits_for_an_approval_when_the_next_is_due(engine: Engine, name: str) -> None:
+    async with engine.served(Agent("payer", ScriptedProvider(model), tools=[pay])) as client:
+        made = await client.schedule("payer", "Pay.", id=name, cron="0 0 * * *", paused=True)
+        first = await due(made, 1)
+        await waits(client, first)
+        await due(made, 2)
+
+        async def skipped() -> bool:
+            return (await made.describe()).skipped == 1
+
+        await eventually(skipped, what="a time that is left out")
+        assert (await made.describe()).running == (first,)
+        third = await due(made, 3, overlap="buffer_one")
+        with pytest.raises(RunNotFoundError):
+            await client.run(third).status()
+        fourth = await due(made, 4, overlap="allow_all")
+        await waits(client, fourth)
+        assert {one.run_id for one in await client.approvals(agent="payer")} >= {first, fourth}
+        await client.run(first).approve(by="ana")
+        assert (await client.run(first).result()).content == "Paid."
+        await waits(client, third)
+        assert (await made.describe()).skipped == 1
+        for run_id in (third, fourth):
+            await client.run(run_id).approve(by="ana")
+            assert (await client.run(run_id).result()).content == "Paid."
+        await made.delete()
+
+
+async def test_cancel_other_closes_the_transcript_of_the_run_that_waits(engine: Engine, name: str) -> None:
+    async with engine.served(Agent("payer", ScriptedProvider(model), tools=[pay])) as client:
+        made = await client.schedule("payer", "Pay.", id=name, cron="0 0 * * *", paused=True)
+        first = await due(made, 1)
+        await waits(client, first)
+        second = await due(made, 2, overlap="cancel_other")
+        await waits(client, second)
+        assert (await client.run(first).status()).state == "cancelled"
+        messages = await client.run(first).transcript()
+        asked = [one.id for message in messages for one in message.tool_calls]
+        assert [one.call_id for message in messages for one in message.tool_results] == asked != []
+        await client.run(second).deny(by="ana")
+        await client.run(second).result()
+        await made.delete()
+
+
+async def test_a_time_that_is_made_up_for_twice_is_one_conversation(engine: Engine, name: str) -> None:
+    """Temporal gives both the same id: nothing that the first has said is lost."""
+    rounds = Rounds()
+    async with engine.served(Agent("ticker", ScriptedProvider(rounds))) as client:
+        made = await client.schedule("ticker", "Day", id=name, cron="0 0 * * *", paused=True)
+        run = client.run(await due(made, 1))
+        await rounds.heard(1)
+        assert (await run.result()).content == "Day 1"
+        await due(made, 1)
+        await rounds.heard(2)
+        assert [message.text for message in (await run.result()).messages] == ["Day", "Day 1", "Day", "Day 2"]
+        await made.delete()
+
+
+async def test_a_schedule_of_that_id_is_refused_or_replaced(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    made = await client.schedule("nobody", "One", id=name, cron=YEARLY)
+    with pytest.raises(ScheduleExistsError, match=name):
+        await client.schedule("nobody", "Two", id=name, cron=YEARLY)
+    await made.pause(note="holidays")
+    again = await client.schedule("other", "Two", id=name, every="2h", if_exists="replace")
+    status = await again.describe()
+    assert (status.agent, status.when, status.start["message"]["content"]) == ("other", ("every 2h",), "Two")
+    assert (status.paused, status.note) == (True, "paused by tests: holidays")
+    await again.delete()
+
+
+async def test_schedules_are_listed_and_those_of_others_are_not(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    agent = f"agent-{name}"
+    cron = ["0 7 * * 1-5", "*/15 8-18 1,15 * *"]
+    one = await client.schedule(agent, "Go", id=f"{name}-a", cron=cron, timezone="Europe/Lisbon", every="90m")
+    two = await client.schedule(agent, "Go", id=f"{name}-b", every=timedelta(days=1), overlap="allow_all", paused=True)
+    spec = ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(days=1))])
+    action = ScheduleActionStartWorkflow("Own", id="own", task_queue="own")
+    own = await client.temporal.create_schedule(f"{name}-own", TemporalSchedule(action=action, spec=spec))
+
+    async def listed() -> bool:
+        return {one.id async for one in await client.temporal.list_schedules()} >= {one.id, two.id, own.id}
+
+    await eventually(listed, what="all schedules in Temporal's list")
+    found = await client.schedules(agent=agent)
+    assert [(one.id, one.when, one.timezone, one.overlap, one.paused) for one in found] == [
+        (one.id, (*cron, "every 1h30m"), "Europe/Lisbon", "skip", False),
+        (two.id, ("every 1d",), None, "allow_all", True),
+    ]
+    assert len(await client.schedules(limit=1)) == 1
+    assert own.id not in [one.id for one in await client.schedules()]
+    with pytest.raises(InvalidInputError, match="starts no agent"):
+        await client.get_schedule(own.id).describe()
+    for schedule in (one, two, own):
+        await schedule.delete()
+
+
+async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    typed = Agent("typed", ScriptedProvider([]), max_iterations=3)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "needs cron or every"),
+        ({"cron": "every day"}, "CronString does not have 5-7 fields"),
+        ({"cron": "61 7 * * *"}, "Minute is not in range"),
+        ({"cron": [YEARLY, ""]}, "is no cron expression"),
+        ({"cron": YEARLY, "timezone": "Mars/Base"}, "unknown time zone Mars/Base"),
+        ({"every": "1h", "timezone": "Europe/Lisbon"}, "time zone says what cron means"),
+        ({"every": "often"}, "every: 'often' is no duration"),
+        ({"every": 1.5}, "whole seconds"),
+        ({"cron": YEARLY, "overlap": "maybe"}, "overlap is one of skip, "),
+        ({"cron": YEARLY, "mode": "always"}, "mode of a run"),
+        ({"cron": YEARLY, "idle_timeout": "soon"}, "idle_timeout"),
+        ({"cron": YEARLY, "context": {"size": float("nan")}}, "plain JSON"),
+        ({"cron": YEARLY, "auth_context": {"token": "t"}}, "sealed for one run"),
+        ({"cron": YEARLY, "auth_ref": ""}, "auth_ref"),
+        ({"cron": YEARLY, "if_exists": "attach"}, "if_exists"),
+        ({"cron": YEARLY, "message": None}, "needs a message"),
+        ({"cron": YEARLY, "id": "x" * 901}, "id of a schedule"),
+        ({"cron": YEARLY, "id": ""}, "id of a"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(InvalidInputError, match=says):
+            await client.schedule(typed, **{"message": "Go", "id": name, **options})
+    with pytest.raises(DefinitionError, match="tools"):
+        await client.schedule(typed, "Go", id=name, cron=YEARLY, override={"tools": ["nothing"]})
+    with pytest.raises(ScheduleNotFoundError, match=name):
+        await client.get_schedule(name).describe()
+
+
+async def test_a_schedule_that_is_not_there(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    missing = client.get_schedule(name)
+    for verb in (missing.pause, missing.resume, missing.trigger, missing.delete, missing.describe):
+        with pytest.raises(ScheduleNotFoundError, match="there is no schedule"):
+            await verb()
+    made = await client.schedule("nobody", "Go", id=name, cron=YEARLY)
+    await made.delete()
+    with pytest.raises(ScheduleNotFoundError):
+        await made.trigger()
+    with pytest.raises(ScheduleNotFoundError):
+        await made.backfill(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC))
