@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import uuid
 from collections.abc import Mapping
@@ -16,10 +18,19 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .errors import ApprovalDecidedError, InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, from_type
+from .errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    PerdureError,
+    RunClosedError,
+    RunNotFoundError,
+    from_type,
+)
+from .loop import repeats
 from .runs import agent_of
 from .translate import closed_error, unreachable
-from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval
+from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval
 from .types.interface import WORKFLOW, Status
 
 if TYPE_CHECKING:
@@ -57,29 +68,44 @@ class PendingCall:
         return self.run.id
 
     async def approve(
-        self, *, by: str | None = None, comment: str | None = None, arguments: Mapping[str, Any] | None = None
+        self,
+        *,
+        by: str | None = None,
+        comment: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        always: bool = False,
     ) -> DecidedApproval:
         """See ``Run.approve``."""
-        return await decide(self.run, self.call_id, "approve", by, comment, arguments, self.hash)
+        return await self._decide("approve", by=by, comment=comment, arguments=arguments, always=always)
 
     async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
         """See ``Run.deny``."""
-        return await decide(self.run, self.call_id, "deny", by, comment, None, self.hash)
+        return await self._decide("deny", by=by, comment=comment)
+
+    async def _decide(self, decision: str, **said: Any) -> DecidedApproval:
+        since = self.since.isoformat() if self.since else None
+        return await decide(self.run, self.call_id, decision, digest=self.hash, since=since, **said)
 
 
 async def decide(
     run: Run,
     call_id: str | None,
     decision: str,
+    *,
     by: str | None,
     comment: str | None,
-    arguments: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any] | None = None,
+    always: bool = False,
     digest: str | None = None,
+    since: str | None = None,
 ) -> DecidedApproval:
-    """Decide on a call of ``run``; without an id, on the only one that waits. Errors as of ``Run.approve``."""
+    """Decide on a call of ``run``; without an id, on the only one that waits. Errors as of ``Run.approve``.
+
+    ``digest`` and ``since`` are those of what was looked at.
+    """
     if call_id is None:
         only = _only(run, await run.status())
-        call_id, digest = only.call_id, only.hash
+        call_id, digest, since = only.call_id, only.hash, only.since
     try:
         said = ApprovalDecision.model_validate(
             {
@@ -88,26 +114,59 @@ async def decide(
                 "by": by or run.client.actor,
                 "comment": comment,
                 "arguments": None if arguments is None else dict(arguments),
+                "always": always,
                 "hash": digest,
             }
         )
     except ValueError as error:
         raise InvalidInputError(f"the decision does not fit: {error}") from None
-    payload = said.model_dump(mode="json", exclude_none=True)
+    return DecidedApproval.model_validate(await _sent(run, said, since))
+
+
+async def _sent(run: Run, said: ApprovalDecision, since: str | None) -> Any:
+    payload = said.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     try:
-        raw = await run.handle.execute_update("decide_approval", payload, id=uuid.uuid4().hex)
+        return await run.handle.execute_update("decide_approval", payload, id=_update_id(payload, since))
     except WorkflowUpdateFailedError as error:
         cause = error.cause
         kind = cause.type if isinstance(cause, ApplicationError) else None
         if kind == _ENDED:
-            raise await _too_late(run, call_id) from None
+            return await _too_late(run, said)
         raise from_type(kind, getattr(cause, "message", str(cause))) from None
     except NoAnswer as error:
         raise unreachable(run.client.temporal, "no answer to a decision; it can be sent again") from error
     except RPCError as error:
         why = run.translated(error)
-        raise (await _too_late(run, call_id) if isinstance(why, RunClosedError) else why) from None
-    return DecidedApproval.model_validate(raw)
+        if not isinstance(why, RunClosedError):
+            raise why from None
+        return await _too_late(run, said)
+
+
+def _update_id(payload: dict[str, Any], since: str | None) -> str:
+    """The same for whoever sends the same decision on the same wait again: Temporal then knows the update.
+
+    A model may give two calls one id. So where it is not known since when the call waits, each is another update, and
+    the run itself tells who repeats himself, as it does behind continue-as-new.
+    """
+    if since is None:
+        return uuid.uuid4().hex
+    return hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
+
+
+async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
+    """See ``Run.revoke``."""
+    payload = {"tool": tool, "by": by or run.client.actor}
+    try:
+        raw = await run.handle.execute_update("revoke_approval", payload)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        kind = cause.type if isinstance(cause, ApplicationError) else None
+        raise closed_error(run.id) if kind == _ENDED else from_type(kind, getattr(cause, "message", "")) from None
+    except NoAnswer as error:
+        raise unreachable(run.client.temporal, "no answer; status says what stands") from error
+    except RPCError as error:
+        raise run.translated(error) from None
+    return [StandingApproval.model_validate(one) for one in raw["revoked"]]
 
 
 async def approvals(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
@@ -184,18 +243,22 @@ def _last(status: Status) -> str:
     return f"The last one, {past.call_id} ({past.name}), was {past}."
 
 
-async def _too_late(run: Run, call_id: str) -> PerdureError:
-    """The run has ended. Who had decided, where its workflow can still say so."""
+async def _too_late(run: Run, said: ApprovalDecision) -> DecidedApproval:
+    """The run has ended. What the same decision came to before; else raises who had decided, where its workflow can
+    still say so."""
     try:
         status = Status.model_validate(await run.query("status"))
     except (RPCError, WorkflowQueryFailedError, PerdureError):
-        return closed_error(run.id)
+        raise closed_error(run.id) from None
+    call_id = said.call_id
     past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
     if past is None:
-        return closed_error(run.id)
+        raise closed_error(run.id)
+    if repeats(said, past):
+        return past
     if past.state == "expired":
-        return from_type("ApprovalExpiredError", f"the approval of call {call_id!r} has {past}")
-    return ApprovalDecidedError(f"call {call_id!r} is already decided: {past}")
+        raise ApprovalExpiredError(f"the approval of call {call_id!r} has {past}")
+    raise ApprovalDecidedError(f"call {call_id!r} is already decided: {past}")
 
 
-__all__ = ["PendingCall", "approvals", "decide", "pending_of"]
+__all__ = ["PendingCall", "approvals", "decide", "pending_of", "revoke"]

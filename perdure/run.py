@@ -11,7 +11,7 @@ from temporalio.service import RPCError
 from .differing import Difference, difference
 from .errors import RunClosedError
 from .forking import fork
-from .inbox import decide
+from .inbox import decide, revoke
 from .loop import read_limits
 from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
@@ -20,7 +20,7 @@ from .sealing import Auth, sealed
 from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
-from .types.approval import DecidedApproval
+from .types.approval import DecidedApproval, StandingApproval
 from .types.events import ToolStarted
 from .types.files import Asked
 from .types.interface import Override
@@ -178,24 +178,34 @@ class Run(Reading):
         by: str | None = None,
         comment: str | None = None,
         arguments: Mapping[str, Any] | None = None,
+        always: bool = False,
     ) -> DecidedApproval:
         """Approve a call that waits, by default the only one; with ``arguments``, to be made with these instead.
 
+        ``always`` approves every call of the tool in this conversation, also those that wait beside it, until
+        :meth:`revoke`. Whoever sends the same decision once more gets it back.
         The tool checks changed arguments as it does the model's: what does not fit is an error for the model.
         Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
         a call that does not wait and for an approval by who asked for the call, where that is not allowed;
         ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await decide(self, call_id, "approve", by, comment, arguments)
+        return await decide(self, call_id, "approve", by=by, comment=comment, arguments=arguments, always=always)
 
     async def deny(
         self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
     ) -> DecidedApproval:
         """Deny a call that waits, by default the only one: the model is told who did, and the ``comment``.
 
-        Raises as :meth:`approve`.
+        Of its tool no approval stands any longer. Raises as :meth:`approve`.
         """
-        return await decide(self, call_id, "deny", by, comment, None)
+        return await decide(self, call_id, "deny", by=by, comment=comment)
+
+    async def revoke(self, tool: str, *, by: str | None = None) -> list[StandingApproval]:
+        """Let later calls of ``tool`` wait again, which somebody has approved for ``always``; what had stood.
+
+        Raises ``InvalidInputError`` where nothing does, ``RunClosedError``, ``RunNotFoundError``.
+        """
+        return await revoke(self, tool, by)
 
     async def _signal_message(self, name: str, message: Asked, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)

@@ -30,7 +30,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..inbox import PendingCall
     from ..run import Run
-    from ..types.approval import DecidedApproval
+    from ..types.approval import DecidedApproval, StandingApproval
 
 CallArgument = Annotated[
     str | None, typer.Argument(metavar="CALL", help="Id of the call; the only one without.", show_default=False)
@@ -76,6 +76,9 @@ def approve(
     arguments: Annotated[
         str | None, typer.Option(help="Arguments to call the tool with instead: a JSON object.", show_default=False)
     ] = None,
+    always: Annotated[
+        bool, typer.Option("--always", help="And every later call of the tool in this conversation; see `revoke`.")
+    ] = False,
     by: ByOption = None,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
@@ -87,7 +90,7 @@ def approve(
     changed = _arguments(arguments)
 
     async def act(run: Run) -> DecidedApproval:
-        return await run.approve(call, comment=comment, arguments=changed)
+        return await run.approve(call, comment=comment, arguments=changed, always=always)
 
     _print(on_run(Server(address, namespace, profile), id, act, by=by), chosen(output, as_json))
 
@@ -109,6 +112,29 @@ def deny(
         return await run.deny(call, comment=comment)
 
     _print(on_run(Server(address, namespace, profile), id, act, by=by), chosen(output, as_json))
+
+
+def revoke(
+    id: RunArgument,
+    tool: Annotated[str, typer.Argument(help="The tool's name; `perdure show` lists what stands.")],
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the calls of a tool wait for approval again, which somebody has approved for always."""
+
+    async def act(run: Run) -> list[StandingApproval]:
+        return await run.revoke(tool)
+
+    gone = on_run(Server(address, namespace, profile), id, act, by=by)
+    if (output := chosen(output, as_json)) is not Output.TEXT:
+        print_json([one.model_dump(mode="json") for one in gone], output=output)
+        return
+    for one in gone:
+        print(f"calls of {printable(one.tool)} wait again; {printable(one.by)} had approved them at {one.at}")
 
 
 async def _led_to(one: PendingCall) -> str:
@@ -154,5 +180,5 @@ def _print(decided: DecidedApproval, output: Output) -> None:
     if output is not Output.TEXT:
         print_json(decided.model_dump(mode="json"), output=output)
         return
-    changed = ", with other arguments" if decided.changed else ""
-    print(f"{printable(decided.name)} is {decided.state} by {printable(decided.by or 'nobody')}{changed}")
+    more = ", with other arguments" if decided.changed else ", as all later calls of it" if decided.always else ""
+    print(f"{printable(decided.name)} is {decided.state} by {printable(decided.by or 'nobody')}{more}")

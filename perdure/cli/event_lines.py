@@ -127,6 +127,9 @@ def _by(event: ApprovalDecided) -> str:
     """Who decided, and with what words."""
     by = f" by {printable(event.by)}" if event.by else ""
     changed = ", with other arguments" if event.arguments is not None else ""
+    changed += (
+        ", as all later calls of it" if event.always else f", standing since {event.standing}" if event.standing else ""
+    )
     return f"{by}{changed}{f': {_cut(event.comment)}' if event.comment else ''}"
 
 

@@ -193,6 +193,7 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     said += [f"{'  ' * depth}{one.context_id}  {one.state}  agent {one.agent}" for depth, one in shown.children]
     if shown.children:
         said.append("")
+    said += [styled(line, "dim", on=colour) for line in standing(status)]
     if shown.note:
         said.append(styled(shown.note, "yellow", on=colour))
     if shown.error:
@@ -210,6 +211,24 @@ def _counts(shown: Shown) -> str:
     if shown.cost is not None:
         said.append(f"${shown.cost:.4f}")
     return " · ".join(said)
+
+
+def standing(status: Status) -> list[str]:
+    """Who has approved every call of which tool, a line each."""
+    from .conversation import printable
+
+    return [
+        f"always approved: {printable(one.tool)}, by {printable(one.by)} at {one.at}; "
+        f"`perdure revoke {status.context_id} {printable(one.tool)}` takes it back"
+        for one in status.standing
+    ]
+
+
+def _waits(status: Status) -> str:
+    from .conversation import printable
+
+    names = ", ".join(printable(one.name) for one in status.approvals)
+    return f"waits for approval: {names}; `perdure approvals` shows more"
 
 
 def activity(status: Status) -> str | None:
@@ -232,6 +251,7 @@ def activity(status: Status) -> str | None:
             "model": "the model thinks",
             "compacting": "summing up what was said",
             "closing": "recording the end",
+            "approval": _waits(status),
         }[status.doing]
     at = f"iteration {status.iteration + (status.doing == 'model')} · {at}"
     if status.queued and status.doing == "tools":  # what a model call was given is queued until it has answered

@@ -6,7 +6,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 
 from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result
-from .approvals import ask, check_approval, decide_approval
+from .approvals import ask, check_approval, decide_approval, repeats
 from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide, joining
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
@@ -14,6 +14,7 @@ from .limits import left, tick
 from .past import turn_status
 from .receive import check_message, receive, send
 from .settling import read_limits, settle
+from .standing import check_revocation, revoke
 from .start import carry_over, open_state, parse_start
 from .status import status
 from .subagents import Ended, apply_child, child_id, child_start
@@ -38,6 +39,7 @@ __all__ = [
     "carry_over",
     "check_approval",
     "check_message",
+    "check_revocation",
     "child_id",
     "child_start",
     "close",
@@ -52,8 +54,10 @@ __all__ = [
     "pause",
     "read_limits",
     "receive",
+    "repeats",
     "response",
     "resume",
+    "revoke",
     "send",
     "settle",
     "status",

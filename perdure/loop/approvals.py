@@ -27,7 +27,9 @@ from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import AsActivity, AsSubagent, NewResult
 from .apply import collect, end_at_limit
 from .asking import asks
+from .limits import unused
 from .sizes import size
+from .standing import by_standing, check_always, stand, withdraw
 
 
 def ask(state: RunState, now: datetime) -> None:
@@ -41,18 +43,20 @@ def ask(state: RunState, now: datetime) -> None:
         if _late(pending, now):
             kept = "expired" if terms.on_expiry == "deny" else "approved"
             _decide(state, pending, Decided.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}))
+        elif (decided := by_standing(state, pending, now)) is not None:
+            _decide(state, pending, decided)
     collect(state)
     end_at_limit(state)
 
 
 def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalDecision:
-    """The decision, as it can be carried out; None where the state is not known yet.
+    """The decision, as it can be carried out; as it was sent where the state is not known yet.
 
-    Raises ``InvalidInputError`` for one that does not fit or names no waiting call, ``ApprovalDecidedError``,
-    ``ApprovalExpiredError``; ``RunClosedError`` where the run is ending.
+    Raises ``InvalidInputError`` for one that does not fit or names no waiting call, ``ApprovalDecidedError`` unless
+    the same person has decided the same before, ``ApprovalExpiredError``; ``RunClosedError`` where the run is ending.
     """
     decision = _read(raw)
-    if state is None:
+    if state is None or _before(state, decision) is not None:
         return decision
     if state.cancelled or (state.turn is not None and state.turn.failure is not None):
         raise RunClosedError(f"run {state.context_id!r} is ending", hint="Its calls are closed.")
@@ -74,13 +78,16 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalD
         raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
     if terms.separate and decision.decision == "approve":
         _check_separate(state, decision)
+    check_always(state, decision, pending)
     return decision
 
 
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
-    """Carry a decision out. Raises as :func:`check_approval`."""
+    """Carry a decision out; one that was carried out before is given back. Raises as :func:`check_approval`."""
     ask(state, now)
     decision = check_approval(state, raw, now)
+    if (past := _before(state, decision)) is not None:
+        return past
     pending = next(one for one in state.calls if one.call.id == decision.call_id and asks(one))
     call, terms = pending.call, pending.call.approval
     assert terms is not None, "it asks"
@@ -95,11 +102,29 @@ def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval
             comment=clean(decision.comment) if decision.comment else None,
             arguments=changed,
             hash=terms.hash if changed is None else arguments_hash(call.id, call.name, changed),
+            always=decision.always,
         ),
     )
-    collect(state)
-    end_at_limit(state)
+    if decision.always and decided.by is not None:
+        stand(state, call.name, decided.by, decided.at)
+    elif decision.decision == "deny":
+        withdraw(state, call.name)
+    ask(state, now)
     return decided
+
+
+def repeats(decision: ApprovalDecision, past: DecidedApproval) -> bool:
+    """Whether ``past`` is what came of ``decision``, sent again by the same person who had no answer."""
+    if not decision.by or (past.by, past.call_id) != (clean(decision.by), decision.call_id):
+        return False
+    comment = clean(decision.comment) if decision.comment else None
+    made = "approved" if decision.decision == "approve" else "denied"
+    always = decision.always and not past.standing  # said of another call, it holds for this one
+    if (made, comment, always) != (past.state, past.comment, past.always):
+        return False
+    if decision.arguments is not None:
+        return arguments_hash(past.call_id, past.name, decision.arguments) == past.hash
+    return not past.changed and decision.hash in (None, past.hash)
 
 
 def waiting(state: RunState) -> list[PendingApproval]:
@@ -125,14 +150,23 @@ def waiting(state: RunState) -> list[PendingApproval]:
     return found
 
 
+def _before(state: RunState, decision: ApprovalDecision) -> DecidedApproval | None:
+    """What the same decision came to, unless another call waits under the id by now."""
+    if any(one.call.id == decision.call_id and asks(one) for one in state.calls):
+        return None
+    past = next((one for one in reversed(state.decided) if one.call_id == decision.call_id), None)
+    return past if past is not None and repeats(decision, past) else None
+
+
 def _decide(state: RunState, pending: PendingCall, decided: Decided) -> DecidedApproval:
     pending.decided = decided
     call = pending.call
     if decided.state != "approved":
+        unused(state, pending)
         pending.result = NewResult(
             call_id=call.id, name=call.name, text=_refusal(pending, decided), is_error=True, decided=decided
         )
-    said = decided.model_dump(include={"state", "by", "at", "comment"})
+    said = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
     past = DecidedApproval(call_id=call.id, name=call.name, changed=decided.arguments is not None, **said)
     state.decided = [*state.decided, past][-DECIDED:]
     return past
@@ -159,6 +193,8 @@ def _read(raw: Any) -> ApprovalDecision:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the decision"
         raise InvalidInputError(f"{where}: {first['msg']}", hint=expected) from None
+    if decision.always and decision.decision == "deny":
+        raise InvalidInputError("always: only an approval can stand", hint="A rule of the agent denies every call.")
     if decision.arguments is not None:
         if decision.decision == "deny":
             raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")

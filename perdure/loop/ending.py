@@ -7,6 +7,8 @@ from typing import Any
 from ..types.state import Answer, Failure, Pause, RunState
 from ..types.wire import NewResult
 from .apply import collect, drop_reminder, end_at_limit
+from .asking import asks
+from .limits import unused
 from .receive import open_turn, receive
 from .settling import raise_limits
 
@@ -46,6 +48,8 @@ def _close_calls(state: RunState, text: str) -> None:
     """A result for every call that has none: a provider refuses a transcript with an open call."""
     for pending in state.calls:
         if pending.result is None:
+            if asks(pending):
+                unused(state, pending)
             pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
     collect(state)
 

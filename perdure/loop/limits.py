@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ..types.bounds import Bounds, LimitName, LimitScope, LimitUse
-from ..types.state import Failure, RunState, Turn
+from ..types.state import Failure, PendingCall, RunState, Turn
 from ..types.wire import NewResult
 
 BUDGETS: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
@@ -155,6 +155,13 @@ def admit(state: RunState) -> None:
             use = next(use for use in uses(state) if use.name == "tool_calls" and use.used >= use.allowed)
             text = f"not run: no more tool calls are allowed, {use}"
             pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
+
+
+def unused(state: RunState, pending: PendingCall) -> None:
+    """A call that was let begin, and waited for a person, will not run: it does not count."""
+    terms = pending.call.approval
+    if terms is not None and terms.counts_when_run and not pending.held:
+        state.tool_calls -= 1
 
 
 def release(state: RunState) -> None:

@@ -63,6 +63,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             ],
             "approvals": waiting(state),
             "decided": state.decided,
+            "standing": state.standing,
             "queued": len(state.inbox),
             "refused": state.refused,
         }

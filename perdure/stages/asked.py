@@ -31,5 +31,7 @@ def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any
         decided_at=how.at,
         comment=how.comment,
         arguments=how.arguments,
+        always=how.always,
+        standing=how.standing,
     )
     return NewEvent(event, key=f"decided/{key}")

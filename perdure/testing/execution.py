@@ -37,7 +37,11 @@ _ACTIVITY_EVENTS = 6
 
 SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume"})
 QUERIES = frozenset({"status", "turn"})
-UPDATES = {"send_message": "_check_message", "decide_approval": "_check_approval"}
+UPDATES = {
+    "send_message": "_check_message",
+    "decide_approval": "_check_approval",
+    "revoke_approval": "_check_revocation",
+}
 """With their validators."""
 
 Ended = Literal["completed", "failed", "cancelled", "terminated"]

@@ -14,6 +14,8 @@ from .messages import Data
 
 OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
+STANDING = 100
+"""How many standing approvals a conversation keeps."""
 COMMENT_CHARS = 2000
 """Of what somebody says with a decision."""
 CHANGED_BYTES = 64 * 1024
@@ -36,6 +38,8 @@ class Asks(Data):
     on_expiry: OnExpiry = "deny"
     separate: bool = Field(default=False, exclude_if=operator.not_)
     """Who asked for the call may not approve it."""
+    counts_when_run: bool = Field(default=False, exclude_if=operator.not_)
+    """It counts to limits of tool calls only if it is approved. Engines before this one counted it all the same."""
 
 
 class Waiting(Data):
@@ -60,6 +64,32 @@ class Decided(Data):
     """What the call is made with instead of what the model said."""
     hash: str
     """:func:`arguments_hash` of what was decided on: with ``arguments``, of these."""
+    always: bool = Field(default=False, exclude_if=operator.not_)
+    """Later calls of the tool are approved with it."""
+    standing: str | None = Field(default=None, exclude_if=operator.not_)
+    """When ``by`` had said so, where nobody was asked about this call: ISO 8601, UTC."""
+
+
+class StandingApproval(Data):
+    """Somebody has approved all calls of a tool in a conversation (``always``)."""
+
+    tool: str
+    by: str
+    at: str
+    """When: ISO 8601, UTC."""
+
+    def __str__(self) -> str:
+        return f"{self.tool}, approved by {self.by} at {self.at}"
+
+
+class Revocation(Data):
+    """The argument of the update ``revoke_approval``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tool: str = Field(min_length=1, max_length=500)
+    by: str | None = Field(default=None, max_length=200)
+    """Who takes it back, as the sender says."""
 
 
 class ApprovalDecision(Data):
@@ -74,6 +104,8 @@ class ApprovalDecision(Data):
     comment: str | None = Field(default=None, max_length=COMMENT_CHARS)
     arguments: dict[str, Any] | None = None
     """With ``"approve"``: what the tool is called with instead."""
+    always: bool = False
+    """With ``"approve"``: so are the calls of this tool that wait beside it, and all later ones of the conversation."""
     hash: str | None = Field(default=None, max_length=100)
     """The ``hash`` of what was looked at, as ``status`` has it: refused if another call has the id now."""
 
@@ -106,8 +138,14 @@ class DecidedApproval(Data):
     comment: str | None = None
     changed: bool = False
     """The call was made with other arguments than the model's."""
+    hash: str = Field(default="", exclude_if=operator.not_)
+    """As :class:`Decided` has it."""
+    always: bool = Field(default=False, exclude_if=operator.not_)
+    standing: str | None = Field(default=None, exclude_if=operator.not_)
+    """When ``by`` had approved all calls of the tool, where nobody was asked about this one."""
 
     def __str__(self) -> str:
         if self.state == "expired" or self.by is None:
             return f"{self.state}: nobody had decided by {self.at}"
-        return f"{self.state} by {self.by} at {self.at}"
+        said = f"{self.state} by {self.by} at {self.at}"
+        return f"{said}, as every call of {self.name} since {self.standing}" if self.standing else said

@@ -224,6 +224,10 @@ class ApprovalDecided(_Event):
     comment: str | None = None
     arguments: dict[str, Any] | None = None
     """What the tool is called with, where that was changed."""
+    always: bool = False
+    """Later calls of the tool are approved with it."""
+    standing: str | None = None
+    """When ``by`` had said so, where nobody was asked about this call: ISO 8601, UTC."""
 
 
 class StepTaken(_Event):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from .approval import DecidedApproval, PendingApproval
+from .approval import DecidedApproval, PendingApproval, StandingApproval
 from .auth import Ref, Token, one_auth
 from .bounds import Bounds, Count, LimitUse, RunLimits
 from .duration import Seconds
@@ -267,6 +267,8 @@ class Status(Data):
     """Calls that wait for somebody to approve them; also while others run."""
     decided: tuple[DecidedApproval, ...] = ()
     """Approvals that were decided, the latest last."""
+    standing: tuple[StandingApproval, ...] = ()
+    """Approvals of all calls of a tool, the latest last."""
     queued: int = 0
     """Injected messages that the model has not seen yet."""
     refused: tuple[str, ...] = ()

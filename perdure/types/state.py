@@ -6,12 +6,13 @@ engine reads every older version (:func:`read_state`) and refuses a newer one.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
-from .approval import Decided, DecidedApproval, Waiting
+from .approval import Decided, DecidedApproval, StandingApproval, Waiting
 from .bounds import Bounds, LimitUse
 from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
@@ -156,6 +157,8 @@ class RunState(Part):
     calls: list[PendingCall] = []
     decided: list[DecidedApproval] = []
     """Approvals that were decided, the latest last."""
+    standing: list[StandingApproval] = Field(default=[], exclude_if=operator.not_)
+    """Approvals of all calls of a tool, the latest last."""
     seen: dict[str, str] = {}
     """Ids of messages, the latest last, and the turn that each joined or opened."""
     refused: list[str] = []

@@ -103,7 +103,7 @@ class AgentWorkflow:
 
     @workflow.update
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
-        """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "arguments", "hash"}``."""
+        """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
         decided = await self._answer(lambda state: loop.decide_approval(state, decision, host.now()))
         return decided.model_dump(mode="json", exclude_none=True)
 
@@ -112,6 +112,20 @@ class AgentWorkflow:
         """One that comes too late, or fits no call, leaves no trace in history."""
         try:
             loop.check_approval(self._state, decision, host.now())
+        except PerdureError as error:
+            raise _as_failure(error) from None
+
+    @workflow.update
+    async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
+        """Nobody approves every call of a tool any more: ``{"tool", "by"}``. What had stood is in ``revoked``."""
+        gone = await self._answer(lambda state: loop.revoke(state, which))
+        return {"revoked": [one.model_dump(mode="json") for one in gone]}
+
+    @revoke_approval.validator
+    def _check_revocation(self, which: Any = None, *_: Any) -> None:
+        """One that fits nothing leaves no trace in history."""
+        try:
+            loop.check_revocation(self._state, which)
         except PerdureError as error:
             raise _as_failure(error) from None
 

@@ -1,0 +1,184 @@
+"""Standing approvals, and decisions that are sent twice: on a real server, and in process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Approval, Client, Run, ask, deny, tool
+from perdure.errors import ApprovalDecidedError, InvalidInputError
+from perdure.testing import ScriptedProvider, call, scripted
+from perdure.types.events import ApprovalDecided
+from perdure.types.interface import Status
+from tests.support.checks import assert_closed, results
+from tests.support.cli import Cli
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+Serve = Callable[[Agent, list[Any]], AbstractAsyncContextManager[Client]]
+
+
+@tool(needs_approval=True)
+async def refund(order: str, amount: float) -> str:
+    """Refund an order."""
+    return f"refunded {amount:g} of {order}"
+
+
+@pytest.fixture(params=["temporal", "process"])
+def serve(request: pytest.FixtureRequest, engine: Engine) -> Serve:
+    """Serves an agent whose model says this, on a server or in this process; the same tests run on both."""
+
+    @asynccontextmanager
+    async def on(agent: Agent, replies: list[Any]) -> AsyncIterator[Client]:
+        if request.param == "process":
+            async with scripted(agent, replies) as script:
+                yield script.client
+        else:
+            agent = Agent(agent.name, ScriptedProvider(replies), tools=list(agent.toolbox), approvals=agent.approvals)
+            async with engine.served(agent) as client:
+                yield client
+
+    return on
+
+
+def pay(order: str, amount: float = 5) -> Any:
+    return call("refund", order=order, amount=amount)
+
+
+async def waits(run: Run, count: int = 1) -> Status:
+    seen: list[Status] = []
+
+    async def there() -> bool:
+        seen.append(await run.status())
+        return seen[-1].doing == "approval" and len(seen[-1].approvals) == count
+
+    await eventually(there, deadline=20, what=f"{count} calls that wait")
+    return seen[-1]
+
+
+async def test_nobody_is_asked_again_until_it_is_revoked(serve: Serve) -> None:
+    agent = Agent("support", "openai:gpt-5", tools=[refund])
+    replies = [[pay("a"), pay("b")], "One.", pay("c"), "Two.", pay("d"), "Three."]
+    async with serve(agent, replies) as client:
+        turn = await client.send("support", "Go.", id="user-7", by="customer")
+        run = turn.run
+        first, second = (await waits(run, 2)).approvals
+        decided = await run.approve(first.call_id, by="ana", always=True)
+        assert (decided.by, decided.always) == ("ana", True)
+        assert (await turn.result()).content == "One."
+        assert (await (await run.send("And c.", by="customer")).result()).content == "Two."
+        status = await run.status()
+        assert [(one.tool, one.by, one.at) for one in status.standing] == [("refund", "ana", decided.at)]
+        assert [(one.by, one.standing) for one in status.decided[1:]] == [("ana", decided.at)] * 2
+
+        assert [one.by for one in await run.revoke("refund", by="bea")] == ["ana"]
+        with pytest.raises(InvalidInputError, match="no approval of all calls of 'refund' stands"):
+            await run.revoke("refund")
+        last = await run.send("And d.")
+        await waits(run)
+        await run.deny(by="bea")
+        assert (await last.result()).content == "Three."
+        transcript = await run.transcript()
+        assert_closed(transcript)
+        assert results(transcript) == [*(f"refunded 5 of {n}" for n in "abc"), "Denied by bea"]
+        events = [event async for event in run.events(wait=False) if isinstance(event, ApprovalDecided)]
+        assert [
+            (one.decision, one.by, one.always, one.standing) for one in events if one.call_id != second.call_id
+        ] == [
+            ("approved", "ana", True, None),
+            ("approved", "ana", False, decided.at),
+            ("denied", "bea", False, None),
+        ]
+        await run.close()
+
+
+async def test_rules_deny_all_the_same_and_who_asked_is_not_who_approves(serve: Serve) -> None:
+    rules = [deny("refund", order="no-*"), ask("refund", Approval(separate=True))]
+    agent = Agent("support", "openai:gpt-5", tools=[refund], approvals=rules)
+    async with serve(agent, [pay("a"), [pay("no-1"), pay("b")], "Done."]) as client:
+        run = await client.start("support", "Go.", by="bea")
+        (first,) = (await waits(run)).approvals
+        await run.inject("I ask for more.", by="ana")
+        with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+            await run.approve(first.call_id, by="ana", always=True)
+        with pytest.raises(InvalidInputError, match="cannot go with changed arguments"):
+            await run.approve(first.call_id, by="cleo", always=True, arguments={"order": "a", "amount": 1})
+        await run.approve(first.call_id, by="cleo", always=True)
+        await run.result()
+        paid, denied, again = results(await run.transcript())
+        assert (paid, again) == ("refunded 5 of a", "refunded 5 of b")
+        assert denied.startswith("Denied: a rule of agent support")
+
+
+async def test_who_sends_a_decision_twice_gets_it_back(serve: Serve) -> None:
+    agent = Agent("support", "openai:gpt-5", tools=[refund])
+    async with serve(agent, [[pay("a"), pay("b")], "Done."]) as client:
+        run = await client.start("support", "Go.", id="order-77")
+        await waits(run, 2)
+        first, second = await client.approvals(agent="support")
+        said: dict[str, Any] = {"by": "ana", "comment": "less", "arguments": {"order": "a", "amount": 1}}
+        decided = await first.approve(**said)
+        assert await first.approve(**said) == decided  # Temporal knows the update
+        assert await run.approve(first.call_id, **said) == decided  # the run knows the decision
+        with pytest.raises(ApprovalDecidedError, match="approved by ana"):
+            await first.approve(by="ana")
+        with pytest.raises(ApprovalDecidedError, match="approved by ana"):
+            await first.approve(**said | {"by": "bea"})
+        denied = await second.deny(by="bea")
+        await run.result()
+        assert await second.deny(by="bea") == denied  # also when it has ended
+        assert await run.approve(first.call_id, **said) == decided
+        with pytest.raises(ApprovalDecidedError, match="denied by bea"):
+            await second.approve(by="ana")
+
+
+async def test_a_fork_and_another_run_are_asked(serve: Serve) -> None:
+    agent = Agent("support", "openai:gpt-5", tools=[refund])
+    async with serve(agent, [pay("a"), "Done.", pay("b"), "Done."]) as client:
+        run = await client.start("support", "Go.")
+        await waits(run)
+        await run.approve(by="ana", always=True)
+        await run.result()
+        fork = await run.fork("Once more.")
+        await waits(fork)
+        assert (await fork.status()).standing == ()
+        await fork.deny()
+        await fork.result()
+
+
+async def test_it_is_carried_through_continue_as_new(engine: Engine) -> None:
+    replies = [[pay(n) for n in "abcd"], *(pay(n) for n in "efgh"), "Done."]
+    async with engine.served(Agent("support", ScriptedProvider(replies), tools=[refund])) as client:
+        run = await client.start("support", "Go.", max_history_events=20)
+        asked = (await waits(run, 4)).approvals[0]
+        await run.approve(asked.call_id, by="ana", always=True)
+        await run.result()
+        assert (await run.describe()).run_id != run.handle.first_execution_run_id
+        assert results(await run.transcript()) == [f"refunded 5 of {n}" for n in "abcdefgh"]
+
+
+async def test_the_command_line_gives_shows_and_revokes_it(engine: Engine) -> None:
+    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
+    agent = Agent(f"desk-{engine.task_queue}", ScriptedProvider([pay("a"), pay("b"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client:
+        turn = await client.send(agent, "Go.", id=engine.task_queue)
+        run = turn.run
+        await waits(run)
+        assert "waits for approval: refund" in (await cli("show", run.id)).out
+        approved = await cli("approve", run.id, "--always", "--by", "ana")
+        assert approved.out == "refund is approved by ana, as all later calls of it\n"
+        await turn.result()
+        assert f"`perdure revoke {run.id} refund` takes it back" in (await cli("show", run.id)).out
+        told = (await cli("events", run.id)).out
+        assert "(approved: refund by ana, as all later calls of it)" in told
+        assert "(approved: refund by ana, standing since " in told
+        revoked = await cli("revoke", run.id, "refund", "--by", "bea")
+        assert revoked.out.startswith("calls of refund wait again; ana had approved them at ")
+        again = await cli("revoke", run.id, "refund")
+        assert (again.code, "None stands" in again.err) == (2, True)
+        await run.close()

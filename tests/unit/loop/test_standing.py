@@ -1,0 +1,233 @@
+"""Standing approvals, in the pure loop: for which calls nobody is asked, and who takes one back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.errors import ApprovalDecidedError, InvalidInputError
+from perdure.types.approval import STANDING, Asks, StandingApproval, arguments_hash
+from perdure.types.bounds import Bounds
+from perdure.types.state import RunState
+from perdure.types.wire import AgentLimits, Call
+from tests.unit.loop.build import LIMITS, asks, call, done, model, opened, running
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def waiting(id: str = "c1", name: str = "look", **terms: Any) -> Call:
+    one = call(id).model_copy(update={"name": name})
+    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    return one.model_copy(update={"approval": Asks(hash=hash, counts_when_run=True, **terms)})
+
+
+def asked(*calls: Call, state: RunState | None = None, limits: AgentLimits = LIMITS, **start: Any) -> RunState:
+    state = opened(**start) if state is None else state
+    model(state, asks(*calls, limits=limits))
+    loop.ask(state, NOW)
+    return state
+
+
+def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float = 0, **more: Any) -> Any:
+    return loop.decide_approval(state, {"call_id": id, "decision": decision, **more}, NOW + timedelta(seconds=at))
+
+
+def waits(state: RunState) -> list[str]:
+    return [one.call_id for one in loop.status(state).approvals]
+
+
+def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() -> None:
+    state = asked(waiting("c1"))
+    decide(state, by="ana", always=True)
+    done(state, "c1")
+    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")  # also over continue-as-new
+    asked(waiting("c2"), waiting("c3", name="rm"), state=state)
+    assert waits(state) == ["c3"]
+    ((first, _),) = running(state)
+    decided = state.calls[0].decided
+    assert first == "c2"
+    assert decided is not None
+    assert (decided.state, decided.by, decided.standing) == ("approved", "ana", NOW.isoformat())
+    status = loop.status(state)
+    assert [(one.tool, one.by, one.at) for one in status.standing] == [("look", "ana", NOW.isoformat())]
+    assert [(one.call_id, one.always, bool(one.standing)) for one in status.decided] == [
+        ("c1", True, False),
+        ("c2", False, True),
+    ]
+    assert f"approved by ana at {NOW.isoformat()}, as every call of look since" in str(status.decided[1])
+
+
+def test_calls_of_the_tool_that_wait_beside_it_are_approved_with_it() -> None:
+    state = asked(waiting("c1"), waiting("c2"), waiting("c3", name="rm"))
+    decide(state, "c2", by="ana", always=True)
+    assert [one for one, _ in running(state)] == ["c1", "c2"]
+    assert waits(state) == ["c3"]
+
+
+def test_who_asked_is_not_the_one_whose_approval_stands() -> None:
+    state = asked(waiting("c1"), message={"content": "hi", "by": "bea"})
+    decide(state, by="ana", always=True)
+    done(state, "c1")
+    loop.receive(state, {"content": "more", "by": "ana"})
+    asked(waiting("c2", separate=True), state=state)
+    assert waits(state) == ["c2"]
+    decide(state, "c2", by="cleo", always=True)
+    done(state, "c2")
+    asked(waiting("c3", separate=True), waiting("c4"), state=state)
+    assert waits(state) == []
+    assert [one.decided and one.decided.by for one in state.calls] == ["cleo", "ana"]
+
+
+@pytest.mark.parametrize("terms", [{}, {"separate": True}])
+def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
+    state = asked(waiting("c1"), message={"content": "hi", "by": "bea"})
+    decide(state, by="ana", always=True)
+    done(state, "c1")
+    if terms:  # a call that it does not cover is denied
+        loop.receive(state, {"content": "more", "by": "ana"})
+        asked(waiting("c2", separate=True), state=state)
+        decide(state, "c2", "deny", by="bea")
+    else:
+        (gone,) = loop.revoke(state, {"tool": "look", "by": "bea"})
+        assert (gone.by, gone.at) == ("ana", NOW.isoformat())
+    assert state.standing == []
+    asked(waiting("c3"), state=state)
+    assert waits(state) == ["c3"]
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"always": True, "decision": "deny", "by": "ana"}, "only an approval can stand"),
+        ({"always": True, "by": "ana", "arguments": {"path": "/"}}, "cannot go with changed arguments"),
+        ({"always": True}, "a standing approval has a name"),
+        ({"always": "sometimes", "by": "ana"}, "always: "),
+    ],
+)
+def test_what_cannot_stand_is_refused_and_changes_nothing(more: dict[str, Any], match: str) -> None:
+    state = asked(waiting())
+    before = state.model_dump()
+    raw = {"call_id": "c1", "decision": "approve", **more}
+    for refuse in (loop.check_approval, loop.decide_approval):
+        with pytest.raises(InvalidInputError, match=match):
+            refuse(state, raw, NOW)
+    assert state.model_dump() == before
+
+
+def test_with_the_very_arguments_it_can_stand() -> None:
+    state = asked(waiting())
+    assert decide(state, by="ana", always=True, arguments={"path": "."}).always
+
+
+def test_so_many_stand_and_no_more() -> None:
+    state = asked(waiting())
+    state.standing = [StandingApproval(tool=f"t{n}", by="ana", at=NOW.isoformat()) for n in range(STANDING)]
+    with pytest.raises(InvalidInputError, match="has 100 standing approvals"):
+        decide(state, by="ana", always=True)
+    state.standing[0] = StandingApproval(tool="look", by="ana", at="before")
+    decide(state, by="ana", always=True)  # the same one once more
+    assert len(state.standing) == STANDING
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (None, "the revocation"),
+        ({}, "tool: Field required"),
+        ({"tool": "look", "why": 1}, "why: Extra"),
+        ({"tool": "rm"}, "There stands: look, approved by ana at 2026"),
+    ],
+)
+def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None:
+    state = asked(waiting())
+    decide(state, by="ana", always=True)
+    for refuse in (loop.check_revocation, loop.revoke):
+        with pytest.raises(InvalidInputError, match=match):
+            refuse(state, raw)
+    assert len(state.standing) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"decision": "approve", "by": "ana"},
+        {"decision": "approve", "by": "ana", "comment": "ok", "arguments": {"path": "/"}},
+        {"decision": "approve", "by": "ana", "always": True},
+        {"decision": "deny", "by": "ana", "comment": "no"},
+    ],
+)
+def test_who_repeats_a_decision_gets_it_back(said: dict[str, Any]) -> None:
+    state = asked(waiting())
+    hash = loop.status(state).approvals[0].hash  # noqa: A001
+    given = {**said, "hash": hash}
+    first = decide(state, **given)
+    before = state.model_dump()
+    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    assert loop.check_approval(state, {"call_id": "c1", **given}, NOW).call_id == "c1"
+    assert decide(state, at=60, **given) == first
+    assert state.model_dump() == before
+    loop.cancel(state)
+    assert decide(state, **given) == first
+    other = {"approve": "deny", "deny": "approve"}[said["decision"]]
+    for changed in ({"by": "bea"}, {"by": None}, {"comment": "why"}):
+        with pytest.raises((ApprovalDecidedError, loop.approvals.RunClosedError)):
+            decide(state, **given | changed)
+    with pytest.raises((ApprovalDecidedError, loop.approvals.RunClosedError, InvalidInputError)):
+        decide(state, "c1", other, by="ana")
+
+
+def test_another_call_of_the_same_id_is_another_call() -> None:
+    state = asked(waiting())
+    decide(state, by="ana")
+    done(state, "c1")
+    asked(waiting(), state=state)
+    assert waits(state) == ["c1"]
+    assert len(state.decided) == 1
+    decide(state, by="ana")
+    assert len(state.decided) == 2
+    assert [one for one, _ in running(state)] == ["c1"]
+
+
+def test_what_waits_beside_a_standing_approval_is_approved_by_its_giver_and_nobody_else() -> None:
+    state = asked(waiting("c1"), waiting("c2"))
+    decide(state, "c1", by="ana", always=True)
+    assert decide(state, "c2", by="ana").standing
+    assert decide(state, "c2", by="ana", always=True).standing
+    with pytest.raises(ApprovalDecidedError, match=r"approved by ana at .*, as every call of look since"):
+        decide(state, "c2", by="bea")
+
+
+@pytest.mark.parametrize("how", ["deny", "expire", "interrupt", "cancel"])
+def test_a_call_that_was_not_approved_counts_for_nothing(how: str) -> None:
+    limits = AgentLimits(max_iterations=9, run=Bounds(tool_calls=2), on_limit="pause")
+    state = asked(waiting("c1", expires=5), waiting("c2"), waiting("c3"), limits=limits)
+    assert (state.tool_calls, state.calls[2].held) == (2, True)
+    match how:
+        case "deny":
+            decide(state, "c1", "deny", by="ana")
+            decide(state, "c3", "deny", by="ana")  # it was held back, and was not counted
+            assert state.tool_calls == 1
+            decide(state, "c2", by="ana")
+        case "expire":
+            loop.ask(state, NOW + timedelta(seconds=5))
+            loop.settle(state)
+            assert (state.tool_calls, state.calls[2].held) == (2, False)
+        case "interrupt":
+            decide(state, "c2", by="ana")
+            loop.interrupt(state, "Stop.")
+            loop.stopped(state)
+            assert state.tool_calls == 1
+        case _:
+            loop.cancel(state)
+            assert state.tool_calls == 0
+
+
+def test_a_call_of_an_engine_before_this_one_counts_as_it_did() -> None:
+    old = waiting()
+    assert old.approval is not None
+    state = asked(old.model_copy(update={"approval": old.approval.model_copy(update={"counts_when_run": False})}))
+    decide(state, decision="deny", by="ana")
+    assert state.tool_calls == 1
