@@ -1,7 +1,7 @@
-"""Attaches stages to Temporal: a worker interceptor whose links are the stages, around perdure's own activities only.
+"""Attaches stages to Temporal: a worker interceptor with the stages inside, around perdure's own activities only.
 
-A user's interceptors stand before or behind them as the worker lists them. Between perdure's links the argument is a
-``ModelCall`` or ``ToolCall``; outside it is the plain JSON that is in history.
+A user's interceptors stand before or behind it as the worker lists them. Behind it the argument is a ``ModelCall`` or
+``ToolCall``; before it, the plain JSON that is in history.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
-from ..ports import ModelCall, ModelReply, Stage, ToolCall
+from ..ports import ModelCall, Stage, ToolCall
 from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
+from .compose import compose_model, compose_tool
 from .heartbeat import Heartbeat
 from .keys import tool_key
 from .verdict import Verdict, verdict
@@ -35,58 +36,45 @@ class StageInterceptor(Interceptor):
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
-        outer = next
-        for stage in reversed(self._stages()):
-            outer = _Link(outer, stage)
-        return _Border(outer, next, self._ours)
-
-
-class _Link(ActivityInboundInterceptor):
-    """One stage as a link of Temporal's chain."""
-
-    def __init__(self, next: ActivityInboundInterceptor, stage: Stage) -> None:
-        super().__init__(next)
-        self._stage = stage
-
-    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        async def inner(call: Any) -> Any:
-            input.args = [call]
-            return await self.next.execute_activity(input)
-
-        call = input.args[0]
-        if isinstance(call, ModelCall):
-            return await self._stage.model(call, inner)
-        return await self._stage.tool(call, inner)
+        return _Border(next, self._stages(), self._ours)
 
 
 class _Border(ActivityInboundInterceptor):
-    """The outermost link: JSON to calls and back, heartbeats, and errors as Temporal knows them."""
+    """JSON to calls and back, heartbeats, and errors as Temporal knows them; inside, the stages.
+
+    They are one link of Temporal's chain, not one each: nobody can stand between them, and links are made anew for
+    every activity.
+    """
 
     def __init__(
-        self,
-        stages: ActivityInboundInterceptor,
-        bare: ActivityInboundInterceptor,
-        ours: Callable[[Callable[..., Any]], bool],
+        self, next: ActivityInboundInterceptor, stages: Sequence[Stage], ours: Callable[[Callable[..., Any]], bool]
     ) -> None:
-        super().__init__(stages)
-        self._bare = bare
+        super().__init__(next)
+        self._around = stages
         self._ours = ours
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         if not self._ours(input.fn):
-            return await self._bare.execute_activity(input)
+            return await self.next.execute_activity(input)
         async with Heartbeat():
             try:
-                input.args = [_parse(input)]
-                result = await self.next.execute_activity(input)
+                output = await self._through(_parse(input), input)
             except ApplicationError:
                 raise
             except Exception as error:
                 if not isinstance(error, PerdureError):
                     logger.exception("%s failed", activity.info().activity_type)
                 raise _as_temporal(verdict(error, activity.info().attempt)) from None
-        output: ModelOutput | ToolOutput = result.output if isinstance(result, ModelReply) else result
         return output.model_dump(mode="json", exclude_none=True)
+
+    async def _through(self, call: ModelCall | ToolCall, input: ExecuteActivityInput) -> ModelOutput | ToolOutput:
+        async def bare(call: Any) -> Any:
+            input.args = [call]
+            return await self.next.execute_activity(input)
+
+        if isinstance(call, ModelCall):
+            return (await compose_model(self._around, bare)(call)).output
+        return await compose_tool(self._around, bare)(call)
 
 
 def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
