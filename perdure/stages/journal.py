@@ -74,13 +74,13 @@ class JournalStage:
         return output if first == body else read_outcome(ToolOutput, first, call.key)
 
     async def _record(self, commit: Commit) -> bytes:
-        """Write ``commit``, whatever comes: a cancelled activity finishes the write first."""
-        task = asyncio.ensure_future(self._insist(commit))
+        """Write ``commit``, whatever comes: a cancelled activity sees it written first."""
         try:
-            return await asyncio.shield(task)
+            return await self._insist(commit)
         except asyncio.CancelledError:
+            # It may be written, or about to be: asked again, the store says what is recorded.
             try:
-                return await asyncio.wait_for(task, LAST_TRY)
+                return await asyncio.wait_for(self._insist(commit), LAST_TRY)
             except TimeoutError:
                 raise StoreError(f"cancelled, and the store did not take the outcome within {LAST_TRY:g} s") from None
 

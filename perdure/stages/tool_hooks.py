@@ -53,8 +53,8 @@ class ToolHooks:
         """Run the hooks around ``next``."""
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
-        sets = (self._worker, agent.hooks, *([tool.hooks] if tool is not None else []))
-        hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in OF_TOOLS if any(sets)}
+        sets = [some for some in (self._worker, agent.hooks, *([tool.hooks] if tool is not None else [])) if some]
+        hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in OF_TOOLS if sets}
         if not any(hooks.values()):
             return await next(call)
         context = self._contexts(call, call.kept)
