@@ -1,11 +1,14 @@
-"""The official openai SDK, as both of its formats use it: we build the body, the SDK does the rest.
+"""The official openai SDK, as both of its formats use it: we build the body and read the events.
 
-Authentication, connections, the event stream and errors are the SDK's. Its typed ``create()`` walks the whole
-transcript with every call, and makes a pydantic model of each chunk; ``post(content=…, cast_to=object)`` does neither.
+Authentication, connections and errors are the SDK's. Its typed ``create()`` walks the whole transcript with every call,
+and makes a pydantic model of each chunk; ``post(content=…, cast_to=object)`` does neither. Its event stream stands on
+five generators, and leaves three of them to tasks that close them once the reply has been read.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
@@ -13,9 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import MalformedReplyError
 from .endpoint import CONNECT_TIMEOUT
+from .event_data import EventData
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
+
+_REST = 0.1
+"""Seconds that the body has to end behind the last event: then the connection may be used again."""
 
 
 def new_client(key: str, base_url: str, timeout: float, headers: Mapping[str, str]) -> AsyncOpenAI:
@@ -64,5 +71,18 @@ async def items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[obj
     elif kind == "text/html":
         raise MalformedReplyError(f"{endpoint} answered with a web page", hint="Check base_url: it often ends in /v1.")
     else:
-        async for item in stream:
-            yield item
+        events, body = EventData(), stream.response.aiter_bytes()
+        async for piece in body:
+            for data in events.feed(piece):
+                if data.startswith("[DONE]"):
+                    await _read_to_end(body)
+                    return
+                yield json.loads(data)
+
+
+async def _read_to_end(body: AsyncIterator[bytes]) -> None:
+    """The reply is whole: whatever becomes of the connection now does not matter."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_REST):
+            async for _ in body:
+                pass
