@@ -62,9 +62,13 @@ class Agents:
             if isinstance(subagent, Agent):
                 self._add(subagent)
 
+    def find(self, name: str) -> Agent | None:
+        """The agent of that name, if it is here."""
+        return self._agents.get(name)
+
     def get(self, name: str) -> Agent:
-        """The agent of that name. Raises ``AgentNotFoundError``, which names the ones that are here."""
-        agent = self._agents.get(name)
+        """The same. Raises ``AgentNotFoundError``, which names the ones that are here."""
+        agent = self.find(name)
         if agent is None:
             here = ", ".join(sorted(self._agents)) or "none"
             raise AgentNotFoundError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..types.interface import FinishProtocol, Response, plain_output
+from ..types.messages import Usage
 from ..types.state import Answer, RunState
 
 
@@ -12,15 +13,16 @@ def response(state: RunState) -> Response:
     """The answer of the turn, with what it took."""
     turn = state.turn
     answer = turn.answer if turn else None
+    usage, cost_usd = used(state)
     return Response(
         content=answer.content if answer else "",
         blob=answer.blob if answer else None,
         output=_output(state, answer),
         typed=answer.typed if answer else False,
         iterations=turn.iteration if turn else 0,
-        usage=state.usage - turn.usage_before if turn else state.usage,
+        usage=usage,
         calls=turn.iteration - turn.unasked if turn else 0,
-        cost_usd=_cost(state),
+        cost_usd=cost_usd,
         finish_reason=answer.finish_reason if answer else "other",
         finish_called=answer.called if answer else False,
         context_id=state.context_id,
@@ -28,6 +30,15 @@ def response(state: RunState) -> Response:
         head=state.head,
         store_id=state.store_id,
     )
+
+
+def used(state: RunState) -> tuple[Usage, float | None]:
+    """Tokens of the turn, and US dollars: None where no price is known."""
+    turn, cost = state.turn, state.cost_usd
+    if turn is None:
+        return state.usage, cost
+    before = turn.cost_before
+    return state.usage - turn.usage_before, cost if cost is None or before is None else cost - before
 
 
 def _output(state: RunState, answer: Answer | None) -> Any:
@@ -41,9 +52,3 @@ def output_of(content: str, *, typed: bool, called: bool, protocol: FinishProtoc
     if typed:
         return plain_output(content)
     return content if called or protocol != "tool" else None
-
-
-def _cost(state: RunState) -> float | None:
-    """Of the turn; None where no price is known."""
-    before = state.turn.cost_before if state.turn else None
-    return state.cost_usd if state.cost_usd is None or before is None else state.cost_usd - before

@@ -120,7 +120,7 @@ def _between_turns(state: RunState) -> Next:
 
 
 def _model_or_limit(state: RunState) -> Next:
-    if _fitting(state.carry) < len(state.carry) and any(isinstance(item, NewMessage) for item in state.carry):
+    if any(isinstance(item, NewMessage) for item in state.carry) and _fitting(state.carry) < len(state.carry):
         return _closing(state, "waiting")  # what a stopped turn was told is more than one call is given
     limit = exceeded(state)
     if limit is not None and state.limits.on_limit == "pause":

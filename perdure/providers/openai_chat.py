@@ -73,9 +73,9 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
         key, host, begun = self._key(), self.host, False
         try:
-            client = await self._client(key)
-            reply = ChatReply(host, self.origin)
-            body = encode_request(request, origin=self.origin, max_tokens_name=self._max_tokens_wire(host))
+            client, origin = await self._client(key), self.origin
+            reply = ChatReply(host, origin)
+            body = encode_request(request, origin=origin, max_tokens_name=self._max_tokens_wire(host))
             async with await post(client, "/chat/completions", body) as stream:
                 begun = True
                 async for chunk in items(stream, host):

@@ -174,8 +174,9 @@ class Engine:
 
     def _changes_messages(self, agent: str) -> bool:
         """Whether hooks may change what users say to the agent; those of the worker, where nobody knows it."""
-        sets = [self.hooks, *(one.hooks for one in self.agents if one.name == agent)]
-        return any(some.on(event) for some in sets for event in ON_MESSAGES)
+        known = self.agents.find(agent)
+        sets = (self.hooks, *([known.hooks] if known is not None else []))
+        return any(some.on(event) for some in sets if some for event in ON_MESSAGES)
 
     def _is_ours(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

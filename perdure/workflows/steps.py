@@ -9,6 +9,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from .. import loop
+from ..loop.answer import used
 from ..loop.auth import given
 from ..loop.ending import PAUSING
 from ..loop.limits import calls_left
@@ -20,7 +21,6 @@ from ..types.wire import (
     AsActivity,
     AsRemote,
     AsSubagent,
-    CallFacts,
     ModelInput,
     ModelOutput,
     NewResult,
@@ -40,7 +40,7 @@ Stopping = Callable[[], bool]
 
 async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) -> None:
     """Call the model with what is new."""
-    so_far = loop.response(state)
+    usage, cost_usd = used(state)
     new = given(state, step.new)
     task = ModelInput(
         **_facts(state, state.op, calling_model=True),
@@ -53,8 +53,8 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         pinned=state.pinned,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
-        used=so_far.usage,
-        cost_usd=so_far.cost_usd,
+        used=usage,
+        cost_usd=cost_usd,
         rejected=state.turn.rejected or None if state.turn else None,
         limit=step.limit,
         calls_left=calls_left(state),
@@ -184,19 +184,20 @@ def _stopped(error: ActivityError) -> bool:
 
 
 def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
+    """Those of ``CallFacts``."""
     turn = state.turn
-    return CallFacts(
-        agent=state.agent,
-        context_id=state.context_id,
-        task_id=turn.task_id if turn else "",
-        scope=state.scope,
-        op=op,
-        iteration=(turn.iteration if turn else 0) + (1 if calling_model else 0),
-        store_id=state.store_id,
-        context=state.context,
-        auth_context=state.auth_context,
-        auth_ref=state.auth_ref,
-    ).model_dump()
+    return {
+        "agent": state.agent,
+        "context_id": state.context_id,
+        "task_id": turn.task_id if turn else "",
+        "scope": state.scope,
+        "op": op,
+        "iteration": (turn.iteration if turn else 0) + (1 if calling_model else 0),
+        "store_id": state.store_id,
+        "context": state.context,
+        "auth_context": state.auth_context,
+        "auth_ref": state.auth_ref,
+    }
 
 
 def _plain(task: ModelInput | ToolInput) -> dict[str, Any]:
