@@ -27,6 +27,7 @@ from .errors import (
     RunNotFoundError,
     from_type,
 )
+from .listed import MAY_WAIT, listed, of_agent
 from .loop import repeats
 from .runs import agent_of
 from .translate import closed_error, unreachable
@@ -171,14 +172,15 @@ async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
 
 async def approvals(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
     """See ``Client.approvals``."""
-    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
     asking = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(seen: WorkflowExecution) -> list[PendingCall]:
         async with asking:
             return await _of_run(client, seen, agent)
 
-    found = await asyncio.gather(*[ask(seen) async for seen in client.temporal.list_workflows(query)])
+    open_runs = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
+    narrower = (MAY_WAIT, *(() if agent is None else (of_agent(agent),)))
+    found = await asyncio.gather(*[ask(seen) async for seen in listed(client, open_runs, *narrower)])
     waiting = [one for some in found for one in some]
     waiting.sort(key=lambda one: (one.since.timestamp() if one.since else 0.0, one.run_id, one.call_id))
     return waiting[:limit]

@@ -7,9 +7,10 @@ from typing import Any
 
 from temporalio.client import Client as TemporalClient
 from temporalio.client import ScheduleActionStartWorkflow, WorkflowHandle
-from temporalio.common import WorkflowIDReusePolicy
+from temporalio.common import TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.service import RPCError
 
+from .search_attributes import forget, of_start, refuses
 from .translate import translated
 from .types.interface import WORKFLOW
 
@@ -33,7 +34,8 @@ async def begin(
 
     Raises the SDK's ``WorkflowAlreadyStartedError``, which means another thing to each caller; else a ``PerdureError``.
     """
-    try:
+
+    async def started(attributes: TypedSearchAttributes) -> WorkflowHandle[Any, Any]:
         return await temporal.start_workflow(
             WORKFLOW,
             start,
@@ -42,7 +44,17 @@ async def begin(
             task_timeout=TASK_TIMEOUT,
             id_reuse_policy=reuse,
             memo={MEMO_AGENT: start["agent"], **(memo or {})},
+            search_attributes=attributes,
         )
+
+    try:
+        try:
+            return await started(await of_start(temporal, start["agent"]))
+        except RPCError as error:
+            if not refuses(error):
+                raise
+            forget(temporal)  # it was there a minute ago
+            return await started(TypedSearchAttributes.empty)
     except RPCError as error:
         raise translated(temporal, id, error) from error
 

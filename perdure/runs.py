@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -17,6 +17,8 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
 from .errors import StoreError
+from .listed import agent_of as told_agent
+from .listed import listed, of_agent, of_status, status_of
 from .types.interface import WORKFLOW, Status
 
 if TYPE_CHECKING:
@@ -35,9 +37,14 @@ _STATUS = {
 }
 
 
+_OPEN = ("waiting", "paused")
+"""What an open run may be besides at work, as its search attribute says."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A line of ``perdure list``. Times are UTC."""
+    """A line of ``perdure list``. Times are UTC. ``status`` of an open run is "running"; "waiting" for a person or
+    "paused" where Temporal's visibility knows (``perdure server setup``)."""
 
     id: str
     agent: str
@@ -49,13 +56,16 @@ class RunSummary:
 async def list_runs(
     client: Client, *, agent: str | None = None, status: str | None = None, limit: int = 50
 ) -> list[RunSummary]:
-    """Runs, the newest first. An execution that continued as new is not a run of its own."""
+    """Runs, the newest first. An execution that continued as new is not a run of its own.
+
+    Raises ``InvalidInputError`` where ``status`` is one that only search attributes tell, and there are none.
+    """
     found: dict[str, RunSummary] = {}
     known: set[str] = set()
     # Temporal lists all that are open before any that has ended, and takes no other order from us.
-    for which in ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'"):
+    for listing in _listings(client, agent, status):
         matched = 0
-        async for seen in client.temporal.list_workflows(f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus {which}"):
+        async for seen in listing:
             if seen.id in known:
                 continue
             known.add(seen.id)
@@ -65,7 +75,7 @@ async def list_runs(
                 matched += 1
             if matched >= limit:
                 break
-    if client.store_url is not None and len(found) < limit:
+    if client.store_url is not None and len(found) < limit and status not in _OPEN:
         for row in await (await client.store()).runs(agent=agent, status=status, limit=limit):
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in known:  # Temporal knows better: a terminated run tells the store nothing
@@ -84,16 +94,29 @@ async def runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSumma
     return [await _summary(client, one) for one in newest]
 
 
+def _listings(client: Client, agent: str | None, status: str | None) -> list[AsyncIterator[WorkflowExecution]]:
+    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus "
+    if status in _OPEN:
+        return [of_status(client, f"{query} = 'Running'", status)]
+    narrower = () if agent is None else (of_agent(agent),)
+    which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
+    return [listed(client, query + each, *narrower) for each in which]
+
+
 async def _summary(client: Client, seen: WorkflowExecution) -> RunSummary:
     state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
+    if state == "running" and (told := status_of(seen)) in _OPEN:
+        state = told
     return RunSummary(seen.id, await agent_of(client, seen), state, seen.start_time, seen.close_time)
 
 
 async def agent_of(client: Client, seen: WorkflowExecution) -> str:
-    """The agent of a run, as its memo says; the store's word for one that a plain Temporal client started.
+    """The agent of a run, as Temporal has it; the store's word for one that a plain Temporal client started.
 
     "" where neither knows: a list is worth more than a name that is missing in it.
     """
+    if named := told_agent(seen):
+        return named
     try:
         named = str((await seen.memo()).get("agent", ""))
     except Exception:  # somebody else's codec wrote it
@@ -108,7 +131,9 @@ async def agent_of(client: Client, seen: WorkflowExecution) -> str:
 
 
 def _wanted(run: RunSummary, agent: str | None, status: str | None) -> bool:
-    return (agent is None or run.agent == agent) and (status is None or run.status == status)
+    if agent is not None and run.agent != agent:
+        return False
+    return status in (None, run.status) or (status == "running" and run.status in _OPEN)
 
 
 def closed_status(seen: WorkflowExecutionDescription) -> Status | None:

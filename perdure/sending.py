@@ -15,13 +15,14 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from .errors import InvalidInputError, RunClosedError, RunError, RunNotFoundError, from_type
 from .loop import parse_start
 from .options import MEMO_AGENT, TASK_TIMEOUT, begin
 from .runs import closed_status
+from .search_attributes import forget, of_start, refuses
 from .translate import unreachable
 from .turn import Turn
 from .types.files import Asked
@@ -77,6 +78,7 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
     """The ``task_id``. The message's id makes it safe to try again, whatever became of the last attempt."""
     said = sent.model_dump(mode="json")
     payload = {name: value for name, value in said.items() if value is not None or name == "content"}
+    attributes = await of_start(run.client.temporal, start["agent"])
     for attempt in range(_ATTEMPTS):
         if attempt and run.has_store:  # taken by the execution that ended just then, before it could say so
             known = await (await run.store()).turn_of(run.id, str(sent.id))
@@ -91,6 +93,7 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             memo={MEMO_AGENT: start["agent"]},
+            search_attributes=attributes,
         )
         try:
             taken = await run.client.temporal.execute_update_with_start_workflow(
@@ -104,6 +107,10 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
         except temporal.WorkflowAlreadyStartedError:
             continue
         except RPCError as error:
+            if refuses(error):  # an attribute that was there a minute ago
+                forget(run.client.temporal)
+                attributes = TypedSearchAttributes.empty
+                continue
             if error.status not in _GONE or "amespace" in error.message:
                 raise run.translated(error) from error
         else:

@@ -33,6 +33,8 @@ class RunStatus(StrEnum):
     """What a run can be, seen from outside."""
 
     RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"

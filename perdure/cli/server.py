@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import JsonOption, Output, OutputOption, chosen, print_json
+from .options import (
+    AddressOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    chosen,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from ..embedded.record import ServerInfo
 
-app = typer.Typer(help="The embedded Temporal dev server of this machine.", no_args_is_help=True)
+app = typer.Typer(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
 
 
 @app.command()
@@ -61,6 +70,35 @@ def status(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> N
     if info is None:
         raise ServerUnreachableError("no embedded server runs", hint="Start one with `perdure server start`.")
     _print(info, chosen(output, as_json))
+
+
+@app.command()
+def setup(
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
+    from ..embedded.address import connect, resolve
+    from ..search_attributes import register
+    from ..types.indexing import ATTRIBUTES
+
+    async def go() -> tuple[str, str, tuple[str, ...]]:
+        target = await resolve(address=address, namespace=namespace, profile=profile)
+        client = await connect(target)
+        return target.address, target.namespace, await register(client.service_client, target.namespace)
+
+    where, named, added = asyncio.run(go())
+    there = [name for name in ATTRIBUTES if name not in added]
+    output = chosen(output, as_json)
+    if output is not Output.TEXT:
+        print_json({"address": where, "namespace": named, "added": list(added), "there": there}, output=output)
+        return
+    print(f"namespace {named} at {where}")
+    for name, kind in ATTRIBUTES.items():
+        print(f"{'added' if name in added else 'there'}  {name} ({kind})")
 
 
 def _print(info: ServerInfo, output: Output) -> None:

@@ -13,9 +13,11 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import PerdureError, ServerUnreachableError
+from ..search_attributes import find
 from .address import Target, connect, resolve
 from .binary import find_binary
 from .home import current_home
@@ -85,6 +87,7 @@ async def _server(target: Target) -> list[Finding]:
     try:
         client = await connect(target)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=target.namespace))
+        attributes = await _attributes(client)
     except PerdureError as error:
         return [Finding("server", "fail", error.message, error.hint)]
     except RPCError as error:
@@ -92,7 +95,18 @@ async def _server(target: Target) -> list[Finding]:
         detail = f"{target.namespace}: {'there is none of that name' if missing else error.message}"
         way_out = "Set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create."
         return [Finding("server", "ok", where), Finding("namespace", "fail", detail, way_out)]
-    return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace)]
+    return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace), attributes]
+
+
+async def _attributes(client: Client) -> Finding:
+    try:
+        found = await find(client.service_client, client.namespace)
+    except RPCError as error:
+        return Finding("search attrs", "warn", f"the server does not say: {error.message}")
+    if lacks := str(found):
+        hint = "`perdure server setup` registers them; until then the inbox asks every open run."
+        return Finding("search attrs", "warn", lacks, hint)
+    return Finding("search attrs", "ok", ", ".join(found.names))
 
 
 async def _binary() -> Finding:

@@ -51,6 +51,7 @@ async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     database.prepare(home)
     _rotate(home)
     info = await _bring_up(home, binary, database_fd)
+    await rpc.index_runs(info.address)
     if await rpc.keep_closed_runs(info.address):
         # The server notices within 2 s only, and what closes before would be kept for a day. To start once more
         # takes a third of a second, once in a home's life.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -16,6 +17,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
 from ..errors import RuntimeSetupError, ServerStartError
+from ..search_attributes import register
 
 RETENTION = timedelta(days=3650)
 """How long closed runs are kept in Temporal: the dev server's own 24 hours would lose them over a weekend."""
@@ -55,6 +57,13 @@ async def keep_closed_runs(address: str) -> bool:
     return True
 
 
+async def index_runs(address: str, namespace: str = "default") -> None:
+    """Give ``namespace`` the search attributes by which runs are found. Without them everything works all the same, so
+    it raises nothing: ``perdure doctor`` says what is missing, and ``perdure server setup`` why."""
+    with suppress(RuntimeError, RuntimeSetupError):
+        await register(await _connect(address), namespace)
+
+
 async def ensure_namespace(address: str, namespace: str) -> None:
     """Register ``namespace`` with the embedded server unless it has it.
 
@@ -67,6 +76,7 @@ async def ensure_namespace(address: str, namespace: str) -> None:
     except RPCError as error:
         if error.status is not RPCStatusCode.ALREADY_EXISTS:
             raise RuntimeSetupError(f"the namespace {namespace!r} cannot be made: {error.message}") from error
+    await index_runs(address, namespace)
 
 
 def _duration(delta: timedelta) -> Duration:

@@ -88,6 +88,7 @@ async def _adopt(home: Home) -> ServerInfo | None:
     if answered is not None and answered == (record.instance_id or answered):
         if record.instance_id is None:  # its starter died before it could say
             record = dataclasses.replace(record, instance_id=answered)
+            await rpc.index_runs(record.address)
             await rpc.keep_closed_runs(record.address)
             write_record(home, record)
         return record

@@ -10,6 +10,7 @@ from .approvals import ask, check_approval, decide_approval, repeats
 from .compacting import Compact, apply_compacted, too_long, tried
 from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide, joining
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
+from .indexing import to_index
 from .limits import left, tick
 from .past import turn_status
 from .receive import check_message, receive, send
@@ -63,6 +64,7 @@ __all__ = [
     "status",
     "stopped",
     "tick",
+    "to_index",
     "too_long",
     "tried",
     "turn_status",

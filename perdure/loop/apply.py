@@ -35,6 +35,8 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     if output.overrides is not None:
         keep(state, output.overrides)
     state.pinned = output.pinned or state.pinned
+    if output.indexed is not None:
+        state.indexed = list(output.indexed)
     after_reply(state, output)
     if step.purpose == "force_finish":
         turn.forced, turn.reached = True, step.limit

@@ -21,6 +21,7 @@ from ..ports import ModelCall, Stage, ToolCall
 from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .compose import compose_model, compose_tool
 from .heartbeat import Heartbeat
+from .indexed import Indexed, said_indexed, says_indexed
 from .keys import tool_key
 from .verdict import Verdict, verdict
 
@@ -30,13 +31,19 @@ logger = logging.getLogger("perdure.worker")
 class StageInterceptor(Interceptor):
     """Puts ``stages()``, the first outermost, around the activities whose function ``ours`` accepts."""
 
-    def __init__(self, stages: Callable[[], Sequence[Stage]], ours: Callable[[Callable[..., Any]], bool]) -> None:
+    def __init__(
+        self,
+        stages: Callable[[], Sequence[Stage]],
+        ours: Callable[[Callable[..., Any]], bool],
+        indexed: Indexed | None = None,
+    ) -> None:
         self._stages = stages
         self._ours = ours
+        self._indexed = indexed
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
-        return _Border(next, self._stages(), self._ours)
+        return _Border(next, self._stages(), self._ours, self._indexed)
 
 
 class _Border(ActivityInboundInterceptor):
@@ -47,11 +54,16 @@ class _Border(ActivityInboundInterceptor):
     """
 
     def __init__(
-        self, next: ActivityInboundInterceptor, stages: Sequence[Stage], ours: Callable[[Callable[..., Any]], bool]
+        self,
+        next: ActivityInboundInterceptor,
+        stages: Sequence[Stage],
+        ours: Callable[[Callable[..., Any]], bool],
+        indexed: Indexed | None,
     ) -> None:
         super().__init__(next)
         self._around = stages
         self._ours = ours
+        self._indexed = indexed
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         if not self._ours(input.fn):
@@ -72,9 +84,12 @@ class _Border(ActivityInboundInterceptor):
             input.args = [call]
             return await self.next.execute_activity(input)
 
-        if isinstance(call, ModelCall):
-            return (await compose_model(self._around, bare)(call)).output
-        return await compose_tool(self._around, bare)(call)
+        if isinstance(call, ToolCall):
+            return await compose_tool(self._around, bare)(call)
+        output = (await compose_model(self._around, bare)(call)).output
+        if self._indexed is None or not says_indexed(call, output):
+            return output
+        return said_indexed(call, output, await self._indexed())
 
 
 def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:

@@ -12,8 +12,10 @@ from typing import Any
 from temporalio.exceptions import ApplicationError
 
 from ..ports import ModelCall, ToolCall
+from ..stages.indexed import said_indexed
 from ..stages.keys import tool_key
 from ..stages.verdict import verdict
+from ..types.indexing import ATTRIBUTES
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine
 
@@ -69,7 +71,7 @@ class Calls:
     ) -> ModelOutput | ToolOutput:
         if name == MODEL_ACTIVITY:
             call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at)
-            return (await self._engine.call_model(call)).output
+            return said_indexed(call, (await self._engine.call_model(call)).output, tuple(ATTRIBUTES))
         task = ToolInput.model_validate(argument)
         asked = ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
         return await self._engine.call_tool(asked)

@@ -12,7 +12,7 @@ import contextvars
 import json
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn
@@ -58,6 +58,8 @@ class Started:
     first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     continued_run_id: str | None = None
     cron_schedule: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Search attributes."""
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -78,6 +80,7 @@ class Execution:
         self._workflow = AgentWorkflow()
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._handling = 0
+        self.attributes: dict[str, Any] = {**started.attributes}
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._outside = contextvars.copy_context()
@@ -181,6 +184,14 @@ class Execution:
         """See ``Host``."""
         return self._handling == 0
 
+    def search_attributes(self) -> Mapping[str, Any]:
+        """See ``Host``."""
+        return self.attributes
+
+    def upsert_search_attributes(self, values: Mapping[str, Any]) -> None:
+        """See ``Host``."""
+        self.attributes |= values
+
     def continue_as_new(self, carried: dict[str, Any]) -> NoReturn:
         """See ``Host``."""
         raise _Again(carried)
@@ -232,7 +243,11 @@ class Execution:
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
         started = Started(
-            options["id"], [json.loads(json.dumps(argument))], encoded(options["memo"]), self.started.task_queue
+            options["id"],
+            [json.loads(json.dumps(argument))],
+            encoded(options["memo"]),
+            self.started.task_queue,
+            attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
         )
         child = InProcessChild(self._outside.copy().run(self._begin, started))
         child.add_done_callback(lambda _: self._happened())

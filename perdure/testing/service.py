@@ -27,7 +27,7 @@ from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.update.v1 import Outcome, UpdateRef
 from temporalio.api.workflow.v1 import WorkflowExecutionConfig, WorkflowExecutionInfo
 from temporalio.api.workflowservice import v1 as api
-from temporalio.converter import DataConverter
+from temporalio.converter import DataConverter, decode_typed_search_attributes
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
@@ -116,7 +116,10 @@ class InProcessService(ServiceClient):
         if req.workflow_type.name != WORKFLOW:
             kind = req.workflow_type.name
             raise _error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
-        execution = self._begin(Started(req.workflow_id, _arguments(req.input), req.memo, req.task_queue.name))
+        attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
+        execution = self._begin(
+            Started(req.workflow_id, _arguments(req.input), req.memo, req.task_queue.name, attributes=attributes)
+        )
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
     def _begin(self, started: Started) -> Execution:

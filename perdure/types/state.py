@@ -183,6 +183,8 @@ class RunState(Part):
     interrupt: Literal["stop", "go on"] | None = None
     """Somebody interrupted: what is in flight is to stop, and the turn ends, or goes on with a message."""
     pause: Pause | None = None
+    indexed: list[str] | None = None
+    """Search attributes that the namespace has, as a worker has said last."""
     closed: bool = False
     cancelled: bool = False
 

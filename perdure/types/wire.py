@@ -292,6 +292,9 @@ class ModelOutput(Data):
     overrides: Kept | None = None
     """What the step policy changes from now on."""
     limits: AgentLimits = AgentLimits()
+    indexed: tuple[str, ...] | None = None
+    """Search attributes that the namespace has, of those in :mod:`.indexing`: said with the first reply of a turn and
+    with one that asks for approval, by the worker that hands it over. No part of the recorded outcome."""
 
     @property
     def answer_blob(self) -> BlobRef | None:

@@ -44,6 +44,7 @@ from ..tools import Tool
 from ..tools.auth import ResolveAuth
 from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
+from .indexed import Indexed
 from .rates import checked_limits, throttles
 from .resources import Lifespan, Resources
 
@@ -91,7 +92,7 @@ class Engine:
         self.tool = ToolActivity(
             self.agents, self.author, self._shared, heartbeat=reporter, memory=memory, toolsets=self.toolsets
         )
-        self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours)
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours, Indexed())
         self._stages: Sequence[Stage] = ()
         self._users = 0
         self._opening = asyncio.Lock()

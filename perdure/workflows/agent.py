@@ -25,6 +25,7 @@ from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
 from . import host, steps
 from .calls import run_calls
+from .indexing import indexing
 from .work import Work
 
 Answer = TypeVar("Answer")
@@ -40,6 +41,7 @@ class AgentWorkflow:
         self._state: RunState | None = None
         self._early: list[Callable[[RunState], object]] = []
         self._since: str | None = None
+        self._step: loop.Next | None = None
 
     # Handlers and entry take any number of arguments: a wrong number would fail the workflow task for ever.
 
@@ -47,6 +49,10 @@ class AgentWorkflow:
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
         state = self._open([raw, *more] if more else raw)
+        with indexing(state, lambda: self._step):
+            return await self._drive(state)
+
+    async def _drive(self, state: RunState) -> dict[str, Any]:
         work = Work(lambda: state.interrupt is not None)
         while True:
             if work.cancelling() and not state.cancelled:
@@ -56,7 +62,7 @@ class AgentWorkflow:
             loop.tick(state, now)
             loop.settle(state)
             loop.ask(state, now)
-            step = loop.decide(state)
+            self._step = step = loop.decide(state)
             self._since = now.isoformat()
             match step:
                 case loop.CallModel():

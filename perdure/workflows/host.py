@@ -8,13 +8,14 @@ for unit tests (``perdure.testing``) runs the code that production runs, and not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
 from temporalio import workflow
+from temporalio.common import SearchAttributeKey
 
 
 class Info(Protocol):
@@ -47,6 +48,8 @@ class Host(Protocol):
     def info(self) -> Info: ...
     def now(self) -> datetime: ...
     def all_handlers_finished(self) -> bool: ...
+    def search_attributes(self) -> Mapping[str, object]: ...
+    def upsert_search_attributes(self, values: Mapping[str, str | int]) -> None: ...
     def continue_as_new(self, carried: dict[str, Any]) -> NoReturn: ...
     def patched(self, change: str) -> bool: ...
     async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any: ...
@@ -84,6 +87,29 @@ def all_handlers_finished() -> bool:
     """Whether no signal or update is being handled."""
     host = _host.get()
     return host.all_handlers_finished() if host else workflow.all_handlers_finished()
+
+
+def search_attributes() -> Mapping[str, object]:
+    """Those of this execution, as it was started with them and has changed them."""
+    host = _host.get()
+    if host:
+        return host.search_attributes()
+    return {pair.key.name: pair.value for pair in workflow.info().typed_search_attributes}
+
+
+def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
+    """Change search attributes; texts are keywords. For one that the namespace has not, the run stands still."""
+    if host := _host.get():
+        host.upsert_search_attributes(values)
+        return
+    workflow.upsert_search_attributes(
+        [
+            SearchAttributeKey.for_int(name).value_set(value)
+            if isinstance(value, int)
+            else SearchAttributeKey.for_keyword(name).value_set(value)
+            for name, value in values.items()
+        ]
+    )
 
 
 def continue_as_new(carried: dict[str, Any]) -> NoReturn:

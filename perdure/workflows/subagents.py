@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError, is_cancelled_exception
 
 from .. import loop
@@ -14,6 +15,7 @@ from ..types.interface import WORKFLOW, Response
 from ..types.state import PendingCall, RunState
 from ..types.wire import NewResult
 from . import host
+from .indexing import of_child
 from .options import child_options
 
 _CANCELLED = "RunCancelledError: the subagent was cancelled"
@@ -26,7 +28,7 @@ async def run_subagent(state: RunState, pending: PendingCall, stopping: Callable
         loop.apply_result(state, pending.op, start)
         return
     try:
-        child = await _started(loop.child_id(state, pending), start)
+        child = await _started(loop.child_id(state, pending), start, of_child(state, start["agent"]))
         await _end(child, lambda: state.interrupt is not None)
         ended = loop.Ended(Response.model_validate(child.result()))
     except asyncio.CancelledError:
@@ -36,11 +38,11 @@ async def run_subagent(state: RunState, pending: PendingCall, stopping: Callable
     loop.apply_child(state, pending, ended, stopping=stopping() and _stopped(ended))
 
 
-async def _started(id: str, start: dict[str, Any]) -> asyncio.Task[Any]:
+async def _started(id: str, start: dict[str, Any], found: TypedSearchAttributes | None) -> asyncio.Task[Any]:
     """The child that has begun. A start that is cancelled would leave one behind that nobody waits for: it is let
     begin, and then stopped like any other. Raises ``FailureError``."""
-    memo = {"agent": start["agent"]}
-    starting = asyncio.create_task(host.start_child_workflow(WORKFLOW, start, id=id, memo=memo, **child_options()))
+    given = {"memo": {"agent": start["agent"]}, "search_attributes": found} | child_options()
+    starting = asyncio.create_task(host.start_child_workflow(WORKFLOW, start, id=id, **given))
     stopped = False
     while not starting.done():
         try:

@@ -23,6 +23,7 @@ from tests.replay import (  # noqa: F401 - their scenarios too
     auth,
     compaction,
     hooks,
+    indexing,
     limits,
     remote,
     sessions,

@@ -1,0 +1,315 @@
+"""Search attributes, on a real server: what they say of runs, what they cost, and what is done without them."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.enums.v1 import EventType, IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.service import RPCError
+
+from perdure import Agent, Client, Limits, Run, Worker, search_attributes, tool
+from perdure.errors import InvalidInputError, RuntimeSetupError
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+
+@tool(needs_approval=True)
+async def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def agent(engine: Engine, *replies: Any, **options: Any) -> Agent:
+    """One whose name no other test of this server has."""
+    return Agent(name_of(engine), ScriptedProvider(list(replies)), **{"tools": [refund, look], **options})
+
+
+def name_of(engine: Engine) -> str:
+    return f"desk-{engine.task_queue}"
+
+
+async def told(run: Run) -> dict[str, Any]:
+    """What visibility has of a run, as far as it is perdure's."""
+    seen = await run.handle.describe()
+    return {pair.key.name: pair.value for pair in seen.typed_search_attributes if pair.key.name in ATTRIBUTES}
+
+
+async def says(run: Run, **expected: Any) -> None:
+    wanted = {{"agent": AGENT, "status": STATUS, "pending": PENDING}[name]: value for name, value in expected.items()}
+
+    async def so() -> bool:
+        return await told(run) == wanted
+
+    await eventually(so, deadline=20, what=f"{wanted}")
+
+
+async def upserts(run: Run) -> int:
+    """Events that search attributes have cost the present execution of a run."""
+    kind = EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES
+    seen = await run.handle.describe()
+    history = await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).fetch_history()
+    return sum(event.event_type == kind for event in history.events)
+
+
+async def found(client: Client, query: str) -> list[str]:
+    return [seen.id async for seen in client.temporal.list_workflows(query)]
+
+
+async def until_found(client: Client, query: str, ids: list[str]) -> None:
+    async def so() -> bool:
+        return sorted(await found(client, query)) == sorted(ids)
+
+    await eventually(so, deadline=20, what=f"{len(ids)} runs of {query}")
+
+
+async def test_a_run_that_does_not_wait_costs_no_event(engine: Engine) -> None:
+    async with engine.served(agent(engine, call("look"), "Done.")) as client:
+        run = await client.start(name_of(engine), "Go.")
+        await run.result()
+        assert await told(run) == {AGENT: name_of(engine)}
+        assert await upserts(run) == 0
+
+
+async def test_what_waits_is_found_by_one_query_and_then_no_more(engine: Engine) -> None:
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> Any:
+        if request.messages[-1].role == "tool":
+            await gate()
+            return "Done."
+        return [call("refund", order="a"), call("refund", order="b"), call("look")]
+
+    desk = Agent(name_of(engine), ScriptedProvider(reply), tools=[refund, look])
+    async with engine.served(desk) as client:
+        run = await client.start(desk.name, "Go.")
+        await says(run, agent=desk.name, status="waiting", pending=2)
+        await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{desk.name}' AND {STATUS} = 'waiting'", [run.id])
+        assert await upserts(run) == 1
+        first, second = await client.approvals(agent=desk.name)
+        await first.approve()
+        await says(run, agent=desk.name, status="waiting", pending=1)
+        await second.approve()
+        await says(run, agent=desk.name, status="running", pending=0)
+        await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{desk.name}'", [])
+        assert await client.approvals(agent=desk.name) == []
+        gate.open()
+        await run.result()
+        assert await upserts(run) == 3
+
+
+async def test_a_run_of_any_client_is_indexed_at_its_first_wait(engine: Engine) -> None:
+    async with engine.served(agent(engine, call("refund", order="a"), "Done.")) as client:
+        run = client.run(f"plain-{engine.task_queue}")
+        start = {"agent": name_of(engine), "message": "Go."}
+        await client.temporal.start_workflow("AgentWorkflow", start, id=run.id, task_queue=engine.task_queue)
+        await says(run, agent=name_of(engine), status="waiting", pending=1)
+        await run.approve()
+        await run.result()
+        assert await upserts(run) == 2
+
+
+async def test_a_session_costs_one_event_whatever_its_turns(engine: Engine) -> None:
+    async with engine.served(agent(engine, "One.", "Two.", "Three.")) as client:
+        for text in ("a", "b", "c"):
+            turn = await client.send(name_of(engine), text, id=f"session-{engine.task_queue}")
+            await turn.result()
+        run = client.run(f"session-{engine.task_queue}")
+        await says(run, agent=name_of(engine), status="running", pending=0)
+        assert await upserts(run) == 1
+        await run.close()
+
+
+async def test_what_is_indexed_survives_continue_as_new(engine: Engine) -> None:
+    calls = [call("refund", order="a"), *(call("look") for _ in range(4))]
+    async with engine.served(agent(engine, calls, "Done.")) as client:
+        run = await client.start(name_of(engine), "Go.", max_history_events=15)
+
+        async def continued() -> bool:
+            seen = await run.handle.describe()
+            return seen.run_id != run.handle.first_execution_run_id and (await run.status()).doing == "approval"
+
+        await eventually(continued, deadline=20)
+        await says(run, agent=name_of(engine), status="waiting", pending=1)
+        assert await upserts(run) == 0, "it came with the new execution"
+        await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{name_of(engine)}' AND ExecutionStatus = 1", [run.id])
+        await run.approve()
+        await run.result()
+        assert await told(run) == {AGENT: name_of(engine), STATUS: "running", PENDING: 0}
+
+
+async def test_what_is_paused_is_listed(engine: Engine) -> None:
+    limited = agent(engine, *[call("look") for _ in range(3)], "Done.", limits=Limits(tool_calls=1), on_limit="pause")
+    async with engine.served(limited) as client:
+        run = await client.start(limited.name, "Go.")
+        await says(run, agent=limited.name, status="paused", pending=0)
+        await until_found(client, f"{STATUS} = 'paused' AND {AGENT} = '{limited.name}'", [run.id])
+        (paused,) = await client.list(agent=limited.name, status="paused")
+        assert (paused.id, paused.status) == (run.id, "paused")
+        assert [one.id for one in await client.list(agent=limited.name, status="running")] == [run.id]
+        assert await client.list(agent=limited.name, status="waiting") == []
+        await run.resume(limits={"tool_calls": 9})
+        await run.result()
+        assert (await told(run))[STATUS] == "running"
+
+
+async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
+    helper = Agent(
+        f"helper-{engine.task_queue}", ScriptedProvider([call("refund", order="a"), "Helped."]), tools=[refund]
+    )
+    lead = agent(engine, call(f"call_{helper.name}", task="Help."), "Done.", subagents=[helper])
+    async with engine.served(lead, helper) as client:
+        run = await client.start(lead.name, "Go.")
+        await until_found(client, f"{PENDING} = 1 AND {AGENT} = '{helper.name}'", [f"{run.id}/1"])
+        (asked,) = await client.approvals(agent=helper.name)
+        assert await told(run) == {AGENT: lead.name}
+        await asked.approve()
+        await run.result()
+
+
+# --- a namespace of one's own
+
+
+@pytest.fixture
+async def bare(temporal_address: str) -> TemporalClient:
+    """A client of a new namespace, which has no search attributes."""
+    name = f"bare-{uuid.uuid4().hex[:8]}"
+    shared = await TemporalClient.connect(temporal_address)
+    day = Duration(seconds=86400)
+    request = RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=day)
+    await shared.workflow_service.register_namespace(request)
+    client = await TemporalClient.connect(temporal_address, namespace=name)
+    await eventually(lambda: _serves(client), deadline=20)
+    return client
+
+
+async def _serves(client: TemporalClient) -> bool:
+    try:
+        await client.count_workflows()
+    except RPCError:
+        return False
+    return True
+
+
+Setup = Callable[..., Awaitable[None]]
+
+
+async def add(client: TemporalClient, **types: str) -> None:
+    kinds = {name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}") for name, kind in types.items()}
+    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=kinds)
+    await client.operator_service.add_search_attributes(request)
+
+
+async def remove(client: TemporalClient, *names: str) -> None:
+    request = RemoveSearchAttributesRequest(namespace=client.namespace, search_attributes=names)
+    await client.operator_service.remove_search_attributes(request)
+
+
+async def test_without_attributes_everything_works_and_setup_takes_effect_without_a_restart(
+    bare: TemporalClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_attributes, "AGAIN", 0.0)
+    client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
+
+    def reply(request: ModelRequest) -> Any:
+        return "Done." if request.messages[-1].role == "tool" else call("refund", order="a")
+
+    desk = Agent("desk", ScriptedProvider(reply), tools=[refund])
+    with caplog.at_level(logging.WARNING, "perdure.worker"):
+        async with Worker(client, [desk], drain=1.0):
+            first = await client.start("desk", "Go.")
+            await eventually(lambda: _doing(first, "approval"))
+            (asked,) = await client.approvals(agent="desk")
+            assert asked.run_id == first.id
+            assert [one.id for one in await client.list(agent="desk")] == [first.id]
+            with pytest.raises(InvalidInputError, match=f"no search attribute {STATUS}"):
+                await client.list(status="waiting")
+            assert await upserts(first) == 0
+
+            assert await search_attributes.register(bare.service_client, bare.namespace) == tuple(ATTRIBUTES)
+            assert await search_attributes.register(bare.service_client, bare.namespace) == ()
+            second = await client.start("desk", "Go.")
+            await says(second, agent="desk", status="waiting", pending=1)
+            await until_found(client, f"{PENDING} > 0", [second.id])
+            # Of the first nobody has told anything: it is asked.
+            both = await client.approvals(agent="desk")
+            assert [one.run_id for one in both] == [first.id, second.id]
+            for one in both:
+                await one.approve()
+                await one.run.result()
+    said = [record for record in caplog.records if "perdure server setup" in record.getMessage()]
+    assert len(said) == 1
+    assert f"namespace {bare.namespace}: missing: {AGENT}, {STATUS}, {PENDING}" in said[0].getMessage()
+    await client.close()
+
+
+async def _doing(run: Run, what: str) -> bool:
+    return (await run.status()).doing == what
+
+
+async def test_an_attribute_of_another_type_is_left_alone(bare: TemporalClient, tmp_path: Path) -> None:
+    await add(bare, **{PENDING: "Keyword", STATUS: "Keyword"})
+    with pytest.raises(RuntimeSetupError, match=f"{PENDING} is of type Keyword and must be Int"):
+        await search_attributes.register(bare.service_client, bare.namespace)
+    client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
+    desk = Agent("desk", ScriptedProvider([call("refund", order="a"), "Done."]), tools=[refund])
+    async with Worker(client, [desk], drain=1.0):
+        run = await client.start("desk", "Go.")
+        await says(run, status="waiting")
+        await run.approve()
+        await run.result()
+    await client.close()
+
+
+async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: TemporalClient, tmp_path: Path) -> None:
+    await add(bare, **{AGENT: "Keyword"})
+    client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
+    desk = Agent("desk", ScriptedProvider(["Done.", "Done.", "Done."]))
+    async with Worker(client, [desk], drain=1.0):
+        run = await client.start("desk", "Go.")
+        await run.result()
+        assert await told(run) == {AGENT: "desk"}
+        await remove(bare, AGENT)
+        later = await client.start("desk", "Go.")
+        await later.result()
+        await add(bare, **{AGENT: "Keyword"})
+        await search_attributes.known(bare)
+        search_attributes.forget(bare)
+        assert AGENT in (await search_attributes.known(bare)).names  # type: ignore[union-attr]  # it can be told here
+        await remove(bare, AGENT)
+        turn = await client.send("desk", "Go.", id="s")
+        assert (await turn.result()).content == "Done."
+        await client.run("s").close()
+    await client.close()
+
+
+async def test_what_a_namespace_has_can_be_read_from_its_description(bare: TemporalClient) -> None:
+    """For servers whose operator service is not for everybody."""
+    await search_attributes.register(bare.service_client, bare.namespace)
+    assert await search_attributes._aliases(bare.service_client, bare.namespace) == ATTRIBUTES
+
+
+async def test_setup_of_a_namespace_that_is_not_there(temporal_address: str) -> None:
+    client = await TemporalClient.connect(temporal_address)
+    with pytest.raises(RuntimeSetupError, match="there is no namespace 'nowhere'"):
+        await search_attributes.register(client.service_client, "nowhere")
