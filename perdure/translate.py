@@ -32,7 +32,7 @@ def translated(temporal: TemporalClient, id: str, error: RPCError) -> PerdureErr
         return RuntimeSetupError(
             f"Temporal: {error.message}", hint="Create the namespace, or name another one: TEMPORAL_NAMESPACE."
         )
-    if "already completed" in error.message:
+    if "already completed" in error.message or "closing workflow" in error.message:  # an update in that very moment
         return closed_error(id)
     return RunNotFoundError(f"there is no run {id!r}", hint="`perdure list` shows the runs there are.")
 

@@ -285,9 +285,10 @@ class Execution:
         self._loop.call_soon(self._look, _TURNS)
 
     def _look(self, turns: int) -> None:
-        for condition, met in self._waiting:
-            if not met.done() and condition():
-                met.set_result(None)
+        with hosted(self):  # a condition may ask it too
+            for condition, met in self._waiting:
+                if not met.done() and condition():
+                    met.set_result(None)
         if turns and self._waiting:
             self._loop.call_soon(self._look, turns - 1)
 

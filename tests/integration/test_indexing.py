@@ -69,7 +69,9 @@ async def upserts(run: Run) -> int:
     kind = EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES
     seen = await run.handle.describe()
     history = await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).fetch_history()
-    return sum(event.event_type == kind for event in history.events)
+    found = [event for event in history.events if event.event_type == kind]  # the SDK's patches cost one too
+    told = [event.upsert_workflow_search_attributes_event_attributes.search_attributes for event in found]
+    return sum(bool(ATTRIBUTES.keys() & one.indexed_fields.keys()) for one in told)
 
 
 async def found(client: Client, query: str) -> list[str]:
