@@ -24,7 +24,7 @@ coordinator = Agent(
     "coordinator",
     "openai:gpt-5-mini",
     instructions="Have the editor write the derivation. Give it to all judges in one reply, so that they work at the "
-    "same time. If one scores below 90, have the editor mend it by the objections, and ask all of them again.",
+    "same time. Until all score above 90, have the editor mend it by the objections, and ask all of them again.",
     tools=[editor.as_tool("write", "Ask the editor. Give all that is needed: it remembers nothing."), delegate(judges)],
 )
 

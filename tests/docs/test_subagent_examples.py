@@ -51,14 +51,14 @@ async def test_three_judges_and_an_editor(loopback: Loopback) -> None:
                 return "Version 2" if "objects" in users(request)[0] else "Version 1"
             case ["__finish__"]:
                 content = "Version 2" in users(request)[0] or "symbol" not in system(request)
-                return Call(FINISH, {"score": 95 if content else 70, "objection": "" if content else "What is k?"})
+                return Call(FINISH, {"score": 95 if content else 90, "objection": "" if content else "What is k?"})
         heard = results(request)
         if not heard:
             return Call("write", {"task": "Derive it."})
         if heard[-1].startswith("Version"):
             return [Call("call_agent", {"agent_name": name, "message": heard[-1]}) for name in names]
         scores = [json.loads(one) for one in heard[-3:]]
-        if min(one["score"] for one in scores) >= 90:
+        if min(one["score"] for one in scores) > 90:
             return heard[-4]
         return Call("write", {"task": f"{heard[-4]}. Notation objects: {scores[2]['objection']}"})
 

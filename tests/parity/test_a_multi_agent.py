@@ -1,4 +1,4 @@
-"""PARITY.md A15, A16, B7, B9: agents that call agents, durably."""
+"""PARITY.md A15, A16, B7: agents that call agents, durably."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import uuid
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, PerdurePlugin, delegate, tool
-from perdure.ports import ModelRequest
-from perdure.testing import ScriptedProvider, call, finish
+from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.pipeline import Pipeline
-from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -94,47 +91,3 @@ async def test_b7_specialists_have_their_own_tools_models_and_limits(engine: Eng
         [],
     ]
     assert searching.requests[0].settings["temperature"] == 0.1
-
-
-class Score(BaseModel):
-    score: int
-    why: str
-
-
-async def test_b9_an_editor_and_three_judges_until_all_are_content(engine: Engine) -> None:
-    """Each round the editor writes, the judges score it at the same time; below 90 it is written again."""
-    names = ("accuracy", "clarity", "rigour")
-    at_once: list[int] = []
-    present = 0
-
-    def judging(name: str) -> Agent:
-        async def score(request: ModelRequest) -> Any:
-            nonlocal present
-            present += 1
-            if "draft 1" in users(request.messages)[0]:
-                await eventually(lambda: present == 3, what="all judges at once")
-            at_once.append(present)
-            good = "draft 2" in users(request.messages)[0]
-            return finish(score=95 if good or name == "clarity" else 60, why=f"{name} of it")
-
-        return Agent(name, ScriptedProvider(score), output=Score)
-
-    editor = Agent("editor", ScriptedProvider(lambda r: f"draft {2 if 'again' in users(r.messages)[0] else 1}"))
-
-    def coordinate(request: ModelRequest) -> Any:
-        last = [part.content for part in request.messages[-1].tool_results]
-        if not last:
-            return call("call_editor", task="Derive it.")
-        if len(last) == 1:
-            return [call(f"call_{name}", task=last[0]) for name in names]
-        scores = [Score.model_validate_json(one).score for one in last]
-        return "Accepted." if min(scores) >= 90 else call("call_editor", task="Derive it again.")
-
-    boss = Agent("boss", ScriptedProvider(coordinate), subagents=[editor, *map(judging, names)])
-    async with engine.served(boss) as client:
-        response = await (await client.start(boss, "Derive the transform.")).result()
-    assert response.content == "Accepted."
-    heard = results(response.messages)
-    assert [one for one in heard if one.startswith("draft")] == ["draft 1", "draft 2"]
-    assert [Score.model_validate_json(one).score for one in heard if one.startswith("{")] == [60, 95, 60, 95, 95, 95]
-    assert at_once[:3] == [3, 3, 3]
