@@ -60,7 +60,10 @@ async def begin(
 
 
 def scheduled(id: str, start: dict[str, Any], *, task_queue: str) -> ScheduleActionStartWorkflow:
-    """The same for a schedule: what it does each time. ``id`` is the beginning of its runs' ids."""
+    """The same for a schedule: what it does each time. ``id`` is the beginning of its runs' ids.
+
+    Without search attributes, which the run gives itself: in a namespace that has lost one no run would begin any more.
+    """
     return ScheduleActionStartWorkflow(
         WORKFLOW, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo={MEMO_AGENT: start["agent"]}
     )

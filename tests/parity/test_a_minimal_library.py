@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Message, ToolContext, tool
+from perdure import Agent, Message, ToolContext, hook, tool
 from perdure.errors import MaxIterationsError
 from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
@@ -110,11 +110,20 @@ async def test_a7_a_reply_without_answer_and_calls_gets_a_reminder(engine: Engin
     assert "<finish>" in users(provider.requests[1].messages)[-1]
 
 
-async def test_a10_agents_are_looked_up_by_name(engine: Engine) -> None:
-    agents = [Agent(name, ScriptedProvider([f"I am {name}."])) for name in ("cook", "critic")]
+async def test_a10_agents_are_looked_up_by_name_and_are_the_configuration_of_a_run(engine: Engine) -> None:
+    def model(request: ModelRequest) -> str:
+        return f"{request.system} {dict(request.settings)}"
+
+    agents = [Agent(name, ScriptedProvider(model), instructions=f"I am {name}.") for name in ("cook", "critic")]
     async with engine.served(*agents) as client:
-        said = [(await (await client.start(name, "Who?")).result()).content for name in ("critic", "cook")]
-    assert said == ["I am critic.", "I am cook."]
+
+        async def said(name: str, **override: Any) -> str:
+            return (await (await client.start(name, "Who?", override=override or None)).result()).content
+
+        assert [await said("critic"), await said("cook")] == ["I am critic. {}", "I am cook. {}"]
+        changed = await said("cook", instructions="I am a baker.", settings={"temperature": 0})
+        assert changed == "I am a baker. {'temperature': 0}"
+        assert await said("cook") == "I am cook. {}", "the agent stays as it is"
 
 
 class Colour(Enum):
@@ -203,15 +212,26 @@ async def test_a3_history_stands_before_the_message_accumulated_or_made_by_hand(
 
 
 async def test_a4_a_message_is_injected_from_anywhere_also_before_the_first_call(engine: Engine) -> None:
-    provider = ScriptedProvider([call("tell_itself"), lambda r: "|".join(users(r.messages))])
+    replies: list[Any] = [call("tell_itself"), call("tell_from_a_thread"), lambda r: "|".join(users(r.messages))]
 
     @tool
     async def tell_itself(ctx: ToolContext) -> None:
         """Inject a message into the run that runs this."""
         await client.run(ctx.run_id).inject("from a tool")
 
+    @tool
+    def tell_from_a_thread(ctx: ToolContext) -> None:
+        """The same from a thread that has no loop."""
+        asyncio.run(client.run(ctx.run_id).inject("from a thread"))
+
+    @hook("before_tool_call")
+    async def tell(ctx: ToolContext) -> None:
+        await client.run(ctx.run_id).inject("from a hook", id="once")
+
     client = await engine.client()
     run = await client.start("told", "first")
     await run.inject("before the first call")
-    async with engine.served(Agent("told", provider, tools=[tell_itself])):
-        assert (await run.result()).content == "first|before the first call|from a tool"
+    agent = Agent("told", ScriptedProvider(replies), tools=[tell_itself, tell_from_a_thread], hooks=[tell])
+    async with engine.served(agent):
+        said = "first|before the first call|from a hook|from a tool|from a thread"
+        assert (await run.result()).content == said

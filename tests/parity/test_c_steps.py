@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Message, RunContext, Step, hook, tool
+from perdure import Agent, Message, RunContext, Step, hook, register_provider, tool
 from perdure.errors import AbortError
+from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call
+from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 
@@ -71,20 +73,28 @@ async def test_c6_a_step_sees_what_happened(engine: Engine) -> None:
     assert step[6] == [("found a", False), ("tool not found: nothing (there is: search)", True)]
 
 
-async def test_c6_a_step_changes_the_next_one(engine: Engine) -> None:
+async def test_c6_a_step_changes_the_next_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_providers", {})
+    small = ScriptedProvider([ToolCallPart(id="refund_7", name="refund", arguments={"order": "7"})])
+    register_provider("small", small)
+
     @hook("on_iteration")
     def change(step: Step) -> None:
         if step.iteration == 1:
+            step.model = "small:tiny"
             step.settings.update(temperature=0.1, max_tokens=5)
             step.add_tool("refund")
             step.remove_tool("search")
             step.results[0] = "nothing"
 
-    provider = ScriptedProvider([call("search", query="a"), call("refund", order="7"), "Done."])
+    provider = ScriptedProvider([call("search", query="a"), "Done."])
     agent = Agent("worker", provider, tools=[search], hooks=[change], settings={"temperature": 0.5})
     async with engine.served(agent, tools=[refund]) as client:
         response = await (await client.start(agent, "Go.")).result()
-    assert [(dict(one.settings), [spec.name for spec in one.tools]) for one in provider.requests] == [
+    first, last = provider.requests
+    (second,) = small.requests
+    assert second.model == "tiny"
+    assert [(dict(one.settings), [spec.name for spec in one.tools]) for one in (first, second, last)] == [
         ({"temperature": 0.5}, ["search"]),
         ({"temperature": 0.1, "max_tokens": 5}, ["refund"]),
         ({"temperature": 0.5}, ["search"]),
