@@ -10,6 +10,7 @@
     │   │   └── BudgetExceededError
     │   ├── ParseError                           the model never gave valid typed output
     │   ├── HookError                            an author's hook failed
+    │   ├── BranchError                          a branch of a step ended without an answer
     │   ├── AbortError                           an author's hook or tool ended the run
     │   ├── RunCancelledError
     │   ├── RunPausedError                       the run waits for an operator; it is not lost
@@ -92,6 +93,10 @@ class ParseError(RunError):
 
 class HookError(RunError):
     """An author's hook failed, and was not to be logged only."""
+
+
+class BranchError(RunError):
+    """A branch of a step (``step.branch``) ended without an answer. ``__cause__`` is the error of its run."""
 
 
 class AbortError(RunError):

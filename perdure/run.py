@@ -21,7 +21,7 @@ from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
 from .types.approval import DecidedApproval, StandingApproval
-from .types.events import ToolStarted
+from .types.events import BranchStarted, ToolStarted
 from .types.files import Asked
 from .types.interface import Override
 
@@ -56,12 +56,13 @@ class Run(Reading):
         return await deliver(self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth)
 
     async def children(self) -> list[Run]:
-        """The runs that its calls of other agents have begun so far, in the order of the calls. Needs the store.
+        """The runs that its calls of other agents, and branches of its steps, have begun so far, in their order. Needs
+        the store.
 
         A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
         """
         async with aclosing(self.events(wait=False)) as events:
-            begun = [one.child_context_id async for one in events if isinstance(one, ToolStarted)]
+            begun = [one.child_context_id async for one in events if isinstance(one, ToolStarted | BranchStarted)]
         return [self.client.run(name) for name in dict.fromkeys(begun) if name is not None]
 
     def turn(self, task_id: str | None = None) -> Turn:

@@ -14,6 +14,7 @@ from ..types.wire import ModelOutput, ToolOutput
 from .agents import Agents
 from .approving import Approving
 from .author_loop import AuthorLoop
+from .branching import Waits
 from .delegating import Delegating
 from .epilogue import Epilogue, answer
 from .firing import Firing
@@ -85,6 +86,8 @@ class IterationStage:
         await self._firing.messages(agent, call, told)
         await self._delegating.after(agent, call, told)
         stepped = await self._stepping.step(agent, call, told)
+        if isinstance(stepped, Waits):
+            return stepped.reply(call)
         if stepped is not None:
             call.agent = agent = stepped.agent
         if stepped is not None and stepped.finish is not None:

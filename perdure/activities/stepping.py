@@ -14,6 +14,7 @@ from typing import Any
 from ..agent import Agent
 from ..errors import DefinitionError
 from ..hooks import Given, Hook, fire_all
+from ..hooks.branch import LeftError
 from ..hooks.files import by_reference
 from ..hooks.step import Facts, Step
 from ..loop.edited import taken_over, unsound
@@ -28,6 +29,7 @@ from ..types.step import KEPT, Kept
 from ..types.wire import INLINE_BYTES, Finish
 from .agents import Agents
 from .author_loop import AuthorLoop
+from .branching import Branching, Waits
 from .firing import Firing
 
 
@@ -62,7 +64,7 @@ class Stepping:
         self._agents = agents
         self._firing = firing
 
-    async def step(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Stepped | None:
+    async def step(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Stepped | Waits | None:
         """Let the policy change ``call``; None where it has nothing to say. Raises ``HookError``, ``AbortError``."""
         task = call.input
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
@@ -81,9 +83,10 @@ class _Attempt:
         self._recorded = [message for message in call.prefix if message.role != "system"]
         self._known = [*self._recorded, *call.fresh]
         self._blobs: list[Blob] = []
+        self._branching = Branching(agents, call, self._known, len(self._recorded))
         self._arguments = [(part, _packed(part)) for message in self._known for part in message.tool_calls]
 
-    async def run(self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]) -> Stepped | None:
+    async def run(self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]) -> Stepped | Waits | None:
         step = Step(self._facts())
         try:
             for some in _together(hooks):
@@ -92,6 +95,8 @@ class _Attempt:
                     step = trial
                 if step.finished is not None:
                     break
+        except LeftError:
+            return self._branching.waits()
         finally:
             self._put_back()
         return self._carried_out(step)
@@ -112,6 +117,7 @@ class _Attempt:
             tools=tuple(tool.name for tool in agent.toolbox),
             known=frozenset(tool.name for tools in (own, self._agents.tools) for tool in tools),
             result=self._result,
+            branch=self._branching.begin,
         )
 
     async def _fire(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
@@ -123,12 +129,16 @@ class _Attempt:
             return given
 
         def take(hook: Hook, _: Any, given: Given) -> bool:
+            self._branching.branches.check()
             self._check(step)
             show(given)
             done.append(hook)
             return step.finished is not None
 
-        await fire_all(author.run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
+        run = self._branching.branches.around(author.run)
+        await fire_all(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
+        if not done:  # it was only logged that it failed
+            self._branching.branches.new.clear()
         return bool(done)
 
     def _put_back(self) -> list[str]:

@@ -11,6 +11,7 @@ from .conversation import arguments, printable, styled
 if TYPE_CHECKING:
     from ..types.events import (
         ApprovalDecided,
+        BranchCompleted,
         ConversationCompacted,
         Event,
         LimitReached,
@@ -90,6 +91,11 @@ class EventLines:
                 yield self._styled(f"({event.decision}: {printable(event.name)}{_by(event)})", "yellow")
             case "step":
                 yield self._styled(_step(event), "yellow")
+            case "branch.started":
+                asked = "…" if event.blob is not None else _cut(event.message)
+                yield self._styled(f"⑂ {printable(event.agent)}{f': {asked}' if asked else ''}", "blue")
+            case "branch.completed":
+                yield self._branch(event)
             case "compacted":
                 yield self._styled(_compacted(event), "yellow")
             case "limit":
@@ -118,6 +124,12 @@ class EventLines:
         files = "".join(f" [{file.name or file.media_type}]" for file in event.files)
         mark, style = ("✗", "red") if event.is_error else ("←", "dim")
         return self._styled(f"{mark} {printable(event.name)}: {said}{files}", style)
+
+    def _branch(self, event: BranchCompleted) -> str:
+        if event.error_type is not None:
+            return self._styled(f"✗ {printable(event.agent)}: {event.error_type}: {_cut(event.error or '')}", "red")
+        said = _cut(event.content) if event.blob is None else f"{event.blob.size:,} bytes"
+        return self._styled(f"← {printable(event.agent)}: {said}", "dim")
 
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, on=self._colour)

@@ -244,6 +244,8 @@ def activity(status: Status) -> str | None:
         return status.reason or status.state
     if status.doing == "tools":
         at = "tools: " + (", ".join(call.name for call in status.calls) or "done")
+    elif status.doing == "branches":
+        at = "branches: " + ", ".join(call.name for call in status.calls)
     elif status.doing == "message":
         at = "waits for a message"
     else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, cast, overload
+from typing import Any, Literal, NoReturn, cast
 
 from ..errors import AbortError, DefinitionError
 from ..loop.edited import trimmed
 from ..loop.overrides import merged
 from ..types.files import Content
 from ..types.messages import Message, ToolCallPart, ToolResultPart, Usage
+from .branch import Branch
+from .results import Results
 
 SENDER = "step"
 """Who an injected message is from (``Message.by``)."""
@@ -35,6 +37,8 @@ class Facts:
     """Names of all tools that can be offered."""
     result: Callable[[ToolResultPart, Any], ToolResultPart]
     """A tool's result with what a policy says instead."""
+    branch: Callable[[Step, Any, Any, Any, Any], Branch] | None = None
+    """Begins a branch: what :meth:`Step.branch` was given."""
 
 
 class Step:
@@ -154,6 +158,28 @@ class Step:
             raise DefinitionError(f"step.keep is for the rest of the 'turn' or the 'run', not {scope!r}")
         self._kept[scope] = merged(self._kept.get(scope, {}), self.changes())
 
+    def branch(
+        self,
+        agent: Any,
+        message: Any = None,
+        *,
+        model: str | Sequence[str] | None = None,
+        messages: Literal["all", "none"] = "all",
+    ) -> Branch:
+        """Have an agent answer from the conversation as it stands, in a run of its own, which changes nothing in this
+        one: ``await`` it for the answer, of that agent's output type; in a plain ``def`` call its ``result()``.
+
+        ``agent`` is one that this worker serves, or its name. ``message`` is what it is asked behind the conversation:
+        text, or a value of its input type; with ``messages="none"`` it sees nothing else. ``model`` is asked in place
+        of the agent's.
+
+        The policy ends here. It runs again from its start when the branch has answered, with the same ``step``, and has
+        to ask for the same: then the answer is there. Several run in parallel with ``asyncio.gather``. Raises
+        ``BranchError`` where the branch ends without an answer, ``DefinitionError`` for what cannot be asked.
+        """
+        assert self._facts.branch is not None, "the engine can begin branches"
+        return self._facts.branch(self, agent, message, model, messages)
+
     # --- instead of it
 
     def finish(self, content: Any = _MISSING, /, **fields: Any) -> None:
@@ -212,62 +238,3 @@ class Step:
                 f"there is no tool {name!r}",
                 hint=f"There is: {there}. Other tools are given to the worker: Worker(…, tools=[{name}]).",
             )
-
-
-class Results(MutableSequence[ToolResultPart]):
-    """The results of the last reply's calls, where they stand in the conversation. Their number is fixed."""
-
-    def __init__(self, messages: list[Message], result: Callable[[ToolResultPart, Any], ToolResultPart]) -> None:
-        self._messages = messages
-        self._result = result
-
-    def _places(self) -> list[tuple[int, int]]:
-        last = max((n for n, one in enumerate(self._messages) if one.role == "assistant"), default=-1)
-        return [
-            (at, place)
-            for at in range(last + 1, len(self._messages))
-            for place, part in enumerate(self._messages[at].parts)
-            if isinstance(part, ToolResultPart)
-        ]
-
-    def _parts(self) -> list[ToolResultPart]:
-        return [cast(ToolResultPart, self._messages[at].parts[place]) for at, place in self._places()]
-
-    def __len__(self) -> int:
-        return len(self._places())
-
-    def __iter__(self) -> Iterator[ToolResultPart]:
-        return iter(self._parts())
-
-    @overload
-    def __getitem__(self, index: int) -> ToolResultPart: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ToolResultPart]: ...
-    def __getitem__(self, index: int | slice) -> ToolResultPart | list[ToolResultPart]:
-        return self._parts()[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """``value``: a part of the same call, or anything that a tool may return."""
-        if isinstance(index, slice):
-            raise self._fixed()
-        at, place = self._places()[index]
-        message = self._messages[at]
-        parts = list(message.parts)
-        parts[place] = self._result(cast(ToolResultPart, parts[place]), value)
-        self._messages[at] = message.model_copy(update={"parts": tuple(parts)})
-
-    def __delitem__(self, index: Any) -> None:
-        raise self._fixed()
-
-    def insert(self, index: int, value: Any) -> None:
-        """Refused: every call has one result."""
-        raise self._fixed()
-
-    def __repr__(self) -> str:
-        return repr(self._parts())
-
-    def _fixed(self) -> DefinitionError:
-        return DefinitionError(
-            "every call has one result: step.results can be changed one by one, not made longer or shorter",
-            hint='For instance step.results[0] = "(left out)".',
-        )

@@ -7,8 +7,9 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result
 from .approvals import ask, check_approval, decide_approval, repeats
+from .branch_runs import apply_branch, branch_id, branch_start, settle_branch
 from .compacting import Compact, apply_compacted, too_long, tried
-from .decide import CallModel, Close, End, Next, RunCalls, Wait, decide, joining
+from .decide import CallModel, Close, End, Next, RunBranches, RunCalls, Wait, decide, joining
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .indexing import to_index
 from .limits import left, tick
@@ -18,7 +19,7 @@ from .settling import read_limits, settle
 from .standing import check_revocation, revoke
 from .start import carry_over, open_state, parse_start
 from .status import status
-from .subagents import Ended, apply_child, child_id, child_start
+from .subagents import Ended, apply_child, child_id, child_start, was_stopped
 
 __all__ = [
     "CallModel",
@@ -27,15 +28,19 @@ __all__ = [
     "End",
     "Ended",
     "Next",
+    "RunBranches",
     "RunCalls",
     "Wait",
     "abort",
+    "apply_branch",
     "apply_child",
     "apply_closed",
     "apply_compacted",
     "apply_model",
     "apply_result",
     "ask",
+    "branch_id",
+    "branch_start",
     "cancel",
     "carry_over",
     "check_approval",
@@ -61,6 +66,7 @@ __all__ = [
     "revoke",
     "send",
     "settle",
+    "settle_branch",
     "status",
     "stopped",
     "tick",
@@ -68,4 +74,5 @@ __all__ = [
     "too_long",
     "tried",
     "turn_status",
+    "was_stopped",
 ]

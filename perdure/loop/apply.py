@@ -17,6 +17,7 @@ from ..types.wire import (
     NewResult,
     Refused,
 )
+from .branching import drop_branches, open_branches
 from .compacting import after_reply
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
@@ -25,9 +26,13 @@ from .overrides import keep
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
-    """The model answered ``step`` with ``output``."""
+    """The model answered ``step`` with ``output``; or the step waits for branches, and has not happened yet."""
     turn = state.turn
     assert turn is not None, "a model call without a turn"
+    if output.branches:
+        open_branches(state, step.taken, output)
+        return
+    drop_branches(state)
     _count(state, turn, output)
     _take(state, step.taken)
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..types.bounds import LimitUse
-from ..types.state import PendingCall, RunState
+from ..types.state import PendingBranch, PendingCall, RunState
 from ..types.wire import AsSubagent, Closing, New, NewMessage
-from . import sizes
+from . import branching, sizes
 from .answer import response
 from .asking import asks, deadline
 from .compacting import Compact, compaction
@@ -38,6 +38,13 @@ class RunCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class RunBranches:
+    """Run these branches of the step, all at once; then the step is tried again."""
+
+    branches: tuple[PendingBranch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Record how the run ends, and what no model call was given any more."""
 
@@ -63,7 +70,7 @@ class End:
     status: Literal["completed", "failed", "cancelled"]
 
 
-Next = CallModel | Compact | RunCalls | Close | Wait | End
+Next = CallModel | Compact | RunCalls | RunBranches | Close | Wait | End
 
 
 def decide(state: RunState) -> Next:
@@ -81,6 +88,8 @@ def decide(state: RunState) -> Next:
     if held := tuple(call for call in ready if call.held):
         limit = exceeded(state)
         return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)
+    if branches := branching.waiting(state):
+        return RunBranches(branches)
     if any(map(asks, state.calls)):
         return Wait("approval", deadline(state))
     if turn is None or (turn.answer is not None and not state.inbox):
@@ -127,7 +136,7 @@ def _model_or_limit(state: RunState) -> Next:
         return _pause(state, limit)
     if (shorter := compaction(state)) is not None:
         return shorter
-    taken = _room(state)
+    taken = _room(state) if state.branching is None else state.branching.taken
     new = (*state.carry, *state.inbox[:taken])
     if limit is None:
         return CallModel(new, taken)

@@ -8,6 +8,7 @@ from ..types.state import Answer, Failure, Pause, RunState
 from ..types.wire import NewResult
 from .apply import collect, drop_reminder, end_at_limit
 from .asking import asks
+from .branching import drop_branches
 from .limits import unused
 from .receive import open_turn, receive
 from .settling import raise_limits
@@ -41,6 +42,7 @@ def _ending(state: RunState, text: str) -> None:
     state.pause = None
     state.interrupt = None
     drop_reminder(state)
+    drop_branches(state)
     _close_calls(state, text)
 
 
@@ -77,6 +79,7 @@ def stopped(state: RunState) -> None:
         return
     state.op += OPS_OF_A_REPLY
     state.pause = None
+    drop_branches(state)
     _close_calls(state, "Interrupted: the user interrupted before this call had finished")
     if how == "go on":
         end_at_limit(state)

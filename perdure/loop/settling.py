@@ -11,6 +11,7 @@ from ..types.bounds import Bounds, RunLimits
 from ..types.messages import clean
 from ..types.state import Answer, RunState
 from .apply import drop_reminder
+from .branching import drop_branches, waiting
 from .limits import BUDGETS, exceeded, failure, release
 from .receive import REFUSED_CHARS
 
@@ -23,7 +24,7 @@ def settle(state: RunState) -> None:
     """
     release(state)
     turn = state.turn
-    if turn is None or turn.failure or state.cancelled or state.pause or state.calls:
+    if turn is None or turn.failure or state.cancelled or state.pause or state.calls or waiting(state):
         return
     if turn.answer is not None and not state.inbox:
         return
@@ -35,6 +36,7 @@ def settle(state: RunState) -> None:
     turn.reached = use
     state.recorded = False
     drop_reminder(state)
+    drop_branches(state)
     if how == "error":
         turn.failure = failure(state, use)
         return

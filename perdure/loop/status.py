@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..types.interface import ChildStatus, Status
 from ..types.state import RunState
 from ..types.wire import AsSubagent
+from . import branching
 from .approvals import waiting
+from .branch_runs import branch_id
 from .compacting import Compact
-from .decide import CallModel, Close, End, RunCalls, Wait, decide
+from .decide import CallModel, Close, End, RunBranches, RunCalls, Wait, decide
 from .limits import exceeded, uses, waits
 from .subagents import child_id
 
@@ -22,6 +26,8 @@ def status(state: RunState, since: str | None = None) -> Status:
             phase, work = "running", "compacting"
         case RunCalls():
             phase, work = "running", "tools"
+        case RunBranches():
+            phase, work = "running", "branches"
         case Close():
             phase, work = "running", "closing"
         case Wait(until="resumed"):
@@ -51,16 +57,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             "cost_usd": state.cost_usd,
             "limits": uses(state),
             "at_limit": exceeded(state) if at_limit else None,
-            "calls": [
-                ChildStatus(
-                    call_id=call.call.id,
-                    name=call.call.name,
-                    kind=call.call.disposition.kind,
-                    context_id=child_id(state, call) if isinstance(call.call.disposition, AsSubagent) else None,
-                )
-                for call in state.calls
-                if call.result is None
-            ],
+            "calls": [*_calls(state), *_branches(state)],
             "approvals": waiting(state),
             "decided": state.decided,
             "standing": state.standing,
@@ -68,6 +65,20 @@ def status(state: RunState, since: str | None = None) -> Status:
             "refused": state.refused,
         }
     )
+
+
+def _calls(state: RunState) -> Iterator[ChildStatus]:
+    for call in state.calls:
+        if call.result is None:
+            how = call.call.disposition
+            child = child_id(state, call) if isinstance(how, AsSubagent) else None
+            yield ChildStatus(call_id=call.call.id, name=call.call.name, kind=how.kind, context_id=child)
+
+
+def _branches(state: RunState) -> Iterator[ChildStatus]:
+    for branch in branching.waiting(state):
+        name = f"branch-{branch.op}"
+        yield ChildStatus(call_id=name, name=branch.asked.agent, kind="branch", context_id=branch_id(state, branch))
 
 
 def _reason(state: RunState, *, at_limit: bool) -> str | None:

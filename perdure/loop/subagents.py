@@ -11,6 +11,7 @@ from ..types.bounds import Bounds
 from ..types.interface import Parent, Response
 from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent, NewResult
+from . import branching
 from .apply import apply_result
 from .limits import left, uses
 from .sizes import RUN_ID_BYTES
@@ -83,12 +84,7 @@ def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping
     ``stopping``: the parent's turn was stopped, and the child with it; its call is closed by the loop.
     """
     response, call = ended.response, pending.call
-    used = response or ended.used
-    if used is not None:
-        state.usage += used.usage
-        state.tool_calls += used.tool_calls or 0
-        if used.cost_usd is not None:
-            state.cost_usd = (state.cost_usd or 0.0) + used.cost_usd
+    count_child(state, ended)
     if response is None:
         if not stopping:
             apply_result(state, pending.op, _refused(pending, ended.error or "the subagent ended without an answer"))
@@ -101,6 +97,21 @@ def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping
     said = None if response.blob is not None else response.content
     result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)
     apply_result(state, pending.op, result)
+
+
+def count_child(state: RunState, ended: Ended) -> None:
+    """What a child run has used its parent has used."""
+    used = ended.response or ended.used
+    if used is not None:
+        state.usage += used.usage
+        state.tool_calls += used.tool_calls or 0
+        if used.cost_usd is not None:
+            state.cost_usd = (state.cost_usd or 0.0) + used.cost_usd
+
+
+def was_stopped(ended: Ended) -> bool:
+    """Whether it ended because it was stopped: what it had finished before counts."""
+    return ended.response is None or ended.response.finish_reason == "interrupted"
 
 
 def child_used(state: RunState) -> dict[str, Any]:
@@ -123,6 +134,7 @@ def _share(state: RunState) -> Bounds | None:
     if whole is None:
         return None
     waiting = sum(isinstance(call.call.disposition, AsSubagent) and call.result is None for call in state.calls)
+    waiting += len(branching.waiting(state))
     parts: dict[str, Any] = whole.model_dump(exclude_none=True)
     for name in _SHARED:
         if name in parts:

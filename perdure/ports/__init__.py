@@ -16,7 +16,7 @@ from .model import (
     ToolCallDelta,
     ToolSpec,
 )
-from .stage import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
+from .stage import Fork, ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from .store import (
     Blob,
     Chain,
@@ -45,6 +45,7 @@ __all__ = [
     "Completed",
     "EventRow",
     "Events",
+    "Fork",
     "Journal",
     "ListedTool",
     "Memory",

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..types.branch import BranchOutcome
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import BlobRef, Message
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
@@ -46,6 +47,8 @@ class ModelCall:
     """The transcript up to the head; set by the transcript stage."""
     fresh: Sequence[Message] = ()
     """What is new since the head; set by the transcript stage."""
+    branches: Sequence[BranchOutcome] = ()
+    """What branches of the step came to, none of it in a blob; set by the transcript stage."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of the files in both, by the hash of their blobs; set by the transcript stage."""
     base: Any = None
@@ -77,6 +80,14 @@ class ModelCall:
     """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, not for an ending."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A conversation that parts from a transcript: ``messages`` behind ``head``, or alone where that is None."""
+
+    head: str | None
+    messages: Sequence[Message]
+
+
 @dataclass(slots=True)
 class ModelReply:
     """A reply on its way back out. ``output.head`` is set by the transcript stage."""
@@ -90,6 +101,8 @@ class ModelReply:
     """The conversation written anew, in the place of ``ModelCall.prefix``: it is recorded as a chain of its own."""
     due: bool = False
     """The conversation is to be compacted before the next call; set by the compaction stage."""
+    forks: Sequence[Fork | None] = ()
+    """What each of ``output.branches`` goes on from; None for a branch that sees no conversation."""
     commit: Commit = field(default_factory=Commit)
     """What the journal stage writes together with the outcome; made by the transcript stage."""
 

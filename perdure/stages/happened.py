@@ -44,6 +44,7 @@ from ..types.wire import (
     ToolOutput,
 )
 from .asked import decided, requested
+from .branched import branches_begun, branches_ended
 from .sent import by_reference
 from .verdict import Verdict
 
@@ -67,6 +68,7 @@ def began(call: ModelCall) -> list[NewEvent]:
         if task.task_id:
             events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
     events += _given(call, said)
+    events += branches_ended(task, said)
     if task.purpose == "force_finish":
         events.append(_limit(call, task.iteration, task.limit))
     return events
@@ -88,6 +90,8 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     task, output, said = call.input, reply.output, facts(call)
     if task.purpose == "compact":
         return list(_compacted(call, reply))
+    if output.branches:
+        return list(branches_begun(task, output, said))
     completed = ModelCompleted(
         **said,
         iteration=task.iteration,

@@ -21,6 +21,7 @@ def model_key(task: ModelInput) -> str:
         "closing": _given(task.closing) if task.closing else None,
         **({} if task.tighter is None else {"tighter": task.tighter}),
         **({} if task.pinned is None else {"pinned": task.pinned.hash}),
+        **({"branches": [_given(one) for one in task.branches]} if task.branches else {}),
         **({} if task.auth_context is None else {"auth_context": task.auth_context}),
         **({} if task.auth_ref is None else {"auth_ref": task.auth_ref}),
     }

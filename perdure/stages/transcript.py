@@ -27,6 +27,7 @@ from ..types.wire import (
     Refused,
     ToolOutput,
 )
+from .branches import forked, resolved
 from .outcome import read_outcome
 from .rows import run_row, turn_row
 from .sent import Sent
@@ -63,7 +64,10 @@ class TranscriptStage:
         if task.purpose != "close":
             known = {blob.hash: blob.body for blob in sent.blobs}
             call.files = await self._chain.files([*call.prefix, *call.fresh], known)
+            call.branches = await resolved(self._chain, task.branches)
         reply = await next(call)
+        if reply.output.branches:
+            return forked(self._chain, self._store_id, call, reply, sent.blobs)
         said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else []), *_answered(reply)]
         blobs = [*sent.blobs, *call.blobs]
         nodes: list[Node] = []

@@ -5,6 +5,7 @@
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
     step                                             the step policy has changed something before a model call
+    branch.started · completed                       the step policy asks another agent
     compacted                                        the conversation was summed up
     limit · error                                    a limit was reached; an attempt failed
 
@@ -22,25 +23,13 @@ from pydantic import Field, TypeAdapter
 
 from .approval import DecisionState, OnExpiry
 from .bounds import LimitName, LimitScope
+from .branch_events import BranchCompleted as BranchCompleted
+from .branch_events import BranchStarted as BranchStarted
+from .event import Event as _Event
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
 
 Span = tuple[int, int]
 """First and last number of a row of events."""
-
-
-class _Event(Data):
-    """What every event has."""
-
-    context_id: str = ""
-    """Id of the conversation."""
-    task_id: str | None = None
-    """Id of the turn."""
-    seq: int = 0
-    """Its number in the conversation, from 1; 0 for one that is not recorded yet."""
-    at: str = ""
-    """When it happened: ISO 8601, UTC."""
-    attempt: int = 1
-    """Of the activity that says so: more than 1 where an earlier attempt failed or its worker was lost."""
 
 
 class RunEvent(_Event):
@@ -320,6 +309,8 @@ Event = Annotated[
     | ApprovalRequested
     | ApprovalDecided
     | StepTaken
+    | BranchStarted
+    | BranchCompleted
     | ConversationCompacted
     | LimitReached
     | ErrorEvent,
@@ -374,6 +365,8 @@ EVENT_TYPES = frozenset(
         ApprovalRequested,
         ApprovalDecided,
         StepTaken,
+        BranchStarted,
+        BranchCompleted,
         ConversationCompacted,
         LimitReached,
         ErrorEvent,

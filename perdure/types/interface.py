@@ -228,7 +228,7 @@ class TurnStatus(Data):
 
 
 class ChildStatus(Data):
-    """A tool call in flight."""
+    """A tool call in flight, or a branch of a step (``kind`` is ``branch``, ``name`` the agent)."""
 
     call_id: str
     name: str
@@ -242,7 +242,7 @@ class Status(Data):
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
     """``waiting`` for a message or an approval, ``paused`` until an operator resumes it; or how the run ended."""
-    doing: Literal["model", "compacting", "tools", "approval", "message", "closing", "nothing"] = "nothing"
+    doing: Literal["model", "compacting", "tools", "branches", "approval", "message", "closing", "nothing"] = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
     """When that began: ISO 8601, UTC."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from ..errors import InvalidInputError
 from .approval import Decided, DecidedApproval, StandingApproval, Waiting
 from .bounds import Bounds, LimitUse
+from .branch import BranchAsked, BranchOutcome
 from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
 from .wire import AgentLimits, Call, New
@@ -84,6 +85,23 @@ class Compacting(Part):
     """How often the window was halved, because a model takes less than it lets through."""
     behind: str | None = None
     """The head at which a call was refused as too long, until one was answered."""
+
+
+class PendingBranch(Part):
+    """A branch of a step, until the step is recorded."""
+
+    asked: BranchAsked
+    op: int
+    """Its operation number."""
+    outcome: BranchOutcome | None = None
+
+
+class Branching(Part):
+    """A step whose policy has asked for branches: it is tried again when they have ended."""
+
+    taken: int
+    """How many messages of the inbox the step is given: the same each time."""
+    branches: list[PendingBranch] = []
 
 
 class Turn(Part):
@@ -164,6 +182,7 @@ class RunState(Part):
     refused: list[str] = []
     limits: AgentLimits = AgentLimits()
     compaction: Compacting | None = None
+    branching: Branching | None = None
     pinned: BlobRef | None = None
     """The list of the tools of the agent's toolsets, as the run took it."""
     usage: Usage = Usage()

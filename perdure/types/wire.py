@@ -12,6 +12,7 @@ from pydantic import Field
 
 from .approval import Asks, Decided
 from .bounds import Bounds, LimitUse
+from .branch import BranchAsked, BranchOutcome
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 from .step import Kept
@@ -126,6 +127,8 @@ class ModelInput(CallFacts):
     """Tool calls that limits still allow, where the run knows of such limits: inline tools heed it."""
     rejected: int | None = None
     """Answers of the turn that were not of the output type, where there were any: of so many more the run fails."""
+    branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
+    """What the branches came to that the step policy asked for when this step was tried before."""
 
 
 class Failed(Data):
@@ -291,6 +294,8 @@ class ModelOutput(Data):
     """No model was asked: a hook or a step has answered in its place."""
     overrides: Kept | None = None
     """What the step policy changes from now on."""
+    branches: tuple[BranchAsked, ...] = Field(default=(), exclude_if=operator.not_)
+    """The step policy waits for them: no model was asked, nothing is recorded, and the same step is tried again."""
     limits: AgentLimits = AgentLimits()
     indexed: tuple[str, ...] | None = None
     """Search attributes that the namespace has, of those in :mod:`.indexing`: said with the first reply of a turn and

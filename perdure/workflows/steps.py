@@ -11,6 +11,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, RetryState, i
 from .. import loop
 from ..loop.answer import used
 from ..loop.auth import given
+from ..loop.branching import outcomes
 from ..loop.ending import PAUSING
 from ..loop.limits import calls_left
 from ..loop.overrides import overrides
@@ -58,6 +59,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         rejected=state.turn.rejected or None if state.turn else None,
         limit=step.limit,
         calls_left=calls_left(state),
+        branches=outcomes(state),
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())

@@ -27,15 +27,20 @@ async def run_subagent(state: RunState, pending: PendingCall, stopping: Callable
     if isinstance(start, NewResult):
         loop.apply_result(state, pending.op, start)
         return
+    ended = await run_child(state, loop.child_id(state, pending), start)
+    loop.apply_child(state, pending, ended, stopping=stopping() and loop.was_stopped(ended))
+
+
+async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.Ended:
+    """How the child run ended that ``start`` begins. An interrupt of the run interrupts it."""
     try:
-        child = await _started(loop.child_id(state, pending), start, of_child(state, start["agent"]))
+        child = await _started(id, start, of_child(state, start["agent"]))
         await _end(child, lambda: state.interrupt is not None)
-        ended = loop.Ended(Response.model_validate(child.result()))
+        return loop.Ended(Response.model_validate(child.result()))
     except asyncio.CancelledError:
-        ended = loop.Ended(error=_CANCELLED)
+        return loop.Ended(error=_CANCELLED)
     except FailureError as error:
-        ended = _failed(error)
-    loop.apply_child(state, pending, ended, stopping=stopping() and _stopped(ended))
+        return _failed(error)
 
 
 async def _started(id: str, start: dict[str, Any], found: TypedSearchAttributes | None) -> asyncio.Task[Any]:
@@ -53,11 +58,6 @@ async def _started(id: str, start: dict[str, Any], found: TypedSearchAttributes 
     if stopped:
         child.cancel()
     return child
-
-
-def _stopped(ended: loop.Ended) -> bool:
-    """Whether it ended because it was stopped: what it had finished before counts."""
-    return ended.response is None or ended.response.finish_reason == "interrupted"
 
 
 async def _end(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> None:
