@@ -80,6 +80,8 @@ class Branches:
         self.left = False
         """A policy waits for them."""
         self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        """Whether we have cancelled it, to leave the policy."""
         self._held: list[asyncio.Future[None]] = []
 
     def begin(self, asked: BranchAsked) -> Branch:
@@ -124,7 +126,7 @@ class Branches:
         elif self._unclaimed:
             task.get_loop().call_later(LATE, self._look_again, len(self._unclaimed))
         else:
-            self.left = True
+            self.left = self._cancelled = True
             task.cancel()
 
     def _look_again(self, unclaimed: int) -> None:
@@ -188,10 +190,12 @@ class Branches:
         except NotAnsweredError:
             return None
         except asyncio.CancelledError:
-            if not self.left or task.uncancel() > 0:
+            if task.cancelling() > self._cancelled:  # somebody else has cancelled it, too
                 raise
             return None
         finally:
             self._task = None
+            if self._cancelled:
+                task.uncancel()
             for waiting in self._release():
                 waiting.cancel()

@@ -1,4 +1,4 @@
-"""PARITY.md C6 and C8, and A8's ``on_iteration``: what happens between two model calls, durably."""
+"""PARITY.md C6, C8 and C9, and A8's ``on_iteration``: what happens between two model calls, durably."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from perdure import Agent, Message, RunContext, Step, hook, register_provider, tool
 from perdure.errors import AbortError
+from perdure.ports import ModelRequest
 from perdure.providers import registry
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
@@ -140,6 +142,60 @@ async def test_c6_a_step_ends_the_loop(engine: Engine, how: str) -> None:
         else:
             assert (await run.result()).content == "found a"
     assert len(provider.requests) == 1
+
+
+class Verdict(BaseModel):
+    good: bool
+    why: str
+
+
+async def test_c9_a_step_branches_and_uses_the_typed_result(engine: Engine) -> None:
+    """Another agent answers from the current history; the run itself goes on as if nobody had."""
+
+    @hook("on_iteration")
+    async def review(step: Step) -> None:
+        verdict = await step.branch(critic, "Is it enough?")
+        assert isinstance(verdict, Verdict)
+        if verdict.good:
+            step.finish(f"{step.results[0].content}: {verdict.why}")
+        else:
+            step.inject(verdict.why)
+
+    judging = ScriptedProvider([finish(good=False, why="Look further."), finish(good=True, why="it is all there")])
+    critic = Agent("critic", judging, output=Verdict, instructions="You judge.")
+    provider = ScriptedProvider([call("search", query="a"), call("search", query="b")])
+    agent = Agent("worker", provider, tools=[search], hooks=[review])
+    async with engine.served(agent, critic) as client:
+        run = await client.start(agent, "Go.")
+        response = await run.result()
+        children = [child.id for child in await run.children()]
+    assert response.content == "found b: it is all there"
+    assert users(response.messages) == ["Go.", "Look further."]
+    assert_closed(response.messages)
+    shown = [(asked.system, results(asked.messages), users(asked.messages)) for asked in judging.requests]
+    assert shown == [
+        ("You judge.", ["found a"], ["Go.", "Is it enough?"]),
+        ("You judge.", ["found a", "found b"], ["Go.", "Look further.", "Is it enough?"]),
+    ]
+    assert (response.iterations, response.calls, len(provider.requests)) == (3, 2, 2)
+    assert len(children) == 2
+
+
+async def test_c9_several_branches_run_in_parallel(engine: Engine) -> None:
+    together = asyncio.Barrier(3)
+
+    async def judged(request: ModelRequest) -> str:
+        await together.wait()
+        return f"As for {users(request.messages)[-1]}: fine."
+
+    @hook("on_iteration")
+    async def review(step: Step) -> None:
+        step.finish(" ".join(await asyncio.gather(*(step.branch("judge", what) for what in ("a", "b", "c")))))
+
+    agent = Agent("worker", ScriptedProvider([call("search", query="a")]), tools=[search], hooks=[review])
+    async with engine.served(agent, Agent("judge", ScriptedProvider(judged))) as client:
+        response = await (await client.start(agent, "Go.")).result()
+    assert response.content == "As for a: fine. As for b: fine. As for c: fine."
 
 
 async def test_c8_text_streams_first_then_tools_run_then_the_step(engine: Engine) -> None:

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 from perdure import loop
 from perdure.loop.finish import REMINDER_ID
+from perdure.types.branch import BranchAsked
+from perdure.types.interface import Response
 from perdure.types.state import RunState
 from perdure.types.wire import Answered, Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult
 
@@ -15,7 +17,7 @@ class Simulation:
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.flying: loop.CallModel | loop.RunCalls | loop.Close | None = None
+        self.flying: loop.CallModel | loop.RunCalls | loop.RunBranches | loop.Close | None = None
         self.running: list[int] = []
         self.transcript: list[tuple[str, str]] = []
         self.accepted: list[str] = []
@@ -30,6 +32,8 @@ class Simulation:
         self.replies = 0
         self.bare = False
         """Somebody asked for a turn without a message."""
+        self.told: tuple[New, ...] | None = None
+        """What the step was given that waits for branches: it is given the same again."""
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def message(self, content: str, id: str | None) -> None:
@@ -52,6 +56,7 @@ class Simulation:
             case loop.CallModel():
                 self._spend(self.state.op, keep=True)
                 assert step.new or self.bare, "a model call with nothing new"
+                self._check_told(step)
                 self.flying = step
             case loop.Close():
                 self._spend(self.state.op)
@@ -59,6 +64,12 @@ class Simulation:
             case loop.RunCalls(calls=calls):
                 assert calls
                 self.running = [pending.op for pending in calls]
+                for op in self.running:
+                    self._spend(op)
+                self.flying = step
+            case loop.RunBranches(branches=branches):
+                assert branches
+                self.running = [branch.op for branch in branches]
                 for op in self.running:
                     self._spend(op)
                 self.flying = step
@@ -98,6 +109,36 @@ class Simulation:
         loop.apply_model(self.state, step, output)
         self.flying = None
 
+    def branch(self, count: int) -> None:
+        """The step policy asks for branches, and nothing else has happened."""
+        step = self.flying
+        assert isinstance(step, loop.CallModel)
+        self.spent.add(self.state.op)
+        before = self.state.model_dump(exclude={"op", "branching", "store_id"})
+        asked = tuple(BranchAsked(key=f"k{n}", said="?", agent="b") for n in range(count))
+        loop.apply_model(self.state, step, ModelOutput(head=self.state.head, store_id="s", branches=asked))
+        assert self.state.model_dump(exclude={"op", "branching", "store_id"}) == before
+        self.told = step.new
+        self.flying = None
+
+    def branch_ended(self, index: int) -> None:
+        """One of the branches in flight comes back."""
+        op = self.running.pop(index)
+        assert isinstance(self.flying, loop.RunBranches)
+        branch = next(one for one in self.flying.branches if one.op == op)
+        assert isinstance(loop.branch_start(self.state, branch), dict)
+        loop.apply_branch(self.state, branch, loop.Ended(Response(content="42")), stopping=False)
+        if not self.running:
+            self.flying = None
+
+    def _check_told(self, step: loop.CallModel) -> None:
+        branching = self.state.branching
+        if branching is None or self.told is None:
+            return
+        assert all(branch.outcome is not None for branch in branching.branches), "a branch has not ended"
+        if step.purpose == "call":
+            assert step.new == self.told, "the policy would see something else"
+
     def result(self, index: int) -> None:
         """One of the calls in flight comes back."""
         op = self.running.pop(index)
@@ -124,6 +165,8 @@ class Simulation:
         assert isinstance(step, loop.Close)
         if head is None:
             self.unrecorded = True
+        elif step.closing.status == "paused" and self.told is not None:
+            self.told = self.told[len(step.new) :]  # it is in the transcript now
         self._write(step.new)
         loop.apply_closed(self.state, step, head)
         self.flying = None
@@ -161,7 +204,7 @@ class Simulation:
         elif isinstance(self.flying, loop.CallModel):
             self.spent.add(self.state.op)
         while finished and len(self.running) > 1:
-            self.result(0)
+            self.branch_ended(0) if isinstance(self.flying, loop.RunBranches) else self.result(0)
         self.flying, self.running = None, []
         loop.stopped(self.state)
         assert self.state.interrupt is None

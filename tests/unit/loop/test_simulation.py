@@ -126,6 +126,16 @@ class Loop(RuleBasedStateMachine):
         )
         self.run.reply(calls, output)
 
+    @precondition(lambda self: isinstance(self.run.flying, loop.CallModel) and self.run.state.turn.iteration)
+    @rule(count=st.integers(1, 3))
+    def branch(self, count):
+        self.run.branch(count)
+
+    @flying(loop.RunBranches)
+    @rule(data=st.data())
+    def branch_ended(self, data):
+        self.run.branch_ended(data.draw(st.integers(0, len(self.run.running) - 1)))
+
     @flying(loop.RunCalls)
     @rule(data=st.data())
     def result(self, data):
@@ -227,6 +237,8 @@ class Loop(RuleBasedStateMachine):
                 self._reply([AsActivity(timeout=9)] if self.habit == "calls" else [], self.habit == "answer")
             case loop.RunCalls():
                 run.result(0)
+            case loop.RunBranches():
+                run.branch_ended(0)
             case loop.Close():
                 run.closed("closed")
             case None:

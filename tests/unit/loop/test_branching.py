@@ -1,0 +1,225 @@
+"""Branches of a step, purely: when they run, what they are given, and what stops them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.loop.branching import outcomes
+from perdure.loop.subagents import MAX_DEPTH
+from perdure.types.bounds import Bounds
+from perdure.types.branch import BranchAsked, BranchOutcome
+from perdure.types.interface import Response
+from perdure.types.messages import BlobRef, Usage
+from perdure.types.state import PendingBranch, RunState
+from perdure.types.wire import AgentLimits, ModelOutput
+from tests.unit.loop.build import LIMITS, asks, call, close, done, ended, model, opened, said, says
+
+BLOB = BlobRef(hash="a" * 64, size=9)
+
+
+def ask(number: int = 0, **more: Any) -> BranchAsked:
+    given = {"message": f"question {number}", "head": "h-fork"} | more
+    return BranchAsked(key=f"k{number}", said=f"'sub: {number}'", agent="sub", **given)
+
+
+def branches(*asked: BranchAsked) -> ModelOutput:
+    """What a step comes to whose policy waits for ``asked``."""
+    return ModelOutput(head="h-calls", store_id="s", branches=asked)
+
+
+def stepping(*asked: BranchAsked, limits: AgentLimits = LIMITS, used: int = 0, **start: Any) -> RunState:
+    """A run whose second step waits for branches."""
+    state = opened(**start)
+    model(state, asks(call(), limits=limits, usage=Usage(input_tokens=used)))
+    done(state, "c1")
+    model(state, branches(*asked))
+    return state
+
+
+def waiting(state: RunState) -> tuple[PendingBranch, ...]:
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunBranches), step
+    return step.branches
+
+
+def answered(state: RunState, text: str = "Good.", **more: Any) -> None:
+    """The first branch that waits has this answer."""
+    loop.apply_branch(state, waiting(state)[0], loop.Ended(Response(content=text, **more)), stopping=False)
+
+
+def came_to(state: RunState) -> list[str]:
+    return [outcome.content or f"{outcome.error_type}: {outcome.error}" for outcome in outcomes(state)]
+
+
+def started(state: RunState, place: int = 0) -> dict[str, Any]:
+    start = loop.branch_start(state, waiting(state)[place])
+    assert isinstance(start, dict), start
+    return start
+
+
+def test_the_same_step_is_tried_again_when_all_have_ended() -> None:
+    state = stepping(ask(0), ask(1))
+    before = state.turn
+    assert before is not None
+    assert (before.iteration, state.head) == (1, "h-calls")
+    assert [branch.op for branch in waiting(state)] == [3, 4]
+    answered(state)
+    assert len(waiting(state)) == 1
+    answered(state, "Bad.")
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    assert said(step) == ["=c1"]
+    assert came_to(state) == ["Good.", "Bad."]
+    assert state.op == 5
+    model(state, says("Done."))
+    assert (before.iteration, outcomes(state)) == (2, ())
+    assert ended(state) == "completed"
+
+
+def test_a_policy_may_ask_for_more_and_what_it_knows_is_kept() -> None:
+    state = stepping(ask(0))
+    answered(state)
+    model(state, branches(ask(1)))
+    assert [branch.op for branch in waiting(state)] == [5]
+    answered(state, "Bad.")
+    assert came_to(state) == ["Good.", "Bad."]
+
+
+def test_a_message_that_comes_meanwhile_is_for_the_next_step() -> None:
+    state = opened()
+    model(state, asks(call()))
+    done(state, "c1")
+    loop.receive(state, "early")
+    model(state, branches(ask()))
+    loop.receive(state, "late")
+    answered(state)
+    assert said(model(state, asks(call("c2")))) == ["=c1", "early"]
+    done(state, "c2")
+    assert said(model(state, says("Done."))) == ["=c2", "late"]
+
+
+def test_a_branch_is_started_behind_the_forked_conversation() -> None:
+    state = stepping(
+        ask(0, model=("small:tiny",)),
+        ask(1, message=None),
+        ask(2, head=None, typed=True, message='{"a":1}'),
+        ask(3, message=None, blob=BLOB),
+        context={"user_id": "7"},
+    )
+    first, bare, alone, long = (started(state, place) for place in range(4))
+    child = loop.open_state(first, "context-1/3", "ignored")
+    assert (child.agent, child.head, child.store_id, child.context) == ("sub", "h-fork", "s", {"user_id": "7"})
+    assert child.overrides == {"model": ["small:tiny"]}
+    assert child.parent is not None
+    assert (child.parent.depth, child.scope) == (1, first["parent"]["scope"])
+    assert said_first(first) == ["question 0"]
+    assert said_first(bare) == []
+    assert ("history" in alone, alone["message"]) == (False, {"content": '{"a":1}', "typed": True})
+    assert long["message"] == {"content": BLOB.model_dump(mode="json"), "store_id": "s"}
+    assert len({one["parent"]["scope"] for one in (first, bare, alone, long)}) == 4
+
+
+def said_first(start: dict[str, Any]) -> list[str]:
+    """What the model call of a run that is started so is given."""
+    step = loop.decide(loop.open_state(start, "c", "s"))
+    assert isinstance(step, loop.CallModel)
+    return said(step)
+
+
+def test_what_may_not_begin_has_an_error() -> None:
+    deep = {"context_id": "p", "call_id": "c", "scope": "s", "depth": MAX_DEPTH}
+    state = stepping(ask(), parent=deep)
+    refused = loop.branch_start(state, waiting(state)[0])
+    assert isinstance(refused, BranchOutcome)
+    assert (refused.error_type, refused.error) == ("BranchError", "not run: subagents are nested 5 deep at most")
+    loop.settle_branch(waiting(state)[0], refused)
+    assert isinstance(loop.decide(state), loop.CallModel)
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        (loop.Ended(Response(content="Good.")), {"content": "Good."}),
+        (loop.Ended(Response(content='{"a":1}', typed=True)), {"content": '{"a":1}', "typed": True}),
+        (loop.Ended(Response(blob=BLOB)), {"blob": BLOB}),
+        (loop.Ended(error="ParseError: a: b"), {"error_type": "ParseError", "error": "a: b"}),
+        (
+            loop.Ended(Response(finish_reason="interrupted", content="half")),
+            {"error_type": "RunCancelledError", "error": "it was interrupted before it had an answer"},
+        ),
+    ],
+)
+def test_what_it_came_to(how: loop.Ended, outcome: dict[str, Any]) -> None:
+    state = stepping(ask())
+    loop.apply_branch(state, waiting(state)[0], how, stopping=False)
+    assert outcomes(state) == (BranchOutcome(key="k0", said="'sub: 0'", agent="sub", op=3, **outcome),)
+
+
+def test_what_branches_use_counts_and_they_share_what_is_left() -> None:
+    limits = AgentLimits(run=Bounds(tokens=100), max_iterations=5)
+    state = stepping(ask(0), ask(1), limits=limits, used=40)
+    assert [started(state, place)["parent"]["limits"]["tokens"] for place in (0, 1)] == [30, 30]
+    answered(state, usage=Usage(input_tokens=30), cost_usd=0.5, tool_calls=3)
+    assert (state.usage.total_tokens, state.cost_usd, state.tool_calls) == (70, 0.5, 1 + 3)
+    answered(state, usage=Usage(input_tokens=30))
+    loop.settle(state)
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    assert step.purpose == "force_finish"
+
+
+@pytest.mark.parametrize("how", ["return", "error"])
+def test_a_budget_that_branches_use_up_ends_the_turn(how: Any) -> None:
+    state = stepping(ask(), limits=AgentLimits(run=Bounds(tokens=50), on_limit=how), used=40)
+    loop.settle(state)
+    answered(state, usage=Usage(input_tokens=30))
+    loop.settle(state)
+    assert said(close(state)) == ["=c1"]
+    assert ended(state) == ("failed" if how == "error" else "completed")
+    assert state.branching is None
+
+
+def test_a_run_that_pauses_at_a_limit_goes_on_with_what_it_knows() -> None:
+    state = stepping(ask(), limits=AgentLimits(run=Bounds(tokens=50), on_limit="pause"), used=40)
+    answered(state, usage=Usage(input_tokens=30))
+    assert said(close(state)) == ["=c1"]
+    assert loop.decide(state) == loop.Wait("resumed")
+    loop.resume(state, {"limits": {"tokens": 500}})
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    assert came_to(state) == ["Good."]
+
+
+@pytest.mark.parametrize("stop", ["cancel", "fail", "interrupt", "go on"])
+def test_whatever_stops_the_step_drops_its_branches(stop: str) -> None:
+    state = stepping(ask(0), ask(1))
+    answered(state)
+    open_branch = waiting(state)[0]
+    if stop == "cancel":
+        loop.cancel(state)
+    elif stop == "fail":
+        loop.fail(state, "ProviderError", "no")
+    else:
+        loop.interrupt(state, "Otherwise." if stop == "go on" else None)
+        stopped = loop.Ended(Response(finish_reason="interrupted", usage=Usage(input_tokens=7)))
+        loop.apply_branch(state, open_branch, stopped, stopping=True)
+        loop.stopped(state)
+        assert state.usage.total_tokens == 7
+    assert state.branching is None
+    if stop == "go on":
+        assert said(model(state, says("Done."))) == ["=c1", "Otherwise."]
+    else:
+        assert said(close(state)) == ["=c1"]
+
+
+def test_what_is_open_is_shown_and_survives_another_execution() -> None:
+    state = stepping(ask(0), ask(1))
+    answered(state)
+    assert loop.open_state(loop.carry_over(state), "other", "other") == state
+    status = loop.status(state)
+    assert (status.state, status.doing) == ("running", "branches")
+    (one,) = status.calls
+    assert (one.kind, one.name, one.call_id, one.context_id) == ("branch", "sub", "branch-4", "context-1/4")
