@@ -14,6 +14,7 @@ from ..hooks.branch import Branch, Branches
 from ..hooks.files import by_reference
 from ..hooks.step import Step
 from ..loop.edited import taken_over, unsound
+from ..loop.finish import REMINDER_ID
 from ..overriding import overridden
 from ..ports import Blob, Fork, ModelCall, ModelReply
 from ..tools.subagent import agent_name
@@ -48,7 +49,7 @@ class Branching:
         """``known``: the conversation, of which the first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
-        self._known = known
+        self._known = [one for one in known if not self._is_order(one)]
         self._recorded = recorded
         self._forks: dict[int, tuple[Fork | None, list[Blob]]] = {}
         self._asked = len(call.branches)
@@ -99,7 +100,8 @@ class Branching:
 
     def _fork(self, step: Step, text: str | None) -> tuple[Fork | None, list[Blob]]:
         """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
-        call, known, now = self._call, self._known, list(step.messages)
+        call, known = self._call, self._known
+        now = [one for one in step.messages if not self._is_order(one)]
         if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
             return Fork(call.head, tuple(known[self._recorded :])), []
         sent = [*now, *([] if text is None else [Message.user(text)])]
@@ -113,6 +115,12 @@ class Branching:
             a is b or a == b for a, b in zip(edited, known[: self._recorded], strict=False)
         )
         return (Fork(call.head, tuple(edited[self._recorded :])) if unchanged else Fork(None, tuple(edited))), blobs
+
+    def _is_order(self, message: Message) -> bool:
+        """Whether it is the engine's order to finish, which is for the agent of the run alone."""
+        if self._call.input.purpose != "force_finish" or message.id != REMINDER_ID:
+            return False
+        return any(message is one for one in self._call.fresh)
 
     def _answer(self, outcome: BranchOutcome) -> Any:
         """The answer of a branch that has ended. Raises ``BranchError``."""

@@ -230,6 +230,20 @@ async def test_a_branch_sees_what_the_policy_has_edited_before(engine: Engine) -
     assert users(response.messages) == ["Go.", "Said."]
 
 
+async def test_the_order_to_finish_is_for_the_agent_of_the_run(engine: Engine) -> None:
+    @hook("on_iteration")
+    async def ask(step: Step) -> None:
+        assert step.forced
+        step.inject(await step.branch("echo", "a"))
+
+    other = echo()
+    one = boss(ask, replies=lambda r: call("search", query="x") if r.tools else "Over.", max_iterations=1)
+    response = await answer(engine, one, other)
+    (asked,) = requests(other)
+    assert users(asked.messages) == ["Go.", "a"]
+    assert (response.content, response.finish_reason, len(users(response.messages))) == ("Over.", "limit", 3)
+
+
 # --- what goes wrong
 
 
