@@ -17,7 +17,8 @@ from .agent import Agent
 from .errors import DefinitionError, RuntimeSetupError
 from .ports import Toolset
 from .structured.from_schema import type_from_schema
-from .tools import Tool, Toolbox
+from .tools import Rule, Tool, Toolbox
+from .tools.approval import rule_from
 from .types.compaction import Compaction
 from .types.interface import FinishProtocol, OnLimit, Strict
 from .types.limits import Limits
@@ -53,6 +54,8 @@ class AgentSpec(Strict):
     on_limit: OnLimit | None = None
     limits: Values | None = None
     """As ``Limits``: ``{"cost_usd": 2.0, "turn": {"tokens": 50000}}``."""
+    approvals: list[Values] = Field(default=[])
+    """Rules: ``[{"allow": "read_*"}, {"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}]``."""
     compaction: dict[str, Values] = Field(default={})
     """As ``Compaction``, by way: ``{"window": {"tokens": 100000}}``."""
 
@@ -111,6 +114,7 @@ def _made(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> A
         tools=[_named("tools", name, {tool.name: tool for tool in tools}) for name in spec.tools],
         toolsets=[_named("toolsets", name, toolsets) for name in spec.toolsets],
         limits=None if spec.limits is None else _limits("limits", spec.limits),
+        approvals=[_rule(place, values) for place, values in enumerate(spec.approvals)],
         compaction=[_compaction(way, values) for way, values in spec.compaction.items()] or None,
         **plain,
     )
@@ -134,6 +138,13 @@ def _limits(where: str, values: Values) -> Limits:
     if isinstance(turn := given.get("turn"), dict):
         given["turn"] = _limits(f"{where}.turn", turn)
     return Limits(**given)
+
+
+def _rule(place: int, values: Values) -> Rule:
+    try:
+        return rule_from(values)
+    except DefinitionError as error:
+        raise DefinitionError(f"approvals.{place}: {error.message}", hint=error.hint) from None
 
 
 _WAYS = ("truncate", "clear_results", "window", "summarise")

@@ -48,6 +48,7 @@ class Approving:
             expires=None if terms.expires is None else seconds(terms.expires),
             on_expiry=terms.on_expiry,
             separate=terms.separate,
+            remind=None if terms.remind is None else seconds(terms.remind),
             counts_when_run=True,
         )
         if isinstance(how, AsActivity):  # it cannot run inside the model's activity any more

@@ -140,9 +140,30 @@ class Firing:
                     "arguments": dict(call.arguments or {}),
                     "call_id": call.id,
                     "expires_in": call.approval.expires,
+                    "reminder": 0,
                     "ctx": told,
                 }
                 await fire_all(self._author.run, hooks, given)
+
+    async def reminded(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+        """Tell them again. One that fails is logged, for the run waits as it did. Raises ``AbortError``."""
+        arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
+        for one in call.input.reminders or ():
+            for hook in self.on("on_approval", agent):
+                given: Given = {
+                    "name": one.name,
+                    "arguments": dict(arguments.get(one.call_id) or {}),
+                    "call_id": one.call_id,
+                    "expires_in": one.expires_in,
+                    "reminder": one.number,
+                    "ctx": told,
+                }
+                try:
+                    await fire_all(self._author.run, [hook], given)
+                except AbortError as abort:
+                    raise abort.plain() from None
+                except Exception as wrong:
+                    logger.warning("%s", wrong)
 
     async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
         """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""

@@ -54,13 +54,17 @@ class IterationStage:
         self._approving = Approving(author)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded.
+        """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded, and hooks alone are
+        told of a reminder.
 
         Raises ``InvalidInputError`` for a context that does not fit the agent, and where there is nothing to answer;
         ``DefinitionError`` for overrides that do not fit it.
         """
         if call.input.purpose == "close":
             await self._firing.at_the_end(self._agents.get, call, lambda agent: self._told(agent, call))
+            return ModelReply(ModelOutput(), message=None)
+        if call.input.purpose == "remind":
+            await self._reminded(call)
             return ModelReply(ModelOutput(), message=None)
         call.base = call.agent = self._agents.get(call.input.agent)
         call.told = await self._told(call.agent, call)
@@ -78,6 +82,14 @@ class IterationStage:
             return reply
         finally:
             call.told.memory.close()
+
+    async def _reminded(self, call: ModelCall) -> None:
+        agent = self._agents.get(call.input.agent)
+        told = await self._told(agent, call)
+        try:
+            await self._firing.reminded(agent, call, told)
+        finally:
+            told.memory.close()
 
     async def _iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
         if call.input.purpose == "compact":

@@ -87,6 +87,9 @@ class EventLines:
                 said = "…" if event.arguments is None else arguments(event.arguments)
                 waits = f"? {printable(event.name)}({printable(said)}) waits for approval: {event.call_id}"
                 yield self._styled(waits, "yellow")
+            case "approval.reminded":
+                again = f"? {printable(event.name)} still waits for approval: {event.call_id} (reminder {event.number})"
+                yield self._styled(again, "yellow")
             case "approval.decided":
                 yield self._styled(f"({event.decision}: {printable(event.name)}{_by(event)})", "yellow")
             case "step":

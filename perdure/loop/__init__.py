@@ -9,12 +9,13 @@ from .apply import abort, apply_closed, apply_model, apply_result
 from .approvals import ask, check_approval, decide_approval, repeats
 from .branch_runs import apply_branch, branch_id, branch_start, settle_branch
 from .compacting import Compact, apply_compacted, too_long, tried
-from .decide import CallModel, Close, End, Next, RunBranches, RunCalls, Wait, decide, joining
+from .decide import CallModel, Close, End, Next, Remind, RunBranches, RunCalls, Wait, decide, joining
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .indexing import to_index
 from .limits import left, tick
 from .past import turn_status
 from .receive import check_message, receive, send
+from .reminding import Reminding, beside, due, remind
 from .settling import read_limits, settle
 from .standing import check_revocation, revoke
 from .start import carry_over, open_state, parse_start
@@ -28,6 +29,8 @@ __all__ = [
     "End",
     "Ended",
     "Next",
+    "Remind",
+    "Reminding",
     "RunBranches",
     "RunCalls",
     "Wait",
@@ -39,6 +42,7 @@ __all__ = [
     "apply_model",
     "apply_result",
     "ask",
+    "beside",
     "branch_id",
     "branch_start",
     "cancel",
@@ -51,6 +55,7 @@ __all__ = [
     "close",
     "decide",
     "decide_approval",
+    "due",
     "fail",
     "interrupt",
     "joining",
@@ -60,6 +65,7 @@ __all__ = [
     "pause",
     "read_limits",
     "receive",
+    "remind",
     "repeats",
     "response",
     "resume",

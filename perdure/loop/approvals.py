@@ -28,23 +28,28 @@ from ..types.wire import AsActivity, AsSubagent, NewResult
 from .apply import collect, end_at_limit
 from .asking import asks
 from .limits import unused
+from .reminding import look
 from .sizes import size
 from .standing import by_standing, check_always, stand, withdraw
 
 
 def ask(state: RunState, now: datetime) -> None:
-    """Note since when new calls wait, and end the wait of those that nobody decided on in time."""
+    """Note since when new calls wait and of which somebody is to be reminded, and end the wait of those that nobody
+    decided on in time, or has to."""
     for pending in [one for one in state.calls if asks(one)]:
         terms = pending.call.approval
         assert terms is not None, "it asks"
         if pending.waiting is None:
             until = None if terms.expires is None else now.timestamp() + terms.expires
-            pending.waiting = Waiting(since=now.isoformat(), until=until)
+            after = None if terms.remind is None else now.timestamp() + terms.remind
+            pending.waiting = Waiting(since=now.isoformat(), until=until, next=after)
         if _late(pending, now):
             kept = "expired" if terms.on_expiry == "deny" else "approved"
             _decide(state, pending, Decided.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}))
         elif (decided := by_standing(state, pending, now)) is not None:
             _decide(state, pending, decided)
+        else:
+            look(pending, now)
     collect(state)
     end_at_limit(state)
 
@@ -145,6 +150,7 @@ def waiting(state: RunState) -> list[PendingApproval]:
                 expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
                 on_expiry=terms.on_expiry,
                 separate=terms.separate,
+                reminded=pending.waiting.reminded if pending.waiting else 0,
             )
         )
     return found

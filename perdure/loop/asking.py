@@ -11,6 +11,6 @@ def asks(pending: PendingCall) -> bool:
 
 
 def deadline(state: RunState) -> float | None:
-    """When the next wait ends by itself: seconds since 1970."""
-    ends = [one.waiting.until for one in state.calls if asks(one) and one.waiting and one.waiting.until is not None]
-    return min(ends, default=None)
+    """When the next wait ends by itself, or the next reminder is due: seconds since 1970."""
+    waits = [one.waiting for one in state.calls if asks(one) and one.waiting]
+    return min((at for one in waits for at in (one.until, one.next) if at is not None), default=None)

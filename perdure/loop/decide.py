@@ -15,6 +15,7 @@ from .asking import asks, deadline
 from .compacting import Compact, compaction
 from .finish import REMINDER_ID, force
 from .limits import exceeded
+from .reminding import due
 from .sizes import size
 
 
@@ -45,6 +46,13 @@ class RunBranches:
 
 
 @dataclass(frozen=True, slots=True)
+class Remind:
+    """Tell that these calls still wait for somebody's approval."""
+
+    calls: tuple[PendingCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Record how the run ends, and what no model call was given any more."""
 
@@ -60,7 +68,7 @@ class Wait:
 
     until: Literal["message", "resumed", "approval"]
     deadline: float | None = None
-    """When the wait for an approval ends by itself: seconds since 1970."""
+    """When the wait for an approval ends by itself, or a reminder is due: seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class End:
     status: Literal["completed", "failed", "cancelled"]
 
 
-Next = CallModel | Compact | RunCalls | RunBranches | Close | Wait | End
+Next = CallModel | Compact | RunCalls | RunBranches | Remind | Close | Wait | End
 
 
 def decide(state: RunState) -> Next:
@@ -85,6 +93,8 @@ def decide(state: RunState) -> Next:
     ready = tuple(call for call in state.calls if call.result is None and not asks(call))
     if waiting := tuple(call for call in ready if not call.held):
         return RunCalls(_at_once(waiting, state))
+    if still := due(state):
+        return Remind(still)
     if held := tuple(call for call in ready if call.held):
         limit = exceeded(state)
         return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)

@@ -11,7 +11,7 @@ from . import branching
 from .approvals import waiting
 from .branch_runs import branch_id
 from .compacting import Compact
-from .decide import CallModel, Close, End, RunBranches, RunCalls, Wait, decide
+from .decide import CallModel, Close, End, Remind, RunBranches, RunCalls, Wait, decide
 from .limits import exceeded, uses, waits
 from .subagents import child_id
 
@@ -32,7 +32,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             phase, work = "running", "closing"
         case Wait(until="resumed"):
             phase, work = "paused", "nothing"
-        case Wait(until="approval"):
+        case Wait(until="approval") | Remind():
             phase, work = "waiting", "approval"
         case Wait():
             phase, work = "waiting", "message"

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..ports import NewEvent
 from ..types.approval import Decided
-from ..types.events import ApprovalDecided, ApprovalRequested
-from ..types.wire import ModelOutput
+from ..types.approval_events import ApprovalDecided, ApprovalReminded, ApprovalRequested
+from ..types.wire import ModelInput, ModelOutput
 
 
 def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
@@ -18,6 +18,13 @@ def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
             asks: dict[str, Any] = {"expires_in": call.approval.expires, "on_expiry": call.approval.on_expiry}
             event = ApprovalRequested(**said, call_id=call.id, name=call.name, arguments=call.arguments, **asks)
             yield NewEvent(event)
+
+
+def asked_again(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
+    """The calls of which somebody is reminded."""
+    for one in task.reminders or ():
+        event = ApprovalReminded(**said, **one.model_dump())
+        yield NewEvent(event, key=f"reminded/{task.scope}/{task.op}/{one.call_id}")
 
 
 def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any]) -> NewEvent:

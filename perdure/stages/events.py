@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..ports import Batch, Events, ModelCall, ModelReply, NewEvent, NextModel, NextTool, ToolCall, token
 from ..types.wire import ToolOutput
 from .feed import Feed
-from .happened import answered, began, closed, retracted
+from .happened import answered, began, closed, reminded, retracted
 from .heard import as_heard, taken_out
 from .progress import Progress
 from .writer import say
@@ -41,7 +41,11 @@ class EventsStage:
         self._changed_by_hooks = changed_by_hooks
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call, or the recording of an ending."""
+        """Around a model call, the recording of an ending, or a reminder."""
+        if call.input.purpose == "remind":
+            reply = await next(call)
+            reply.commit = replace(reply.commit, events=Batch(call.input.context_id, list(reminded(call))))
+            return reply
         call.pending += began(call)
         said = taken_out(call.pending) if self._changed_by_hooks(call.input.agent) else []
         if call.input.purpose == "close":

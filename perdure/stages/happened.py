@@ -43,7 +43,7 @@ from ..types.wire import (
     NewResult,
     ToolOutput,
 )
-from .asked import decided, requested
+from .asked import asked_again, decided, requested
 from .branched import branches_begun, branches_ended
 from .sent import by_reference
 from .verdict import Verdict
@@ -193,6 +193,11 @@ def closed(call: ModelCall) -> list[NewEvent]:
     return events
 
 
+def reminded(call: ModelCall) -> Iterator[NewEvent]:
+    """The calls that still wait."""
+    return asked_again(call.input, facts(call))
+
+
 def _turn_ended(turn: TurnEvent) -> NewEvent:
     """The call that gave the answer may have said so already, and a message may have extended the turn since."""
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}")
@@ -303,6 +308,8 @@ def failed(call: ModelCall | ToolCall, found: Verdict) -> list[NewEvent]:
         call_id=tool.call_id if tool else None,
     )
     events = [NewEvent(error)]
+    if isinstance(call, ModelCall) and call.input.purpose == "remind":
+        return events  # the run waits on
     if isinstance(call, ModelCall):
         events.append(retracted(call, found.kind))
     if final and found.kind in PAUSING:

@@ -41,7 +41,7 @@ class JournalStage:
         recorded = (await self._journal.find([key])).get(key)
         if recorded is not None:
             return ModelReply(read_outcome(ModelOutput, recorded, key), message=None)
-        paid = call.input.purpose != "close"
+        paid = call.input.purpose not in ("close", "remind")
         if paid:
             reached("model.begun")
         reply = await next(call)

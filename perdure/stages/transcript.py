@@ -52,6 +52,8 @@ class TranscriptStage:
         """Give the call its conversation, and the reply its head and what is to be written."""
         task = call.input
         check_store(task, self._store_id)
+        if task.purpose == "remind":
+            return await self._unchanged(call, next)
         sent = self._sent(task)
         call.fresh = await self._fresh(task, sent)
         call.head = head = await self._last_head(task) if task.resume else task.head
@@ -80,6 +82,13 @@ class TranscriptStage:
         )
         run, turn = run_row(call, reply.output), turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
+        return reply
+
+    async def _unchanged(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Of a call that says nothing in the conversation."""
+        call.prefix = await self._chain.load(call.input.head)
+        reply = await next(call)
+        reply.output = reply.output.model_copy(update={"head": call.input.head, "store_id": self._store_id})
         return reply
 
     def _node(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:

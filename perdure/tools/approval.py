@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -13,6 +13,9 @@ from perdure.errors import DefinitionError
 from perdure.types.approval import OnExpiry
 from perdure.types.duration import seconds
 
+REMIND_LEAST = 1.0
+"""Seconds between two reminders."""
+
 
 @dataclass(frozen=True, slots=True)
 class Approval:
@@ -20,27 +23,44 @@ class Approval:
 
     ``expires`` is seconds, or text like ``"7d"``; without it the call waits for as long as it takes. ``on_expiry`` says
     what a call comes to that nobody decided on. ``separate``: whoever wrote to the run in this turn cannot approve it.
+    ``remind``, of the same kind: so often the hook ``on_approval`` runs again while the call waits; at least 1 s.
     """
 
     expires: float | str | timedelta | None = None
     on_expiry: OnExpiry = "deny"
     separate: bool = False
+    remind: float | str | timedelta | None = None
 
     def __post_init__(self) -> None:
         if self.on_expiry not in get_args(OnExpiry):
             raise DefinitionError(f"Approval: on_expiry is 'deny' or 'approve', not {self.on_expiry!r:.100}")
         if not isinstance(self.separate, bool):
             raise DefinitionError(f"Approval: separate is True or False, not {self.separate!r:.100}")
-        if self.expires is None:
-            if self.on_expiry == "approve":
-                raise DefinitionError(
-                    "Approval: on_expiry='approve' without expires", hint="Say when: Approval(expires='1h', …)."
-                )
+        if self.expires is None and self.on_expiry == "approve":
+            raise DefinitionError(
+                "Approval: on_expiry='approve' without expires", hint="Say when: Approval(expires='1h', …)."
+            )
+        expires, remind = self._seconds("expires"), self._seconds("remind")
+        if remind is None:
             return
+        if remind < REMIND_LEAST:
+            raise DefinitionError(f"Approval: remind is at least {REMIND_LEAST:g} s, not {remind:g} s")
+        if expires is not None and remind >= expires:
+            raise DefinitionError(
+                f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)",
+                hint="Nobody would be reminded: remind more often, or leave it out.",
+            )
+
+    def _seconds(self, name: Literal["expires", "remind"]) -> float | None:
+        given = getattr(self, name)
+        if given is None:
+            return None
         try:
-            object.__setattr__(self, "expires", seconds(self.expires))
+            found = seconds(given)
         except ValueError as error:
-            raise DefinitionError(f"Approval: expires: {error}") from None
+            raise DefinitionError(f"Approval: {name}: {error}") from None
+        object.__setattr__(self, name, found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +141,25 @@ def _rule(action: Literal["allow", "ask", "deny"], tool: Any, arguments: dict[st
 
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def rule_from(values: Mapping[str, Any]) -> Rule:
+    """The rule that plain data says: ``{"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}``.
+
+    Raises ``DefinitionError``.
+    """
+    terms = {field.name: values[field.name] for field in fields(Approval) if field.name in values}
+    actions = [action for action in ("allow", "ask", "deny") if action in values]
+    arguments = values.get("arguments", {})
+    if len(actions) != 1:
+        raise DefinitionError(f"{dict(values)!r:.200} is no rule", hint='It has one of "allow", "ask" and "deny".')
+    if unknown := sorted(values.keys() - {*actions, *terms, "arguments"}):
+        known = ", ".join(field.name for field in fields(Approval))
+        raise DefinitionError(f"a rule has no {unknown[0]!r}", hint=f"It has arguments; to ask for, also {known}.")
+    if not isinstance(arguments, Mapping):
+        raise DefinitionError(f"arguments: an object of names and patterns, not {arguments!r:.100}")
+    if terms and actions != ["ask"]:
+        raise DefinitionError(f"{actions[0]}: nobody is asked, so there is no {next(iter(terms))!r}")
+    approval = Approval(**terms) if terms else None
+    made: Literal["allow", "ask", "deny"] = actions[0]  # type: ignore[assignment]  # one of them
+    return _rule(made, values[actions[0]], dict(arguments), approval)

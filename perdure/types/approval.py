@@ -38,6 +38,8 @@ class Asks(Data):
     on_expiry: OnExpiry = "deny"
     separate: bool = Field(default=False, exclude_if=operator.not_)
     """Who asked for the call may not approve it."""
+    remind: float | None = Field(default=None, exclude_if=operator.not_)
+    """Seconds between two reminders."""
     counts_when_run: bool = Field(default=False, exclude_if=operator.not_)
     """It counts to limits of tool calls only if it is approved. Engines before this one counted it all the same."""
 
@@ -49,6 +51,23 @@ class Waiting(Data):
     """ISO 8601, UTC."""
     until: float | None = None
     """Seconds since 1970."""
+    next: float | None = Field(default=None, exclude_if=operator.not_)
+    """When the next reminder is due: seconds since 1970."""
+    reminded: int = Field(default=0, exclude_if=operator.not_)
+    """Reminders so far."""
+    due: bool = Field(default=False, exclude_if=operator.not_)
+    """Another one is due now."""
+
+
+class Reminder(Data):
+    """A call that still waits, and the number of its reminder."""
+
+    call_id: str
+    name: str
+    number: int
+    """From 1."""
+    expires_in: float | None = None
+    """Seconds that are left; None waits for as long as it takes."""
 
 
 class Decided(Data):
@@ -125,6 +144,8 @@ class PendingApproval(Data):
     expires: str | None = None
     on_expiry: OnExpiry = "deny"
     separate: bool = False
+    reminded: int = Field(default=0, exclude_if=operator.not_)
+    """Reminders so far."""
 
 
 class DecidedApproval(Data):

@@ -4,6 +4,7 @@
     message.injected                                 a user's message has joined the conversation
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
+    approval.requested · reminded · decided          a call waits for a person
     step                                             the step policy has changed something before a model call
     branch.started · completed                       the step policy asks another agent
     compacted                                        the conversation was summed up
@@ -21,7 +22,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from .approval import DecisionState, OnExpiry
+from .approval_events import ApprovalDecided as ApprovalDecided
+from .approval_events import ApprovalReminded as ApprovalReminded
+from .approval_events import ApprovalRequested as ApprovalRequested
 from .bounds import LimitName, LimitScope
 from .branch_events import BranchCompleted as BranchCompleted
 from .branch_events import BranchStarted as BranchStarted
@@ -185,40 +188,6 @@ class ToolCompleted(_Event):
     is_error: bool = False
 
 
-class ApprovalRequested(_Event):
-    """A call waits for somebody to approve it."""
-
-    type: Literal["approval.requested"] = "approval.requested"
-    call_id: str
-    name: str
-    arguments: dict[str, Any] | None = None
-    """None where they are too large for history."""
-    expires_in: float | None = None
-    """Seconds until ``on_expiry`` decides; None waits for as long as it takes."""
-    on_expiry: OnExpiry = "deny"
-
-
-class ApprovalDecided(_Event):
-    """What was decided on a call. Of one that was approved it is said as the tool begins; of another, with its result,
-    when all calls of the reply have theirs."""
-
-    type: Literal["approval.decided"] = "approval.decided"
-    call_id: str
-    name: str
-    decision: DecisionState
-    by: str | None = None
-    """None where nobody decided in time."""
-    decided_at: str = ""
-    """ISO 8601, UTC."""
-    comment: str | None = None
-    arguments: dict[str, Any] | None = None
-    """What the tool is called with, where that was changed."""
-    always: bool = False
-    """Later calls of the tool are approved with it."""
-    standing: str | None = None
-    """When ``by`` had said so, where nobody was asked about this call: ISO 8601, UTC."""
-
-
 class StepTaken(_Event):
     """The step policy has changed something, for the model call that is recorded with it. What it said to the model
     follows as ``message.injected``."""
@@ -307,6 +276,7 @@ Event = Annotated[
     | ToolProgress
     | ToolCompleted
     | ApprovalRequested
+    | ApprovalReminded
     | ApprovalDecided
     | StepTaken
     | BranchStarted
@@ -363,6 +333,7 @@ EVENT_TYPES = frozenset(
         ToolProgress,
         ToolCompleted,
         ApprovalRequested,
+        ApprovalReminded,
         ApprovalDecided,
         StepTaken,
         BranchStarted,

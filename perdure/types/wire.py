@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .approval import Asks, Decided
+from .approval import Asks, Decided, Reminder
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
@@ -101,15 +101,17 @@ class ModelInput(CallFacts):
 
     head: str | None = None
     new: tuple[New, ...] = ()
-    purpose: Literal["call", "force_finish", "close", "compact"] = "call"
+    purpose: Literal["call", "force_finish", "close", "compact", "remind"] = "call"
     """``force_finish`` asks for the answer now, without tools; ``close`` only records what is new; ``compact`` writes
-    the conversation up to ``head`` anew, shorter."""
+    the conversation up to ``head`` anew, shorter; ``remind`` tells of calls that still wait for somebody."""
     tighter: int | None = None
     """How often a window was halved, or how often the same step was compacted before; left out where it is 0."""
     behind: str | None = None
     """The head that an earlier try of the same step had, before it was compacted: by it those who follow know what is
     new already. Empty for none: that of a conversation which is opened again is the store's to say."""
     closing: Closing | None = None
+    reminders: tuple[Reminder, ...] | None = None
+    """With ``remind``."""
     pinned: BlobRef | None = None
     """The list of the tools of its toolsets that the run has taken."""
     overrides: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """``AgentWorkflow``: carries out what the pure loop decides, and remembers what it answers.
 
     signals, updates → receive ─┐
-                                ├→ RunState → decide → CallModel · Compact · RunCalls · RunBranches · Close · Wait · End
+                                ├→ RunState → decide → CallModel · RunCalls · Remind · Close · Wait · End · …
     outcomes → apply ───────────┘
 
 The state is all there is: continue-as-new hands it on, a query shows it, an end returns what is in it.
@@ -25,7 +25,7 @@ from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
 from . import host, steps
 from .branches import run_branch
-from .calls import run_calls
+from .calls import remind, run_calls
 from .indexing import indexing
 from .work import Work
 
@@ -78,6 +78,8 @@ class AgentWorkflow:
                     await run_calls(state, calls, work)
                 case loop.RunBranches(branches=branches):
                     await work.through([run_branch(state, branch, work.stopping) for branch in branches])
+                case loop.Remind():
+                    await remind(state, work)
                 case loop.Close():
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():

@@ -1,4 +1,5 @@
-"""The tool calls of a reply, under way: all at once, and those that a person decides on meanwhile beside them."""
+"""The tool calls of a reply, under way: all at once, and those that a person decides on meanwhile beside them; and the
+reminders of those that wait."""
 
 from __future__ import annotations
 
@@ -20,6 +21,11 @@ async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work) -
     await work.through(beside.of(calls), beside)
 
 
+async def remind(state: RunState, work: Work) -> None:
+    """Tell of the calls that still wait, while those begin that are decided on."""
+    await work.through([steps.remind(state, work.stopping)], _Calls(state, work))
+
+
 class _Calls:
     """See :class:`~.work.More`."""
 
@@ -36,14 +42,27 @@ class _Calls:
 
     def there(self) -> bool:
         """See base."""
+        return bool(loop.due(self._state)) or self._joins()
+
+    def _joins(self) -> bool:
         return self._may and bool(loop.joining(self._state, self._flying))
+
+    def timeout(self) -> float | None:
+        """See base: when a reminder is due."""
+        at = loop.beside(self._state)
+        return None if at is None else max(at - host.now().timestamp(), 0.001)
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
         """See base. Asked only where a call could begin: a run that has none keeps the history that it always had."""
-        if not self.there():
-            return []
-        self._may = host.patched(BESIDE)
-        return self.of(loop.joining(self._state, self._flying)) if self._may else []
+        begun: list[Coroutine[Any, Any, None]] = []
+        if loop.beside(self._state) is not None:
+            loop.ask(self._state, host.now())
+        if loop.due(self._state):
+            begun.append(steps.remind(self._state, self._work.stopping))
+        if self._joins():
+            self._may = host.patched(BESIDE)
+            begun += self.of(loop.joining(self._state, self._flying)) if self._may else []
+        return begun
 
     def _run(self, pending: PendingCall) -> Coroutine[Any, Any, None]:
         self._flying.add(pending.op)

@@ -8,6 +8,7 @@ for unit tests (``perdure.testing``) runs the code that production runs, and not
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -123,6 +124,11 @@ def patched(change: str) -> bool:
     """Whether this execution goes the new way of ``change``: not one whose history went the old way at this place."""
     host = _host.get()
     return host.patched(change) if host else workflow.patched(change)
+
+
+def logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+    """To say what is worth an operator's look; Temporal's says nothing a second time when a history is replayed."""
+    return logging.getLogger("perdure.worker") if _host.get() else workflow.logger
 
 
 async def execute_activity(name: str, argument: dict[str, Any], **options: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
-from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from .. import loop
@@ -154,6 +155,39 @@ def _arguments(pending: PendingCall) -> dict[str, Any] | None:
     return pending.call.arguments if changed is None else changed
 
 
+def remind(state: RunState, stopping: Stopping) -> Coroutine[Any, Any, None]:
+    """Tell of the calls of which it is time to; to be awaited."""
+    return _remind(state, loop.remind(state, host.now()), stopping)
+
+
+async def _remind(state: RunState, told: loop.Reminding, stopping: Stopping) -> None:
+    """A reminder that fails is one less: the run goes on. It is given up when nobody waits any more."""
+    task = ModelInput(
+        **_facts(state, told.op),
+        head=state.head,
+        purpose="remind",
+        reminders=told.reminders,
+        overrides=overrides(state),
+    )
+    telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options()))
+    with suppress(asyncio.CancelledError):
+        await host.wait_condition(lambda: telling.done() or not told.wanted())
+    if not telling.done():
+        telling.cancel()
+    await host.wait([telling])
+    if telling.cancelled():  # before it began
+        return
+    error = telling.exception()
+    if not isinstance(error, ActivityError):
+        telling.result()
+    elif not _stopped(error):
+        kind, message = _cause(error)
+        if kind != "AbortError":
+            host.logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
+        elif not stopping():
+            loop.abort(state, message)
+
+
 async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:
     """Record how the run, or a turn of it, ended."""
     new = given(state, step.new)
@@ -172,7 +206,7 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
     except ActivityError as error:
         if _stopped(error) and not state.cancelled and cancelling():
             return  # the ending is another one now
-        workflow.logger.error("the ending could not be recorded: %s", _cause(error)[1])
+        host.logger().error("the ending could not be recorded: %s", _cause(error)[1])
         head = None
     loop.apply_closed(state, step, head)
 

@@ -21,6 +21,10 @@ class More(Protocol):
         """What there is."""
         ...
 
+    def timeout(self) -> float | None:
+        """Seconds after which to look though nothing has happened."""
+        ...
+
 
 class Work:
     """Made in the workflow's main task. ``interrupted`` says whether somebody interrupts the turn."""
@@ -48,11 +52,18 @@ class Work:
         def over() -> bool:
             return self._interrupted() or all(task.done() for task in tasks)
 
+        async def wait() -> None:
+            with suppress(TimeoutError):
+                await host.wait_condition(
+                    lambda: over() or (more is not None and more.there()),
+                    timeout=more.timeout() if more is not None else None,
+                )
+
         with suppress(asyncio.CancelledError):
-            await host.wait_condition(lambda: over() or (more is not None and more.there()))
+            await wait()
             while more is not None and not over():
                 tasks += [asyncio.create_task(one) for one in more.begin()]
-                await host.wait_condition(lambda: over() or more.there())
+                await wait()
         if not all(task.done() for task in tasks):
             await _settle(tasks, stop=True)
         for task in tasks:

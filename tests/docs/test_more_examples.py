@@ -165,6 +165,18 @@ async def test_approvals(loopback: Loopback) -> None:
     ]
 
 
+async def test_reminders(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        done = results(request)
+        return f"Settled: {done[0]}." if done else Call("refund", {"order": "7", "amount": 40})
+
+    loopback.model.rule = rule
+    out = succeeded(await loopback.python(EXAMPLES / "37_reminders.py")).splitlines()
+    waits = "refund({'order': '7', 'amount': 40}) of clerk waits"
+    assert out[:3] == [f"to ana: {waits}", f"to ana, reminder 1: {waits}", f"to boss, reminder 2: {waits}"]
+    assert out[-2:] == ["approved by boss: sorry for the delay", "Settled: refunded 40 EUR of order 7."]
+
+
 async def test_hooks(loopback: Loopback, tmp_path: Path) -> None:
     def rule(request: Request) -> Any:
         if not results(request):

@@ -16,6 +16,8 @@ from tests.support.wait import eventually
 
 pay = tool(add.fn, name="pay", needs_approval=True)
 quick = tool(add.fn, name="quick", needs_approval=Approval(expires=0.3))
+nagging = tool(add.fn, name="nagging", needs_approval=Approval(remind=1))
+brief = tool(add.fn, name="brief", needs_approval=Approval(expires=1.5, remind=1))
 trusting = tool(add.fn, name="trusting", needs_approval=Approval(expires=0.3, on_expiry="approve"))
 
 
@@ -70,6 +72,53 @@ async def approvals_continue_as_new(engine: Engine) -> Run:
         await run.approve(by="ana")
         await _end(run)
     return run
+
+
+@scenario
+async def approvals_reminded(engine: Engine) -> Run:
+    """Reminders beside a call that runs, while nothing runs, and over continue-as-new; one expires, one is decided."""
+    gate = Gate()
+
+    @tool(name="gated")
+    async def gated() -> str:
+        """Wait."""
+        await gate()
+        return "at last"
+
+    replies = ScriptedProvider([[call("gated"), call("nagging", a=1, b=1), call("brief", a=2, b=2)], "Done."])
+    async with engine.served(Agent("recorded", replies, tools=[gated, nagging, brief])) as client:
+        run = await client.start("recorded", "Go.", max_history_events=15)
+
+        async def reminded(count: int) -> bool:
+            status = await run.status()
+            return [one.reminded >= count for one in status.approvals] == [True]
+
+        await eventually(partial(reminded, 2), deadline=30, what="two reminders of one, and the other's end")
+        gate.open()
+        await eventually(partial(reminded, 4), deadline=30, what="four reminders")
+        await run.approve(by="ana")
+        await _end(run)
+    return run
+
+
+@scenario
+async def approvals_for_always(engine: Engine) -> Run:
+    """One decision for several calls and later ones, sent twice; revoked, and the next call waits."""
+    replies = [[call("pay", a=n, b=1) for n in range(2)], call("pay", a=2, b=1), "One.", call("pay", a=3, b=1), "Two."]
+    async with engine.served(Agent("recorded", ScriptedProvider(replies), tools=[*TOOLS, pay])) as client:
+        turn = await client.send("recorded", "Go.", id=f"always-{engine.task_queue}")
+        first, _ = await _waits(turn.run, 2)
+        for _time in range(2):
+            await turn.run.approve(first, by="ana", always=True)
+        await turn.result()
+        await turn.run.revoke("pay", by="bea")
+        turn = await turn.run.send("More.")
+        await _waits(turn.run, 1)
+        await turn.run.deny(by="bea")
+        await turn.result()
+        await turn.run.close()
+        await _end(turn.run)
+    return turn.run
 
 
 @scenario

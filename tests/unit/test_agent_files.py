@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from perdure import Agent, load_agent, tool
+from perdure import Agent, Approval, allow, ask, deny, load_agent, tool
 from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
 from perdure.ports import Toolset
 from perdure.structured.from_schema import type_from_schema
@@ -65,6 +65,12 @@ SPEC: dict[str, Any] = {
     "on_limit": "error",
     "limits": {"cost_usd": 2.0, "wall_time": "1h", "turn": {"tokens": 1000}},
     "compaction": {"window": {"tokens": 100_000}},
+    "approvals": [
+        {"allow": "read_*"},
+        {"deny": "refund", "arguments": {"order_id": "no-*"}},
+        {"ask": "pay_*", "expires": "7d", "remind": "1d", "separate": True},
+        {"ask": "other"},
+    ],
 }
 GIVEN: Any = {"tools": [refund, plain], "toolsets": [Docs()]}
 
@@ -101,6 +107,30 @@ def test_all_that_a_file_may_say() -> None:
     assert agent.limits == Limits(cost_usd=2.0, wall_time="1h", turn=Limits(tokens=1000))
     assert agent.compaction == Agent("x", "openai:m", compaction=Compaction.window(tokens=100_000)).compaction
     assert agent.read_context({"user": "ana"}) == {"user": "ana"}
+    assert agent.approvals == (
+        allow("read_*"),
+        deny("refund", order_id="no-*"),
+        ask("pay_*", Approval(expires="7d", remind="1d", separate=True)),
+        ask("other"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "match"),
+    [
+        ({}, "approvals.0: {} is no rule"),
+        ({"ask": "a", "deny": "b"}, "is no rule"),
+        ({"ask": "a", "after": 1}, "a rule has no 'after'"),
+        ({"ask": ""}, "a rule names tools by text"),
+        ({"deny": 5}, "a rule names tools by text"),
+        ({"ask": "a", "arguments": ["x"]}, "an object of names and patterns"),
+        ({"deny": "a", "remind": "1d"}, "nobody is asked, so there is no 'remind'"),
+        ({"ask": "a", "expires": "1d", "remind": "2d"}, "is not shorter than expires"),
+    ],
+)
+def test_a_rule_that_will_not_do_is_named(rule: dict[str, Any], match: str) -> None:
+    with pytest.raises(DefinitionError, match=match):
+        load_agent(SPEC | {"approvals": [rule]}, **GIVEN)
 
 
 @pytest.mark.parametrize(("name", "text"), [("support.toml", TOML), ("support.yaml", YAML), ("support.YML", YAML)])

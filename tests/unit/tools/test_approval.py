@@ -44,12 +44,18 @@ def test_the_first_rule_that_matches_counts() -> None:
 
 def test_terms_are_checked() -> None:
     assert Approval(expires="7d").expires == 604800
+    assert Approval(expires="7d", remind="1d").remind == 86400
+    assert Approval(remind=1).remind == 1
     for wrong in (
         {"expires": "soon"},
         {"expires": 0},
         {"on_expiry": "maybe"},
         {"on_expiry": "approve"},
         {"separate": 1},
+        {"remind": "often"},
+        {"remind": 0.5},
+        {"remind": "1d", "expires": "1d"},
+        {"remind": "2d", "expires": "1d"},
     ):
         with pytest.raises(DefinitionError, match="Approval"):
             Approval(**wrong)  # type: ignore[arg-type]  # that is what is tested

@@ -1,0 +1,222 @@
+"""Reminders of calls that wait for a person: on a real server, and in process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Approval, Client, Run, hook, tool
+from perdure.errors import AbortError
+from perdure.testing import ScriptedProvider, call, scripted
+from perdure.types.events import ApprovalReminded, ErrorEvent, RunEvent
+from tests.support.checks import assert_closed, results
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+Serve = Callable[..., AbstractAsyncContextManager[Client]]
+HEARD: list[tuple[str, int, float | None, dict[str, Any]]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_heard() -> None:
+    HEARD.clear()
+
+
+@hook("on_approval")
+def notify(name: str, call_id: str, reminder: int, expires_in: float | None, arguments: dict[str, Any]) -> None:
+    HEARD.append((name, reminder, expires_in, arguments))
+
+
+def numbers() -> list[int]:
+    return [number for _, number, _, _ in HEARD]
+
+
+async def heard(count: int) -> None:
+    await eventually(lambda: len(HEARD) >= count, deadline=20, what=f"{count} calls of the hook")
+
+
+@pytest.fixture(params=["temporal", "process"])
+def serve(request: pytest.FixtureRequest, engine: Engine) -> Serve:
+    """Serves an agent with a tool ``refund`` of such terms, on a server or in this process."""
+
+    @asynccontextmanager
+    async def on(replies: list[Any], *tools: Any, hooks: Any = (notify,), **terms: Any) -> AsyncIterator[Client]:
+        agent = _agent(replies, *tools, hooks=hooks, **terms)
+        if request.param == "process":
+            async with scripted(agent, replies) as script:
+                yield script.client
+        else:
+            async with engine.served(agent) as client:
+                yield client
+
+    return on
+
+
+def _agent(replies: list[Any], *tools: Any, hooks: Any = (notify,), **terms: Any) -> Agent:
+    @tool(needs_approval=Approval(**terms))
+    async def refund(order: str) -> str:
+        """Refund an order."""
+        return f"refunded {order}"
+
+    return Agent("support", ScriptedProvider(replies), tools=[refund, *tools], hooks=hooks)
+
+
+REPLIES: list[Any] = [call("refund", order="a"), "Done."]
+
+
+async def test_the_hook_is_told_again_until_somebody_decides(serve: Serve) -> None:
+    async with serve(REPLIES, remind=1, expires="1h") as client:
+        run = await client.start("support", "Go.")
+        await heard(3)
+        (waiting,) = (await run.status()).approvals
+        assert waiting.reminded >= 2
+        await run.approve(by="ana")
+        assert (await run.result()).content == "Done."
+        told = [event async for event in run.events(wait=False) if isinstance(event, ApprovalReminded)]
+        transcript = await run.transcript()
+    assert numbers()[:3] == [0, 1, 2]
+    assert [(name, arguments) for name, _, _, arguments in HEARD[:2]] == [("refund", {"order": "a"})] * 2
+    first, second, third = (left for _, _, left, _ in HEARD[:3])
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert (first, 3590 < second < 3599.5, 3590 < third < second - 0.5) == (3600, True, True)
+    assert [one.number for one in told] == numbers()[1:]
+    assert {(one.call_id, one.name) for one in told} == {(waiting.call_id, "refund")}
+    assert_closed(transcript)
+    assert results(transcript) == ["refunded a"]
+
+
+async def test_a_hook_that_fails_hurts_no_run(serve: Serve) -> None:
+    @hook("on_approval")
+    def fails(reminder: int) -> None:
+        if reminder:
+            raise OSError("the chat is down")
+
+    async with serve(REPLIES, hooks=[fails, notify], remind=1) as client:
+        run = await client.start("support", "Go.")
+        await heard(2)
+        await run.approve(by="ana")
+        assert (await run.result()).content == "Done."
+        events = [event async for event in run.events(wait=False)]
+    assert [event.number for event in events if isinstance(event, ApprovalReminded)] == numbers()[1:]
+    assert not [event for event in events if isinstance(event, ErrorEvent)]
+
+
+async def test_a_hook_may_end_the_run(serve: Serve) -> None:
+    @hook("on_approval")
+    def gives_up(reminder: int) -> None:
+        if reminder == 1:
+            raise AbortError("nobody cares")
+
+    async with serve(REPLIES[:1], hooks=[gives_up], remind=1) as client:
+        run = await client.start("support", "Go.")
+        with pytest.raises(AbortError, match="nobody cares"):
+            await run.result()
+        transcript = await run.transcript()
+        events = [event async for event in run.events(wait=False)]
+    assert_closed(transcript)
+    assert results(transcript) == ["not run: the run was aborted"]
+    assert [event.state for event in events if isinstance(event, RunEvent)] == ["started", "failed"]
+
+
+async def test_a_decision_does_not_wait_for_a_hook(serve: Serve) -> None:
+    never = asyncio.Event()
+
+    @hook("on_approval")
+    async def hangs(reminder: int) -> None:
+        HEARD.append(("refund", reminder, None, {}))
+        if reminder:
+            await never.wait()
+
+    async with serve(
+        [[call("refund", order="a"), call("refund", order="b")], "Done."], hooks=[hangs], remind=1
+    ) as client:
+        run = await client.start("support", "Go.")
+        await heard(3)
+        first, second = (await run.status()).approvals
+        await run.approve(first.call_id, by="ana")
+        await run.deny(second.call_id, by="ana")
+        async with asyncio.timeout(30):  # the hook would take 60
+            assert (await run.result()).content == "Done."
+        assert results(await run.transcript()) == ["refunded a", "Denied by ana"]
+        assert not [event async for event in run.events(wait=False) if isinstance(event, ErrorEvent)]
+
+
+async def test_it_is_told_beside_calls_that_run_and_the_end_of_the_time_comes_too(serve: Serve) -> None:
+    over: list[bool] = []
+
+    @tool
+    async def work() -> str:
+        """Work until the test says so."""
+        await eventually(lambda: bool(over), deadline=30)
+        return "worked"
+
+    replies = [[call("work"), call("refund", order="a")], "Done."]
+    async with serve(replies, work, remind=1, expires=2.5) as client:
+        run = await client.start("support", "Go.")
+
+        async def expired() -> bool:
+            return [one.state for one in (await run.status()).decided] == ["expired"]
+
+        await eventually(expired, deadline=20)
+        assert [one.name for one in (await run.status()).calls] == ["work"]
+        over.append(True)
+        await run.result()
+        worked, said = results(await run.transcript())
+    assert numbers() == [0, 1, 2]
+    assert (worked, said.startswith("Expired: nobody approved")) == ("worked", True)
+
+
+async def test_an_interrupt_and_a_cancellation_come_through(serve: Serve) -> None:
+    async with serve([*REPLIES[:1], *REPLIES[:1]], remind=1) as client:
+        run = await client.start("support", "Go.")
+        await heard(2)
+        await run.interrupt("Try again.")
+        await eventually(lambda: numbers().count(0) == 2, deadline=20)
+        await eventually(lambda: numbers().count(1) == 2, deadline=20)
+        await run.cancel()
+
+        async def ended() -> bool:
+            return (await run.status()).state == "cancelled"
+
+        await eventually(ended, deadline=20)
+        transcript = await run.transcript()
+    assert_closed(transcript)
+    first, second = results(transcript)
+    assert (first.startswith("Interrupted"), second.startswith("Cancelled")) == (True, True)
+
+
+async def test_it_goes_on_counting_over_continue_as_new(engine: Engine) -> None:
+    async with engine.served(_agent(REPLIES, remind=1)) as client:
+        run = await client.start("support", "Go.", max_history_events=15)
+        await heard(4)
+        assert (await run.describe()).run_id != run.handle.first_execution_run_id
+        await run.approve(by="ana")
+        await run.result()
+        told = [event.number async for event in run.events(wait=False) if isinstance(event, ApprovalReminded)]
+    assert numbers() == list(range(len(HEARD)))
+    assert told == numbers()[1:]
+
+
+async def test_a_worker_that_comes_late_tells_once_and_not_early(engine: Engine) -> None:
+    async with engine.served(_agent(REPLIES, remind=1)) as client:
+        run: Run = await client.start("support", "Go.")
+        await heard(2)
+    before, gone = len(HEARD), time.monotonic()
+    await eventually(lambda: time.monotonic() > gone + 3, deadline=10, what="three reminders that nobody could tell")
+    async with engine.served(_agent(["Done."], remind=1)):
+        await heard(before + 1)
+        (waiting,) = (await run.status()).approvals
+        assert waiting.since is not None
+        await run.approve(by="ana")
+        await run.result()
+    assert numbers() == list(range(len(HEARD)))
+    assert len(HEARD) <= before + 2, "one for all that was missed, and one that may have come since"

@@ -1,0 +1,164 @@
+"""Reminders of calls that wait for a person, in the pure loop: when one is due, and how often it is told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure import loop
+from perdure.types.approval import Asks, Reminder, arguments_hash
+from perdure.types.state import RunState
+from perdure.types.wire import Call, NewResult
+from tests.unit.loop.build import asks, call, model, opened
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+def waiting(id: str = "c1", **terms: Any) -> Call:
+    one = call(id)
+    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    return one.model_copy(update={"approval": Asks(hash=hash, **terms)})
+
+
+def asked(*calls: Call) -> RunState:
+    state = opened()
+    model(state, asks(*calls))
+    loop.ask(state, NOW)
+    return state
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def told(state: RunState, seconds: float) -> list[tuple[str, int]]:
+    """What is told at that moment: call and number."""
+    loop.ask(state, at(seconds))
+    step = loop.decide(state)
+    if not isinstance(step, loop.Remind):
+        return []
+    return [(one.call_id, one.number) for one in loop.remind(state, at(seconds)).reminders]
+
+
+def test_it_waits_for_what_is_next_and_tells_each_once() -> None:
+    state = asked(waiting("c1", remind=10, expires=25), waiting("c2", remind=4), waiting("c3"))
+    assert loop.decide(state) == loop.Wait("approval", at(4).timestamp())
+    assert told(state, 3.9) == []
+    assert told(state, 4) == [("c2", 1)]
+    assert told(state, 4.1) == []
+    assert loop.decide(state) == loop.Wait("approval", at(8).timestamp())
+    assert told(state, 8) == [("c2", 2)]
+    assert told(state, 12) == [("c1", 1), ("c2", 3)]
+    assert [one.reminded for one in loop.status(state).approvals] == [1, 3, 0]
+    loop.ask(state, at(25))
+    assert [one.call_id for one in loop.status(state).approvals] == ["c2", "c3"]
+
+
+def test_without_reminders_it_waits_as_it_did() -> None:
+    state = asked(waiting("c1", expires=25), waiting("c2"))
+    assert loop.decide(state) == loop.Wait("approval", at(25).timestamp())
+    assert loop.beside(state) is None
+    assert told(state, 10_000) == []
+    assert '"next"' not in state.model_dump_json()
+
+
+def test_what_was_due_while_nobody_could_look_is_told_once() -> None:
+    state = asked(waiting("c1", remind=10))
+    assert told(state, 57) == [("c1", 1)]
+    assert loop.decide(state) == loop.Wait("approval", at(60).timestamp())
+
+
+def test_it_says_how_much_time_is_left_and_takes_an_operation_of_its_own() -> None:
+    state = asked(waiting("c1", remind=10, expires=25))
+    loop.ask(state, at(10))
+    op = state.op
+    reminding = loop.remind(state, at(10))
+    assert reminding.reminders == (Reminder(call_id="c1", name="look", number=1, expires_in=15.0),)
+    assert (reminding.op, state.op, reminding.wanted()) == (op, op + 1, True)
+    loop.decide_approval(state, {"call_id": "c1", "decision": "approve"}, at(11))
+    assert not reminding.wanted()
+
+
+def test_of_a_call_that_is_decided_or_late_nobody_is_reminded() -> None:
+    state = asked(waiting("c1", remind=10), waiting("c2", remind=10, expires=15))
+    loop.ask(state, at(16))  # the second is late
+    loop.decide_approval(state, {"call_id": "c1", "decision": "deny"}, at(16))
+    assert isinstance(loop.decide(state), loop.CallModel)
+
+
+def test_it_goes_on_counting_over_continue_as_new() -> None:
+    state = asked(waiting("c1", remind=10))
+    told(state, 10)
+    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    assert told(state, 11) == []
+    assert told(state, 20) == [("c1", 2)]
+    loop.ask(state, at(30))  # and one that is due is not lost
+    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    assert told(state, 30) == [("c1", 3)]
+
+
+@pytest.mark.parametrize("how", ["cancel", "interrupt", "fail", "pause"])
+def test_who_stops_the_run_stops_its_reminders(how: str) -> None:
+    state = asked(waiting("c1", remind=10))
+    loop.ask(state, at(10))
+    match how:
+        case "cancel":
+            loop.cancel(state)
+        case "interrupt":
+            loop.interrupt(state)
+            loop.stopped(state)
+        case "fail":
+            loop.fail(state, "ToolError", "broken")
+        case _:
+            loop.pause(state, "why", NOW.isoformat())
+    assert not isinstance(loop.decide(state), loop.Remind)
+
+
+def test_other_calls_begin_first_and_it_is_looked_beside_them() -> None:
+    state = asked(waiting("c1", remind=10, expires=12), call("c2"))
+    assert isinstance(loop.decide(state), loop.RunCalls)
+    assert loop.beside(state) == at(10).timestamp()
+    assert loop.due(state) == ()
+    loop.ask(state, at(10))
+    assert [one.call.id for one in loop.due(state)] == ["c1"]
+    loop.remind(state, at(10))
+    assert loop.beside(state) == at(12).timestamp()
+    loop.apply_result(state, state.calls[1].op, NewResult(call_id="c2", name="look", key="k"))
+    assert loop.decide(state) == loop.Wait("approval", at(12).timestamp())
+
+
+@given(
+    every=st.floats(1, 1e7),
+    steps=st.lists(st.floats(0, 3e7), max_size=30),
+    expires=st.none() | st.floats(2e7, 3e9),
+    timer=st.booleans(),
+)
+def test_never_early_never_twice(every: float, steps: list[float], expires: float | None, *, timer: bool) -> None:
+    """Whenever it is looked: at most one reminder in each interval, none before its time, none behind the end.
+
+    ``timer``: it is looked when the loop asked to be woken, besides.
+    """
+    state = asked(waiting("c1", remind=every, expires=expires))
+    now, said, intervals = NOW.timestamp(), 0, []
+    for step in steps:
+        until = now + step
+        wakes = loop.decide(state)
+        if timer and isinstance(wakes, loop.Wait) and wakes.deadline is not None and wakes.deadline <= until:
+            until = max(wakes.deadline, now)
+        now = until
+        moment = datetime.fromtimestamp(now, UTC)
+        loop.ask(state, moment)
+        if isinstance(loop.decide(state), loop.Remind):
+            (reminder,) = loop.remind(state, moment).reminders
+            said += 1
+            assert reminder.number == said
+            intervals.append(round((now - NOW.timestamp()) / every, 5) // 1)
+        assert not isinstance(loop.decide(state), loop.Remind)
+        if state.calls:
+            assert expires is None or now < NOW.timestamp() + expires + 1e-3
+    assert len(set(intervals)) == len(intervals)
+    assert all(interval >= 1 for interval in intervals)
