@@ -6,39 +6,26 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from temporalio.api.common.v1 import Payload
 from temporalio.client import Client as TemporalClient
-from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes, PayloadCodec
+from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
 
 from perdure import Agent, Client
 from perdure.errors import RateLimitError, RunCancelledError, ServerUnreachableError
 from perdure.ports import ModelRequest
 from perdure.runs import pending_reason
 from perdure.testing import ScriptedProvider
+from tests.support.codec import Backwards
 from tests.support.engine import Engine
 from tests.support.faults import locked
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
-
-
-class Backwards(PayloadCodec):
-    """What nobody can read who does not have it."""
-
-    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        return [
-            Payload(metadata={"encoding": b"test/backwards"}, data=one.SerializeToString()[::-1]) for one in payloads
-        ]
-
-    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        ours = b"test/backwards"
-        return [Payload.FromString(p.data[::-1]) if p.metadata.get("encoding") == ours else p for p in payloads]
 
 
 @pytest.fixture

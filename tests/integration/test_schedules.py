@@ -13,11 +13,9 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleIntervalSpec,
 
 from perdure import Agent, Client, Schedule, tool
 from perdure.errors import (
-    DefinitionError,
     InvalidInputError,
     RunNotFoundError,
     ScheduleExistsError,
-    ScheduleNotFoundError,
 )
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -263,49 +261,3 @@ async def test_schedules_are_listed_and_those_of_others_are_not(engine: Engine, 
         await client.get_schedule(own.id).describe()
     for schedule in (one, two, own):
         await schedule.delete()
-
-
-async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine, name: str) -> None:
-    client = await engine.client()
-    typed = Agent("typed", ScriptedProvider([]), max_iterations=3)
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({}, "needs cron or every"),
-        ({"cron": "every day"}, "CronString does not have 5-7 fields"),
-        ({"cron": "61 7 * * *"}, "Minute is not in range"),
-        ({"cron": [YEARLY, ""]}, "is no cron expression"),
-        ({"cron": YEARLY, "timezone": "Mars/Base"}, "unknown time zone Mars/Base"),
-        ({"every": "1h", "timezone": "Europe/Lisbon"}, "time zone says what cron means"),
-        ({"every": "often"}, "every: 'often' is no duration"),
-        ({"every": 1.5}, "whole seconds"),
-        ({"cron": YEARLY, "overlap": "maybe"}, "overlap is one of skip, "),
-        ({"cron": YEARLY, "mode": "always"}, "mode of a run"),
-        ({"cron": YEARLY, "idle_timeout": "soon"}, "idle_timeout"),
-        ({"cron": YEARLY, "context": {"size": float("nan")}}, "plain JSON"),
-        ({"cron": YEARLY, "auth_context": {"token": "t"}}, "sealed for one run"),
-        ({"cron": YEARLY, "auth_ref": ""}, "auth_ref"),
-        ({"cron": YEARLY, "if_exists": "attach"}, "if_exists"),
-        ({"cron": YEARLY, "message": None}, "needs a message"),
-        ({"cron": YEARLY, "id": "x" * 901}, "id of a schedule"),
-        ({"cron": YEARLY, "id": ""}, "id of a"),
-    ]
-    for options, says in wrong:
-        with pytest.raises(InvalidInputError, match=says):
-            await client.schedule(typed, **{"message": "Go", "id": name, **options})
-    with pytest.raises(DefinitionError, match="tools"):
-        await client.schedule(typed, "Go", id=name, cron=YEARLY, override={"tools": ["nothing"]})
-    with pytest.raises(ScheduleNotFoundError, match=name):
-        await client.get_schedule(name).describe()
-
-
-async def test_a_schedule_that_is_not_there(engine: Engine, name: str) -> None:
-    client = await engine.client()
-    missing = client.get_schedule(name)
-    for verb in (missing.pause, missing.resume, missing.trigger, missing.delete, missing.describe):
-        with pytest.raises(ScheduleNotFoundError, match="there is no schedule"):
-            await verb()
-    made = await client.schedule("nobody", "Go", id=name, cron=YEARLY)
-    await made.delete()
-    with pytest.raises(ScheduleNotFoundError):
-        await made.trigger()
-    with pytest.raises(ScheduleNotFoundError):
-        await made.backfill(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC))

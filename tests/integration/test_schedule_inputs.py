@@ -1,0 +1,111 @@
+"""What a schedule is made of: what is refused, under which codec it is kept, what its runs begin with."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from temporalio.client import Client as TemporalClient
+from temporalio.converter import DataConverter
+
+from perdure import Agent, Client, Message, Run
+from perdure.errors import DefinitionError, InvalidInputError, RunError, RunNotFoundError, ScheduleNotFoundError
+from perdure.testing import ScriptedProvider, scripted
+from tests.support.checks import users
+from tests.support.codec import Backwards
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+YEARLY = "0 0 1 1 *"
+
+
+@pytest.fixture
+def name() -> str:
+    """Schedules of all tests are in one namespace."""
+    return f"made-{uuid.uuid4().hex[:8]}"
+
+
+async def test_what_a_schedule_starts_is_under_the_clients_codec(engine: Engine, name: str) -> None:
+    converter = dataclasses.replace(DataConverter.default, payload_codec=Backwards())
+    encoding = Client(await TemporalClient.connect(engine.address, data_converter=converter), task_queue="any")
+    made = await encoding.schedule("desk", "A secret.", id=name, every="1d")
+    assert (await made.describe()).start["message"]["content"] == "A secret."
+    blind = await (await engine.client()).get_schedule(name).describe()
+    assert (blind.agent, blind.start, blind.when) == ("", {}, ("every 1d",)), "the rest can be told all the same"
+    assert "secret" not in str(await made.handle.describe())
+    await made.delete()
+
+
+async def test_the_kit_without_a_server_says_what_it_lacks() -> None:
+    async with scripted(Agent("scripted", "openai:gpt-5-mini"), []) as script:
+        for asked in (script.client.schedule("scripted", "Go.", id="x", every="1h"), script.client.schedules()):
+            with pytest.raises(RunError, match='engine="temporal"'):
+                await asked
+
+
+async def test_a_scheduled_run_goes_on_from_a_history(engine: Engine, name: str) -> None:
+    async with engine.served(Agent("echo", ScriptedProvider(lambda r: "|".join(users(r.messages))))) as client:
+        made = await client.schedule("echo", "two", id=name, cron="0 0 * * *", history=[Message.user("one")])
+        await made.backfill(datetime(2025, 12, 31, 12, tzinfo=UTC), datetime(2026, 1, 1, 12, tzinfo=UTC))
+        run = client.run(f"{name}-2026-01-01T00:00:00Z")
+        await eventually(lambda: _there(run), what="the run")
+        assert (await run.result()).content == "one|two"
+        await made.delete()
+
+
+async def _there(run: Run) -> bool:
+    try:
+        await run.status()
+    except RunNotFoundError:
+        return False
+    return True
+
+
+async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    typed = Agent("typed", ScriptedProvider([]), max_iterations=3)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "needs cron or every"),
+        ({"cron": "every day"}, "CronString does not have 5-7 fields"),
+        ({"cron": "61 7 * * *"}, "Minute is not in range"),
+        ({"cron": [YEARLY, ""]}, "is no cron expression"),
+        ({"cron": YEARLY, "timezone": "Mars/Base"}, "unknown time zone Mars/Base"),
+        ({"every": "1h", "timezone": "Europe/Lisbon"}, "time zone says what cron means"),
+        ({"every": "often"}, "every: 'often' is no duration"),
+        ({"every": 1.5}, "whole seconds"),
+        ({"cron": YEARLY, "overlap": "maybe"}, "overlap is one of skip, "),
+        ({"cron": YEARLY, "mode": "always"}, "mode of a run"),
+        ({"cron": YEARLY, "idle_timeout": "soon"}, "idle_timeout"),
+        ({"cron": YEARLY, "context": {"size": float("nan")}}, "plain JSON"),
+        ({"cron": YEARLY, "auth_context": {"token": "t"}}, "sealed for one run"),
+        ({"cron": YEARLY, "auth_ref": ""}, "auth_ref"),
+        ({"cron": YEARLY, "if_exists": "attach"}, "if_exists"),
+        ({"cron": YEARLY, "message": None}, "needs a message"),
+        ({"cron": YEARLY, "id": "x" * 901}, "id of a schedule"),
+        ({"cron": YEARLY, "id": ""}, "id of a"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(InvalidInputError, match=says):
+            await client.schedule(typed, **{"message": "Go", "id": name, **options})
+    with pytest.raises(DefinitionError, match="tools"):
+        await client.schedule(typed, "Go", id=name, cron=YEARLY, override={"tools": ["nothing"]})
+    with pytest.raises(ScheduleNotFoundError, match=name):
+        await client.get_schedule(name).describe()
+
+
+async def test_a_schedule_that_is_not_there(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    missing = client.get_schedule(name)
+    for verb in (missing.pause, missing.resume, missing.trigger, missing.delete, missing.describe):
+        with pytest.raises(ScheduleNotFoundError, match="there is no schedule"):
+            await verb()
+    made = await client.schedule("nobody", "Go", id=name, cron=YEARLY)
+    await made.delete()
+    with pytest.raises(ScheduleNotFoundError):
+        await made.trigger()
+    with pytest.raises(ScheduleNotFoundError):
+        await made.backfill(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC))
