@@ -27,6 +27,7 @@ from tests.replay import (  # noqa: F401 - their scenarios too
     indexing,
     limits,
     remote,
+    schedules,
     sessions,
     steps,
     subagents,
