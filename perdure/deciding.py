@@ -55,7 +55,7 @@ class Deciding:
         self._run = run
         self._how = how
         self._known: set[tuple[str, str | None]] = set()
-        asks = bool(agent.approvals or agent.subagents) or any(
+        asks = bool(agent.approvals or agent.subagents or agent.hooks.on("on_iteration")) or any(
             tool.needs_approval or isinstance(tool, SubagentTool) for tool in agent.toolbox
         )
         self._idle = how == "wait" or not asks

@@ -110,8 +110,10 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
 
 
 def _called(agent: Agent) -> Iterator[Agent | str]:
-    """All that it may call."""
+    """All that it may call, and that its step policies may ask."""
     yield from agent.subagents
+    for hook in agent.hooks:
+        yield from hook.agents
     for tool in agent.toolbox:
         if isinstance(tool, SubagentTool):
             yield from tool.agents

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from ..errors import DefinitionError
@@ -70,6 +69,8 @@ class Hook:
     """Names of the parameters that it is given."""
     is_async: bool
     """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable."""
+    agents: tuple[Any, ...] = ()
+    """Agents, or names of agents, that it asks (``step.branch``)."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -79,12 +80,18 @@ class Hook:
 
 
 def hook(
-    event: Event, *, on_error: OnError = "fail", name: str | None = None, timeout: float = TIMEOUT
+    event: Event,
+    *,
+    on_error: OnError = "fail",
+    name: str | None = None,
+    timeout: float = TIMEOUT,
+    agents: Iterable[Any] = (),
 ) -> Callable[[Callable[..., Any]], Hook]:
     """``@hook("before_llm_call")`` makes a function, sync or async, a hook.
 
     Its parameters are found by their names: those that ``EVENTS`` lists for the event, as many as it wants. If it
-    raises, the call fails with its name, unless ``on_error="log"``: then it is logged, and the call goes on.
+    raises, the call fails with its name, unless ``on_error="log"``: then it is logged, and the call goes on. ``agents``
+    are those that a step policy asks (``step.branch``): they are served wherever it runs.
 
     Raises ``DefinitionError`` for an event that there is not, and for a parameter that the event does not give.
     """
@@ -94,7 +101,26 @@ def hook(
         raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise DefinitionError(f"hook on {event}: timeout is a number of seconds above 0, not {timeout!r:.100}")
-    return functools.partial(_made, event, on_error, name, timeout)
+    asked = _checked_agents(event, agents)
+
+    def made(fn: Callable[..., Any]) -> Hook:
+        return replace(_made(event, on_error, name, timeout, fn), agents=asked)
+
+    return made
+
+
+def _checked_agents(event: Event, agents: Any) -> tuple[Any, ...]:
+    if isinstance(agents, str) or not isinstance(agents, Iterable):
+        raise DefinitionError(f"hook on {event}: agents is a list, not {agents!r:.100}", hint="Write agents=[critic].")
+    listed = tuple(agents)
+    for one in listed:
+        if not isinstance(one, str) and not isinstance(getattr(one, "name", None), str):
+            raise DefinitionError(f"hook on {event}: it asks agents, or names of agents, not {one!r:.100}")
+    if listed and event != "on_iteration":
+        raise DefinitionError(
+            f"a hook on {event} cannot ask other agents", hint='A step policy can: @hook("on_iteration", agents=[…]).'
+        )
+    return listed
 
 
 def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn: Callable[..., Any]) -> Hook:

@@ -70,7 +70,8 @@ class Engine:
     ) -> None:
         self._stream = stream
         self.hooks = HookSet(checked_hooks("worker", hooks))
-        self.agents = Agents(agents, tools)
+        asked = (one for each in self.hooks for one in each.agents if isinstance(one, Agent))
+        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *asked], tools)
         self._provider_limits = checked_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(config.store_url(store_url) or config.home_store_url())

@@ -205,3 +205,21 @@ async def test_steps(loopback: Loopback) -> None:
     assert [tool["function"]["name"] for tool in second["tools"]] == ["read"]
     assert results(second)[0].endswith(" …")
     assert out[1].endswith(", None]"), "the policy gave the last reply"
+
+
+async def test_branch(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        if "Judge" not in system(request):
+            sure = results(request)[-1:] == ["Page 2: the charter was signed in 1848."]
+            return "In 1848." if sure else Call("read", {"page": len(results(request)) + 1})
+        fits = "certain" not in system(request) or "1848" in results(request)[-1]
+        return Call("__finish__", {"enough": fits, "missing": "" if fits else "Find the year."})
+
+    loopback.model.rule = rule
+    out = succeeded(await loopback.python(EXAMPLES / "40_branch.py")).splitlines()
+    assert out == ["In 1848.", "['Not yet. Find the year.']"]
+    critics = [request for request in loopback.model.requests if "Judge" in system(request)]
+    assert [len(results(request)) for request in critics] == [1, 1, 2, 2]
+    assert all(users(request)[-1] == "Is this enough?" for request in critics)
+    last = loopback.model.requests[-1]
+    assert not last.get("tools"), "the policy took the tool away"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from perdure.cli.event_lines import EventLines
-from perdure.types.events import StepTaken
+from perdure.types.branch_events import BranchCompleted, BranchStarted
+from perdure.types.events import Event, StepTaken
+from perdure.types.messages import BlobRef
 
 
 @pytest.mark.parametrize(
@@ -28,4 +30,24 @@ from perdure.types.events import StepTaken
 def test_what_a_step_has_changed(changed: dict[str, Any], line: str) -> None:
     beside = io.StringIO()
     EventLines(io.StringIO(), beside).show(StepTaken(**changed))
+    assert beside.getvalue() == f"{line}\n"
+
+
+BLOB = BlobRef(hash="a" * 64, size=40_000)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (BranchStarted(agent="critic", message="Enough?"), "⑂ critic: Enough?"),
+        (BranchStarted(agent="critic"), "⑂ critic"),
+        (BranchStarted(agent="critic", blob=BLOB), "⑂ critic: …"),
+        (BranchCompleted(agent="critic", content="Yes."), "← critic: Yes."),
+        (BranchCompleted(agent="critic", blob=BLOB), "← critic: 40,000 bytes"),
+        (BranchCompleted(agent="critic", error_type="ParseError", error="no"), "✗ critic: ParseError: no"),
+    ],
+)
+def test_what_a_branch_asks_and_comes_to(event: Event, line: str) -> None:
+    beside = io.StringIO()
+    EventLines(io.StringIO(), beside).show(event)
     assert beside.getvalue() == f"{line}\n"
