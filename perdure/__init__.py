@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from .run import Run
     from .runtime import local
     from .schedule import Schedule
-    from .tools import Approval, Memory, RunContext, Tool, ToolContext, allow, ask, delegate, deny, remote_tool, tool
+    from .tools import (
+        Approval,
+        Memory,
+        RunContext,
+        Tool,
+        ToolContext,
+        allow,
+        ask,
+        background,
+        delegate,
+        deny,
+        remote_tool,
+        tool,
+    )
     from .tools.auth import RunFacts
     from .turn import Turn
     from .types.compaction import Compaction
@@ -58,6 +71,7 @@ _HOME = {
     "Worker": "worker",
     "allow": "tools",
     "ask": "tools",
+    "background": "tools",
     "delegate": "tools",
     "deny": "tools",
     "hook": "hooks",
@@ -97,6 +111,7 @@ __all__ = [
     "Worker",
     "allow",
     "ask",
+    "background",
     "delegate",
     "deny",
     "hook",

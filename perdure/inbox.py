@@ -190,10 +190,11 @@ async def pending_of(run: Run) -> list[PendingCall]:
     """What waits in ``run`` and in its subagents."""
     status = await run.status()
     waiting = [_call(run, status.agent, one) for one in status.approvals]
-    for call in status.calls:
-        if call.context_id is not None:
-            with suppress(RunNotFoundError):  # it has not begun yet
-                waiting += await pending_of(run.client.run(call.context_id))
+    below = [call.context_id for call in status.calls if call.context_id is not None]
+    below += [one.context_id for one in status.background if one.state == "running"]
+    for child in dict.fromkeys(below):
+        with suppress(RunNotFoundError):  # it has not begun yet
+            waiting += await pending_of(run.client.run(child))
     return waiting
 
 

@@ -160,6 +160,8 @@ async def reopening(run: Run) -> dict[str, Any]:
         start.setdefault("store_id", store.store_id)
     if recorded:
         start.pop("message", None)
+    if isinstance(parent := start.get("parent"), dict):  # nobody waits any more to be told of its end
+        start["parent"] = {name: value for name, value in parent.items() if name != "background"}
     parse_start(start)
     return {**start, "resume": True}
 

@@ -16,6 +16,7 @@ from ..ports import NextTool, ToolCall
 from ..tools import RunContext, Tool
 from ..tools.approval import Approval, first_rule
 from ..types.approval import Asks, Decided, arguments_hash
+from ..types.background import AsCollect, AsTell
 from ..types.duration import seconds
 from ..types.messages import ToolCallPart
 from ..types.wire import AsActivity, AsRemote, AsSubagent, Call, Refused, ToolOutput
@@ -35,7 +36,7 @@ class Approving:
     async def plan(self, agent: Agent, call: Call, told: RunContext[Any]) -> Call:
         """``call``, to wait for a person or refused, where a rule or its tool says so."""
         how = call.disposition
-        if not isinstance(how, AsActivity | AsRemote | AsSubagent):
+        if not isinstance(how, AsActivity | AsRemote | AsSubagent | AsCollect | AsTell):
             return call
         arguments = call.arguments or {}
         terms = await self._terms(agent, agent.toolbox.get(call.name), call.id, call.name, arguments, told)

@@ -14,6 +14,7 @@ from ..errors import HookError
 from ..hooks import Event, Given, Hook, Veto, fire_all
 from ..ports import ModelCall
 from ..tools import RunContext, SubagentTool
+from ..types.background import AsTell
 from ..types.messages import Message, ToolResultPart, clean
 from ..types.wire import INLINE_BYTES, AsSubagent, Call, ModelOutput, Refused
 from .author_loop import AuthorLoop
@@ -31,13 +32,13 @@ class Delegating:
     async def before(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> ModelOutput:
         """Let hooks change or veto what subagents are asked. Raises ``HookError``, ``AbortError``."""
         hooks = self._on("before_subagent", agent)
-        if not hooks or not any(isinstance(call.disposition, AsSubagent) for call in output.calls):
+        if not hooks or not any(isinstance(call.disposition, AsSubagent | AsTell) for call in output.calls):
             return output
         return output.model_copy(update={"calls": tuple([await self._asked(hooks, told, one) for one in output.calls])})
 
     async def _asked(self, hooks: Sequence[Hook], told: RunContext[Any], call: Call) -> Call:
         how = call.disposition
-        if not isinstance(how, AsSubagent):
+        if not isinstance(how, AsSubagent | AsTell):
             return call
         vetoes: list[Veto] = []
 
@@ -49,7 +50,7 @@ class Delegating:
             return bool(vetoes)
 
         given: Given = {
-            "agent": how.agent,
+            "agent": how.agent if isinstance(how, AsSubagent) else how.handle,
             "message": how.message,
             "name": call.name,
             "call_id": call.id,
@@ -76,7 +77,8 @@ class Delegating:
         call.fresh = fresh
 
     async def _answered(self, hooks: Sequence[Hook], agent: Agent, told: RunContext[Any], part: Any) -> Any:
-        if not isinstance(part, ToolResultPart) or not isinstance(agent.toolbox.get(part.name), SubagentTool):
+        tool = agent.toolbox.get(part.name) if isinstance(part, ToolResultPart) else None
+        if not isinstance(tool, SubagentTool) or not tool.answers:
             return part
 
         def take(hook: Hook, returned: Any, given: Given) -> None:

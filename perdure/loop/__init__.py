@@ -7,9 +7,23 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result
 from .approvals import ask, check_approval, decide_approval, repeats
+from .background import child_ended, gather
 from .branch_runs import apply_branch, branch_id, branch_start, settle_branch
 from .compacting import Compact, apply_compacted, too_long, tried
-from .decide import CallModel, Close, End, Next, Remind, RunBranches, RunCalls, Wait, decide, joining
+from .decide import (
+    CallModel,
+    Close,
+    End,
+    Next,
+    Remind,
+    Report,
+    RunBranches,
+    RunCalls,
+    StopChildren,
+    Wait,
+    decide,
+    joining,
+)
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .indexing import to_index
 from .limits import left, tick
@@ -31,8 +45,10 @@ __all__ = [
     "Next",
     "Remind",
     "Reminding",
+    "Report",
     "RunBranches",
     "RunCalls",
+    "StopChildren",
     "Wait",
     "abort",
     "apply_branch",
@@ -50,6 +66,7 @@ __all__ = [
     "check_approval",
     "check_message",
     "check_revocation",
+    "child_ended",
     "child_id",
     "child_start",
     "close",
@@ -57,6 +74,7 @@ __all__ = [
     "decide_approval",
     "due",
     "fail",
+    "gather",
     "interrupt",
     "joining",
     "left",

@@ -24,7 +24,7 @@ from ..types.approval import (
 )
 from ..types.messages import clean
 from ..types.state import DECIDED, PendingCall, RunState
-from ..types.wire import AsActivity, AsSubagent, NewResult
+from ..types.wire import AsActivity, AsRemote, NewResult
 from .apply import collect, end_at_limit
 from .asking import asks
 from .limits import unused
@@ -77,9 +77,8 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalD
     if _late(pending, now):
         raise ApprovalExpiredError(f"the approval of call {decision.call_id!r} has expired")
     if decision.arguments is not None and not isinstance(pending.call.disposition, AsActivity):
-        whose = (
-            "what a subagent is asked" if isinstance(pending.call.disposition, AsSubagent) else "those of a remote tool"
-        )
+        remote = isinstance(pending.call.disposition, AsRemote)
+        whose = "those of a remote tool" if remote else "what a subagent is asked"
         raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
     if terms.separate and decision.decision == "approve":
         _check_separate(state, decision)

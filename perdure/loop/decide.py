@@ -6,12 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from ..types.background import AsTell
 from ..types.bounds import LimitUse
 from ..types.state import PendingBranch, PendingCall, RunState
 from ..types.wire import AsSubagent, Closing, New, NewMessage
 from . import branching, sizes
 from .answer import response
 from .asking import asks, deadline
+from .children import collects, running
 from .compacting import Compact, compaction
 from .finish import REMINDER_ID, force
 from .limits import exceeded
@@ -64,11 +66,23 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for a message, for an operator, or for somebody's approval."""
+    """Wait for a message, for an operator, for somebody's approval, or for a subagent in background."""
 
-    until: Literal["message", "resumed", "approval"]
+    until: Literal["message", "resumed", "approval", "child"]
     deadline: float | None = None
     """When the wait for an approval ends by itself, or a reminder is due: seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopChildren:
+    """Stop the subagents in background, which do not outlive their parent, and wait until they have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the parent of a run in background how it ends."""
+
+    status: Literal["completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,10 @@ class End:
     status: Literal["completed", "failed", "cancelled"]
 
 
-Next = CallModel | Compact | RunCalls | RunBranches | Remind | Close | Wait | End
+Next = CallModel | Compact | RunCalls | RunBranches | Remind | Close | Wait | StopChildren | Report | End
+
+
+Ending = Literal["completed", "failed", "cancelled"]
 
 
 def decide(state: RunState) -> Next:
@@ -90,7 +107,7 @@ def decide(state: RunState) -> Next:
         return _close_once(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
-    ready = tuple(call for call in state.calls if call.result is None and not asks(call))
+    ready = tuple(call for call in state.calls if call.result is None and not asks(call) and not collects(call))
     if waiting := tuple(call for call in ready if not call.held):
         return RunCalls(_at_once(waiting, state))
     if still := due(state):
@@ -102,6 +119,8 @@ def decide(state: RunState) -> Next:
         return RunBranches(branches)
     if any(map(asks, state.calls)):
         return Wait("approval", deadline(state))
+    if any(map(collects, state.calls)):
+        return Wait("child")
     if turn is None or (turn.answer is not None and not state.inbox):
         return _between_turns(state)
     return _model_or_limit(state)
@@ -119,20 +138,24 @@ def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]
     more = tuple(
         call
         for call in state.calls
-        if call.result is None and call.decided is not None and not call.held and call.op not in flying
+        if call.result is None
+        and call.decided is not None
+        and not (call.held or collects(call))
+        and call.op not in flying
     )
     return _at_once((*flown, *more), state)[len(flown) :] if more else ()
 
 
 def _between_turns(state: RunState) -> Next:
     if state.turn is None:
-        return End("completed") if state.closed else Wait("message")
+        return _end(state, "completed") if state.closed else Wait("message")
     # The model activity recorded the answer that it gave. That the turn ended otherwise is for us to say.
     unsaid = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
     if state.mode == "run" or state.closed:
-        # Of a session the activity said that it waits.
-        record = bool(state.carry) or unsaid or state.mode == "session"
-        return _close_once(state, "completed") if record else End("completed")
+        # Of a session the activity said that it waits. And what a subagent used that ended since is not recorded yet.
+        late = any(not row.collected for row in state.background)
+        record = bool(state.carry) or unsaid or late or state.mode == "session"
+        return _close_once(state, "completed") if record else _end(state, "completed")
     if state.carry or (unsaid and not state.recorded):
         return _closing(state, "waiting")
     return Wait("message")
@@ -171,9 +194,9 @@ def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[Pending
     total = subagents = 0
     for index, pending in enumerate(waiting):
         total += each + size(pending.call.arguments)
-        if isinstance(how := pending.call.disposition, AsSubagent):
+        if isinstance(how := pending.call.disposition, AsSubagent | AsTell):
             total += size(how.message)
-            subagents += 1
+            subagents += isinstance(how, AsSubagent)
         if index and (total > sizes.CALLS_BYTES or subagents > sizes.SUBAGENTS_AT_ONCE):
             return waiting[:index]
     return waiting
@@ -210,10 +233,18 @@ def _size(item: New) -> int:
     return size(item.model_dump(mode="json", exclude_none=True))
 
 
-def _close_once(state: RunState, status: Literal["completed", "failed", "cancelled"]) -> Close | End:
+def _close_once(state: RunState, status: Ending) -> Next:
+    if running(state):  # what they have used by then is recorded, too
+        return StopChildren()
     if state.recorded and not state.inbox and not state.carry:
-        return End(status)
+        return _end(state, status)
     return _closing(state, status)
+
+
+def _end(state: RunState, status: Ending) -> Report | End:
+    """A run in background says so first, and again if it went on meanwhile."""
+    waited = state.parent is not None and state.parent.background
+    return Report(status) if waited and state.reported != state.op else End(status)
 
 
 def _closing(

@@ -19,7 +19,8 @@ def to_index(state: RunState, step: Next | None, shown: Mapping[str, object]) ->
     to date, but for whether a session is in a turn. Only attributes that the namespace is known to have.
     """
     pending = len(waiting(state)) if state.calls else 0
-    if not pending and not isinstance(step, Wait) and PENDING not in shown and STATUS not in shown:
+    waits = isinstance(step, Wait) and step.until != "child"
+    if not pending and not waits and PENDING not in shown and STATUS not in shown:
         return {}
     status: IndexedStatus = "waiting" if pending else "running"
     wanted: dict[str, Value] = {

@@ -13,6 +13,7 @@ from typing import Any
 from ..types.bounds import Bounds, LimitName, LimitScope, LimitUse
 from ..types.state import Failure, PendingCall, RunState, Turn
 from ..types.wire import NewResult
+from .children import set_aside
 
 BUDGETS: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
 Used = dict[str, float]
@@ -88,10 +89,10 @@ def _scopes(state: RunState) -> Iterator[tuple[LimitScope, Used, Bounds | None, 
     over = (turn.overrides or {}).get("limits") or {} if turn else {}
     whole: Used = {
         "iterations": state.iterations,
-        "tokens": state.usage.total_tokens,
-        "cost_usd": state.cost_usd or 0.0,
+        "tokens": state.usage.total_tokens + set_aside(state, "tokens"),
+        "cost_usd": (state.cost_usd or 0.0) + set_aside(state, "cost_usd"),
         "wall_time": state.worked,
-        "tool_calls": state.tool_calls,
+        "tool_calls": state.tool_calls + set_aside(state, "tool_calls"),
     }
     yield "run", _inherited(state, _bounds(limits.run, over)), state.raised, whole
     if turn is not None:

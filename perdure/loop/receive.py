@@ -31,12 +31,17 @@ def receive(state: RunState, raw: Any) -> bool:
         message = read_message(raw)
         _check_store(state, message)
     except InvalidInputError as error:
-        state.refused = [*state.refused, clean(error.message)[:REFUSED_CHARS]][-10:]
+        refuse(state, error.message)
         return False
     if _known(state, message):
         return False
     _take(state, message)
     return True
+
+
+def refuse(state: RunState, why: str) -> None:
+    """Keep why something that was signalled was not taken."""
+    state.refused = [*state.refused, clean(why)[:REFUSED_CHARS]][-10:]
 
 
 def send(state: RunState, raw: Any) -> str:

@@ -8,12 +8,11 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError
 from ..types.bounds import Bounds, RunLimits
-from ..types.messages import clean
 from ..types.state import Answer, RunState
 from .apply import drop_reminder
 from .branching import drop_branches, waiting
 from .limits import BUDGETS, exceeded, failure, release
-from .receive import REFUSED_CHARS
+from .receive import refuse
 
 
 def settle(state: RunState) -> None:
@@ -57,7 +56,7 @@ def raise_limits(state: RunState, raw: Any) -> bool:
     try:
         limits = read_limits(given)
     except InvalidInputError as error:
-        state.refused = [*state.refused, clean(error.message)[:REFUSED_CHARS]][-10:]
+        refuse(state, error.message)
         return False
     state.raised = _higher(state.raised, limits.model_dump(exclude={"turn"}))
     if limits.turn is not None and state.turn is not None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..types.background import AsCollect
 from ..types.interface import ChildStatus, Status
-from ..types.state import RunState
+from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent
 from . import branching
 from .approvals import waiting
 from .branch_runs import branch_id
+from .children import row_of, run_id, shown
 from .compacting import Compact
-from .decide import CallModel, Close, End, Remind, RunBranches, RunCalls, Wait, decide
+from .decide import CallModel, Close, End, Remind, Report, RunBranches, RunCalls, StopChildren, Wait, decide
 from .limits import exceeded, uses, waits
 from .subagents import child_id
 
@@ -28,12 +30,14 @@ def status(state: RunState, since: str | None = None) -> Status:
             phase, work = "running", "tools"
         case RunBranches():
             phase, work = "running", "branches"
-        case Close():
+        case Close() | StopChildren() | Report():
             phase, work = "running", "closing"
         case Wait(until="resumed"):
             phase, work = "paused", "nothing"
         case Wait(until="approval") | Remind():
             phase, work = "waiting", "approval"
+        case Wait(until="child"):
+            phase, work = "running", "tools"
         case Wait():
             phase, work = "waiting", "message"
         case End(status=ended):
@@ -58,6 +62,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             "limits": uses(state),
             "at_limit": exceeded(state) if at_limit else None,
             "calls": [*_calls(state), *_branches(state)],
+            "background": shown(state),
             "approvals": waiting(state),
             "decided": state.decided,
             "standing": state.standing,
@@ -70,9 +75,17 @@ def status(state: RunState, since: str | None = None) -> Status:
 def _calls(state: RunState) -> Iterator[ChildStatus]:
     for call in state.calls:
         if call.result is None:
-            how = call.call.disposition
-            child = child_id(state, call) if isinstance(how, AsSubagent) else None
-            yield ChildStatus(call_id=call.call.id, name=call.call.name, kind=how.kind, context_id=child)
+            kind, child = call.call.disposition.kind, _child(state, call)
+            yield ChildStatus(call_id=call.call.id, name=call.call.name, kind=kind, context_id=child)
+
+
+def _child(state: RunState, pending: PendingCall) -> str | None:
+    """Id of the run that the call waits for."""
+    how = pending.call.disposition
+    if isinstance(how, AsSubagent):
+        return child_id(state, pending)
+    row = row_of(state, how.handle) if isinstance(how, AsCollect) else None
+    return None if row is None else run_id(state, row)
 
 
 def _branches(state: RunState) -> Iterator[ChildStatus]:

@@ -13,9 +13,12 @@ from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent, NewResult
 from . import branching
 from .apply import apply_result
+from .children import running
 from .limits import left, uses
 from .sizes import RUN_ID_BYTES
 
+CANCELLED = "RunCancelledError: the subagent was cancelled"
+INTERRUPTED = "Interrupted: the subagent was interrupted before it had an answer"
 MAX_DEPTH = 5
 """How deep subagents may be nested: agents that call each other by name would go on without end."""
 _PAID = ("tokens", "cost_usd")
@@ -46,13 +49,13 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
     assert isinstance(how, AsSubagent), "a call of another agent"
     depth = (state.parent.depth if state.parent else 0) + 1
     if depth > MAX_DEPTH:
-        return _refused(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
+        return refused(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
     if len(child_id(state, pending).encode()) > RUN_ID_BYTES:
-        return _refused(pending, "not run: the id of this run is too long for it to have subagents")
-    limits = _share(state)
+        return refused(pending, "not run: the id of this run is too long for it to have subagents")
+    limits = _share(state, how)
     if limits is not None and any(getattr(limits, name) is not None and getattr(limits, name) <= 0 for name in _PAID):
         spent = next(use for use in uses(state) if use.name in _PAID and getattr(limits, use.name) is not None)
-        return _refused(pending, f"not run: nothing is left for a subagent, {spent}")
+        return refused(pending, f"not run: nothing is left for a subagent, {spent}")
     content: Any = how.message if how.blob is None else how.blob.model_dump(mode="json")
     message: dict[str, Any] = {"content": content}
     if how.typed:
@@ -65,6 +68,7 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
         scope=_key(state, pending, how),
         depth=depth,
         limits=limits,
+        background=how.background is not None,
     )
     start = {
         "agent": how.agent,
@@ -87,12 +91,12 @@ def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping
     count_child(state, ended)
     if response is None:
         if not stopping:
-            apply_result(state, pending.op, _refused(pending, ended.error or "the subagent ended without an answer"))
+            apply_result(state, pending.op, refused(pending, ended.error or "the subagent ended without an answer"))
         return
     if response.finish_reason == "interrupted":
         if not stopping:
-            text = response.content or "Interrupted: the subagent was interrupted before it had an answer"
-            apply_result(state, pending.op, _refused(pending, text))
+            text = response.content or INTERRUPTED
+            apply_result(state, pending.op, refused(pending, text))
         return
     said = None if response.blob is not None else response.content
     result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)
@@ -127,18 +131,26 @@ def read_used(details: Any) -> Response | None:
     return Response.model_validate(used) if isinstance(used, dict) else None
 
 
-def _share(state: RunState) -> Bounds | None:
+def _share(state: RunState, how: AsSubagent) -> Bounds | None:
     """What one of the children that are to run now may use: an equal part of what is left, so that together they do
-    not use more than there is."""
+    not use more than there is.
+
+    One in background gets a part as if all that may run beside it did, and leaves one for its parent, who goes on.
+    """
     whole = left(state)
     if whole is None:
         return None
-    waiting = sum(isinstance(call.call.disposition, AsSubagent) and call.result is None for call in state.calls)
-    waiting += len(branching.waiting(state))
+    ways = [one.call.disposition for one in state.calls if one.result is None]
+    waiting = [one for one in ways if isinstance(one, AsSubagent)]
+    branches = len(branching.waiting(state))
+    sharers = len(waiting) + branches
+    if how.background is not None:
+        awaited = sum(one.background is None for one in waiting) + branches
+        sharers = awaited + max(1, how.background - len(running(state))) + 1
     parts: dict[str, Any] = whole.model_dump(exclude_none=True)
     for name in _SHARED:
         if name in parts:
-            parts[name] = parts[name] / max(1, waiting) if name == "cost_usd" else parts[name] // max(1, waiting)
+            parts[name] = parts[name] / max(1, sharers) if name == "cost_usd" else parts[name] // max(1, sharers)
     return Bounds.model_validate(parts)
 
 
@@ -149,5 +161,6 @@ def _key(state: RunState, pending: PendingCall, how: AsSubagent) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _refused(pending: PendingCall, text: str) -> NewResult:
+def refused(pending: PendingCall, text: str) -> NewResult:
+    """An error, which the model is told."""
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)

@@ -138,7 +138,12 @@ def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
         if isinstance(one.disposition, AsSubagent) and task.purpose == "call":
             child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
             began = ToolStarted(
-                **facts(call), call_id=one.id, name=one.name, arguments=one.arguments, child_context_id=child
+                **facts(call),
+                call_id=one.id,
+                name=one.name,
+                arguments=one.arguments,
+                child_context_id=child,
+                background=one.disposition.background is not None,
             )
             yield NewEvent(began, key=f"tool/{call.owner}/{one.id}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import StoreMismatchError, TranscriptCorruptedError
 from ..loop.calls import closed_calls
 from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Node, Runs, ToolCall
+from ..types.background import AsTell
 from ..types.interface import plain_output
 from ..types.messages import Message, ToolResultPart
 from ..types.wire import (
@@ -257,7 +258,7 @@ def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
                 far -= size
         elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
-            if isinstance(how := call.disposition, AsSubagent):
+            if isinstance(how := call.disposition, AsSubagent | AsTell):
                 blobs.append(Blob.of(how.message))
                 how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
                 call = call.model_copy(update={"disposition": how})

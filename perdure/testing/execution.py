@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
@@ -35,7 +35,7 @@ _CLOSING = 2.0
 _ACTIVITY_EVENTS = 6
 """Events that a call adds to a history."""
 
-SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume"})
+SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume", "child_ended", "probe"})
 QUERIES = frozenset({"status", "turn"})
 UPDATES = {
     "send_message": "_check_message",
@@ -63,13 +63,24 @@ class Started:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
+class Others(Protocol):
+    """The executions beside it."""
+
+    def begin(self, started: Started) -> Execution:
+        """Begin a child. Raises ``WorkflowAlreadyStartedError``."""
+        ...
+
+    def last(self, id: str) -> Execution | None:
+        """The latest of that id."""
+        ...
+
+
 class Execution:
     """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. To be used on its event loop."""
 
-    def __init__(self, engine: Engine, started: Started, begin: Callable[[Started], Execution]) -> None:
-        """``begin`` begins a child of it."""
+    def __init__(self, engine: Engine, started: Started, others: Others) -> None:
         self.started = started
-        self._begin = begin
+        self._others = others
         self.run_id = started.first_execution_run_id
         self.ended: Ended | None = None
         self.ended_at: datetime | None = None
@@ -249,9 +260,23 @@ class Execution:
             self.started.task_queue,
             attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
         )
-        child = InProcessChild(self._outside.copy().run(self._begin, started))
+        child = InProcessChild(self._outside.copy().run(self._others.begin, started))
         child.add_done_callback(lambda _: self._happened())
         return child
+
+    async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None:
+        """See ``Host``."""
+        self._open(id).signal(signal, json.loads(json.dumps(arguments)))
+
+    async def cancel_external(self, id: str) -> None:
+        """See ``Host``."""
+        self._open(id).cancel()
+
+    def _open(self, id: str) -> Execution:
+        found = self._others.last(id)
+        if found is None or found.ended is not None:
+            raise ApplicationError(f"no run {id} is open", type="ExternalWorkflowExecutionNotFound")
+        return found
 
     # --- its course
 

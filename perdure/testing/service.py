@@ -107,7 +107,7 @@ class InProcessService(ServiceClient):
     # --- starts and messages
 
     async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
-        last = self._last(req.workflow_id)
+        last = self.last(req.workflow_id)
         if last is not None and not _may_start(req, last):
             if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
                 return api.StartWorkflowExecutionResponse(run_id=last.run_id, started=False)
@@ -117,17 +117,17 @@ class InProcessService(ServiceClient):
             kind = req.workflow_type.name
             raise _error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
         attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
-        execution = self._begin(
+        execution = self.begin(
             Started(req.workflow_id, _arguments(req.input), req.memo, req.task_queue.name, attributes=attributes)
         )
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
-    def _begin(self, started: Started) -> Execution:
+    def begin(self, started: Started) -> Execution:
         """Raises ``WorkflowAlreadyStartedError``, which only a child's start can find."""
-        last = self._last(started.workflow_id)
+        last = self.last(started.workflow_id)
         if last is not None and last.ended is None:
             raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW, run_id=last.run_id)
-        execution = Execution(self._engine, started, self._begin)
+        execution = Execution(self._engine, started, self)
         self._executions.setdefault(started.workflow_id, []).append(execution)
         return execution
 
@@ -216,7 +216,8 @@ class InProcessService(ServiceClient):
     def _all(self) -> list[Execution]:
         return [execution for executions in self._executions.values() for execution in executions]
 
-    def _last(self, id: str) -> Execution | None:
+    def last(self, id: str) -> Execution | None:
+        """The latest execution of that id."""
         executions = self._executions.get(id)
         return executions[-1] if executions else None
 

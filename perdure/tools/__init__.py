@@ -2,6 +2,7 @@
 
 from perdure.tools.approval import Approval, Rule, allow, ask, deny
 from perdure.tools.arguments import ArgumentsError
+from perdure.tools.background import background
 from perdure.tools.context import RunContext, ToolContext
 from perdure.tools.memory import Memory
 from perdure.tools.remote import RemoteTool, remote_tool
@@ -26,6 +27,7 @@ __all__ = [
     "allow",
     "as_tool",
     "ask",
+    "background",
     "delegate",
     "deny",
     "error_text",

@@ -15,6 +15,7 @@ from perdure.ports import ToolSpec
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext
 from perdure.tools.tool import Tool
+from perdure.types.background import AsCollect, AsTell
 from perdure.types.messages import clean
 from perdure.types.wire import AsSubagent
 
@@ -30,14 +31,16 @@ class SubagentTool(Tool):
         name: str,
         description: str,
         parameters: Mapping[str, Any],
-        ask: Callable[[Mapping[str, Any]], AsSubagent],
+        ask: Callable[[Mapping[str, Any]], AsSubagent | AsCollect | AsTell],
         *,
         agents: Sequence[Any],
         typed: bool = False,
         chosen: bool = False,
+        answers: bool = True,
     ) -> None:
         """``ask`` gives what is asked of whom, and raises ``ArgumentsError``. ``agents`` are those that it may name:
-        agents, or their names. ``chosen``: which of them is for the model to say."""
+        agents, or their names. ``chosen``: which of them is for the model to say. ``answers``: its result is an
+        agent's answer."""
         if len(name) > _NAME_CHARS:
             raise DefinitionError(
                 f"the tool name {name!r} has {len(name)} characters; models take {_NAME_CHARS}",
@@ -46,7 +49,7 @@ class SubagentTool(Tool):
         self.name, self.description = name, clean(description)
         self.where = f"subagent{'s' if chosen else ''} {', '.join(map(agent_name, agents))}"
         self.parameters = dict(parameters)
-        self.agents, self.chosen = tuple(agents), chosen
+        self.agents, self.chosen, self.answers = tuple(agents), chosen, answers
         self.timeout, self.idempotent, self.inline = 0.0, False, False  # nothing of it runs in a worker
         self.retries, self.task_queue = None, None
         self.hooks = HookSet()
@@ -93,8 +96,20 @@ def call_tool(agent: Any, name: str | None = None, description: str | None = Non
 def delegate(agents: Sequence[Any], *, name: str = DELEGATE, description: str | None = None) -> Tool:
     """A tool by which the model asks any of ``agents`` (agents, or names of agents that the same worker serves):
     ``call_agent(agent_name, message)``. Raises ``DefinitionError``."""
-    if isinstance(agents, str) or not agents:
-        raise DefinitionError(f"delegate takes a list of agents, not {agents!r:.100}", hint="delegate([researcher]).")
+    form = choice("delegate", agents, name)
+
+    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
+        given = form.validate(arguments)
+        return AsSubagent(agent=given["agent_name"], message=given["message"])
+
+    said = description if description is not None else "Ask another agent, and get its answer. " + there_are(agents)
+    return SubagentTool(name, said, form.parameters, ask, agents=agents, chosen=True)
+
+
+def choice(maker: str, agents: Sequence[Any], name: str) -> Tool:
+    """A form of ``agent_name``, one of ``agents``, and ``message``. Raises ``DefinitionError``."""
+    if not isinstance(agents, Sequence) or isinstance(agents, str) or not agents:
+        raise DefinitionError(f"{maker} takes a list of agents, not {agents!r:.100}", hint=f"{maker}([researcher]).")
     names = tuple(map(agent_name, agents))
 
     def call(agent_name: Any, message: Any) -> None:
@@ -105,15 +120,14 @@ def delegate(agents: Sequence[Any], *, name: str = DELEGATE, description: str | 
         "message": Annotated[str, Field(description="All that the agent needs to know: it sees nothing else.")],
         "return": None,
     }
-    form = Tool(call, name=name)
+    return Tool(call, name=name)
 
-    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
-        given = form.validate(arguments)
-        return AsSubagent(agent=given["agent_name"], message=given["message"])
 
-    listed = "\n".join(f"- {agent_name(one)}: {getattr(one, 'description', '') or 'an agent'}" for one in agents)
-    said = description if description is not None else f"Ask another agent, and get its answer. There are:\n{listed}"
-    return SubagentTool(name, said, form.parameters, ask, agents=agents, chosen=True)
+def there_are(agents: Sequence[Any]) -> str:
+    """The agents that the model may choose from, for a tool's description."""
+    return "There are:\n" + "\n".join(
+        f"- {agent_name(one)}: {getattr(one, 'description', '') or 'an agent'}" for one in agents
+    )
 
 
 def agent_name(agent: Any) -> str:

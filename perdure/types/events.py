@@ -18,6 +18,7 @@ in ``replaces``: the deltas of a reply go when the reply is whole.
 from __future__ import annotations
 
 import json
+import operator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -162,6 +163,8 @@ class ToolStarted(_Event):
     """None where they are large: they are in the transcript."""
     child_context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
     """Of a call of another agent: the id of its run, which has events of its own."""
+    background: bool = Field(default=False, exclude_if=operator.not_)
+    """That run goes on in background: the call ends as soon as it has begun."""
 
 
 class ToolProgress(_Event):

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from .approval import DecidedApproval, PendingApproval, StandingApproval
 from .auth import Ref, Token, one_auth
+from .background import BackgroundStatus
 from .bounds import Bounds, Count, LimitUse, RunLimits
 from .duration import Seconds
 from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
@@ -112,6 +113,8 @@ class Parent(Strict):
     """1 for the child of a run that somebody started."""
     limits: Bounds | None = None
     """What is left for it of the budgets of its parent."""
+    background: bool = Field(default=False, exclude_if=operator.not_)
+    """Nobody awaits it: it tells its parent when it has ended."""
 
 
 class Start(Strict):
@@ -234,7 +237,7 @@ class ChildStatus(Data):
     name: str
     kind: str
     context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
-    """Id of the subagent's run."""
+    """Id of the subagent's run; of a call that waits for one in background, too."""
 
 
 class Status(Data):
@@ -263,6 +266,8 @@ class Status(Data):
     at_limit: LimitUse | None = None
     """The one that it is paused at, until somebody raises it."""
     calls: tuple[ChildStatus, ...] = ()
+    background: tuple[BackgroundStatus, ...] = ()
+    """Subagents in background, also those that have ended."""
     approvals: tuple[PendingApproval, ...] = ()
     """Calls that wait for somebody to approve them; also while others run."""
     decided: tuple[DecidedApproval, ...] = ()

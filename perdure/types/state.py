@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from ..errors import InvalidInputError
 from .approval import Decided, DecidedApproval, StandingApproval, Waiting
+from .background import BackgroundRun
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
 from .interface import Mode, Parent, TurnStatus
@@ -173,6 +174,14 @@ class RunState(Part):
     carry: list[New] = []
     """What the next model call must be given besides the inbox: results, reminders."""
     calls: list[PendingCall] = []
+    background: list[BackgroundRun] = Field(default=[], exclude_if=operator.not_)
+    """Subagents in background, the latest last."""
+    backgrounds: int = Field(default=0, exclude_if=operator.not_)
+    """How many there were."""
+    reported: int | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Of a run in background: the operation after which it told its parent that it has ended."""
+    heard: float | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Of a run in background: when its parent was last known to be there, in seconds since 1970."""
     decided: list[DecidedApproval] = []
     """Approvals that were decided, the latest last."""
     standing: list[StandingApproval] = Field(default=[], exclude_if=operator.not_)

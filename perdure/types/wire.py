@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .approval import Asks, Decided, Reminder
+from .background import AsCollect, AsTell
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
@@ -206,9 +207,13 @@ class AsSubagent(Data):
     blob: BlobRef | None = None
     typed: bool = Field(default=False, exclude_if=operator.not_)
     """``message`` is the JSON of a value of the agent's input type."""
+    background: int | None = Field(default=None, exclude_if=operator.not_)
+    """It runs in background, where at most so many do at once; None where the call waits for it."""
 
 
-Disposition = Annotated[Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent, Field(discriminator="kind")]
+Disposition = Annotated[
+    Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent | AsCollect | AsTell, Field(discriminator="kind")
+]
 
 
 class Call(Data):

@@ -24,6 +24,7 @@ from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
 from ..types.state import NewerStateError, RunState
 from . import host, steps
+from .background import Children, report
 from .branches import run_branch
 from .calls import remind, run_calls
 from .indexing import indexing
@@ -55,6 +56,7 @@ class AgentWorkflow:
 
     async def _drive(self, state: RunState) -> dict[str, Any]:
         work = Work(lambda: state.interrupt is not None)
+        children = Children(state)
         while True:
             if work.cancelling() and not state.cancelled:
                 loop.cancel(state)
@@ -63,8 +65,12 @@ class AgentWorkflow:
             loop.tick(state, now)
             loop.settle(state)
             loop.ask(state, now)
+            loop.gather(state)
             self._step = step = loop.decide(state)
             self._since = now.isoformat()
+            if children.due(step, now.timestamp()):
+                await work.finish(children.look(now.timestamp()), stop=False)
+                continue
             match step:
                 case loop.CallModel():
                     await self._continue_as_new_if_long(state)
@@ -75,7 +81,7 @@ class AgentWorkflow:
                     if not work.stopping():
                         await work.through([steps.compact(state, step, work.stopping)])
                 case loop.RunCalls(calls=calls):
-                    await run_calls(state, calls, work)
+                    await run_calls(state, calls, work, children)
                 case loop.RunBranches(branches=branches):
                     await work.through([run_branch(state, branch, work.stopping) for branch in branches])
                 case loop.Remind():
@@ -83,10 +89,14 @@ class AgentWorkflow:
                 case loop.Close():
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():
-                    if step.until == "approval":  # for months, maybe
+                    if step.until in ("approval", "child"):  # for months, maybe
                         await self._continue_as_new_if_long(state)
-                    await self._wait(state, step)
-                    loop.tick(state, host.now(), working=False)
+                    await self._wait(state, step, children.next_look(step, now.timestamp()))
+                    loop.tick(state, host.now(), working=step.until == "child")
+                case loop.StopChildren():
+                    await work.finish(children.stop(), stop=False)
+                case loop.Report():
+                    await work.finish(report(state, step), stop=False)
                 case loop.End(status=ended):
                     return self._end(state, ended)
                 case _:
@@ -155,6 +165,15 @@ class AgentWorkflow:
         """The cause of a pause is gone: try the same step again. ``{"limits": {"cost_usd": 5}}`` raises limits."""
         self._tell(lambda state: loop.resume(state, how))
 
+    @workflow.signal
+    def child_ended(self, ended: Any = None, *_: Any) -> None:
+        """A subagent in background has ended: a ``ChildEnded``. Only what it was given to prove itself counts."""
+        self._tell(lambda state: loop.child_ended(state, ended))
+
+    @workflow.signal
+    def probe(self, *_: Any) -> None:
+        """Somebody looks whether the run is still there: to a closed one, no signal is delivered."""
+
     @workflow.query
     def status(self, *_: Any) -> dict[str, Any]:
         """What the run is at, or waits for: a ``Status``."""
@@ -215,10 +234,11 @@ class AgentWorkflow:
         self._early.clear()
         return state
 
-    async def _wait(self, state: RunState, step: loop.Wait) -> None:
+    async def _wait(self, state: RunState, step: loop.Wait, look: float | None) -> None:
         idle = state.idle_timeout if step.until == "message" else None
-        if step.deadline is not None:
-            idle = max(step.deadline - host.now().timestamp(), 0.001)
+        times = [at for at in (step.deadline, look) if at is not None]
+        if times:
+            idle = max(min(times) - host.now().timestamp(), 0.001)
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
                 await host.wait_condition(
@@ -260,7 +280,7 @@ class AgentWorkflow:
 
 
 def _timer(step: loop.Wait) -> str:
-    return "approval expires" if step.until == "approval" else "idle timeout"
+    return {"approval": "approval expires", "message": "idle timeout"}.get(step.until, "look after subagents")
 
 
 def _as_failure(error: PerdureError) -> ApplicationError:

@@ -9,15 +9,16 @@ from typing import Any
 from .. import loop
 from ..types.state import PendingCall, RunState
 from . import host, steps
+from .background import Children
 from .work import Work
 
 BESIDE = "calls-begin-when-decided"
 """An execution of an engine before this one began such a call when the others had ended."""
 
 
-async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work) -> None:
+async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, children: Children) -> None:
     """Run ``calls`` to their end, and those that are decided on by then."""
-    beside = _Calls(state, work)
+    beside = _Calls(state, work, children)
     await work.through(beside.of(calls), beside)
 
 
@@ -29,9 +30,10 @@ async def remind(state: RunState, work: Work) -> None:
 class _Calls:
     """See :class:`~.work.More`."""
 
-    def __init__(self, state: RunState, work: Work) -> None:
+    def __init__(self, state: RunState, work: Work, children: Children) -> None:
         self._state = state
         self._work = work
+        self._children = children
         self._flying: set[int] = set()
         """Operations of the calls that are under way."""
         self._may = True
@@ -69,7 +71,7 @@ class _Calls:
 
         async def run() -> None:
             try:
-                await steps.run_call(self._state, pending, self._work.stopping)
+                await steps.run_call(self._state, pending, self._work.stopping, self._children)
             finally:
                 self._flying.discard(pending.op)
 

@@ -55,6 +55,8 @@ class Host(Protocol):
     def patched(self, change: str) -> bool: ...
     async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any: ...
     async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]: ...
+    async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None: ...
+    async def cancel_external(self, id: str) -> None: ...
     async def wait_condition(self, condition: Callable[[], bool], **options: Any) -> None: ...
     async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None: ...
 
@@ -143,6 +145,22 @@ async def start_child_workflow(name: str, argument: dict[str, Any], **options: A
     if host := _host.get():
         return await host.start_child_workflow(name, argument, **options)
     return await workflow.start_child_workflow(name, argument, **options)
+
+
+async def signal_external(id: str, signal: str, *arguments: Any) -> None:
+    """Send a signal to another run, by its id. Raises ``FailureError`` where it has ended, or there is none."""
+    if host := _host.get():
+        await host.signal_external(id, signal, arguments)
+    else:
+        await workflow.get_external_workflow_handle(id).signal(signal, args=arguments)
+
+
+async def cancel_external(id: str) -> None:
+    """Cancel another run, by its id; again does no harm. Raises ``FailureError`` where it has ended."""
+    if host := _host.get():
+        await host.cancel_external(id)
+    else:
+        await workflow.get_external_workflow_handle(id).cancel()
 
 
 async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:

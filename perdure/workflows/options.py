@@ -63,6 +63,11 @@ def child_options() -> dict[str, Any]:
     }
 
 
+def background_options() -> dict[str, Any]:
+    """A child in background runs on when its parent continues as new. When its parent ends, that stops it itself."""
+    return {"parent_close_policy": workflow.ParentClosePolicy.ABANDON, "task_timeout": CHILD_TASK}
+
+
 def remote_options(how: AsRemote) -> dict[str, Any]:
     """One attempt, which need not send heartbeats: so a run that stops it cannot wait for it."""
     return {

@@ -16,6 +16,7 @@ from ..loop.branching import outcomes
 from ..loop.ending import PAUSING
 from ..loop.limits import calls_left
 from ..loop.overrides import overrides
+from ..types.background import AsTell
 from ..types.state import PendingCall, RunState
 from ..types.wire import (
     MODEL_ACTIVITY,
@@ -30,6 +31,7 @@ from ..types.wire import (
     ToolOutput,
 )
 from . import host
+from .background import Children
 from .options import close_options, model_options, tool_options
 from .remote import run_remote
 from .subagents import run_subagent
@@ -104,11 +106,17 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
         loop.apply_compacted(state, ModelOutput.model_validate(raw))
 
 
-async def run_call(state: RunState, pending: PendingCall, stopping: Stopping) -> None:
+async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, children: Children) -> None:
     """Run one tool call."""
     call, how = pending.call, pending.call.disposition
     if isinstance(how, AsSubagent):
-        await run_subagent(state, pending, stopping)
+        if how.background is None:
+            await run_subagent(state, pending, stopping)
+        else:
+            await children.start(pending, how)
+        return
+    if isinstance(how, AsTell):
+        await children.tell(pending, how)
         return
     if isinstance(how, AsRemote):
         await run_remote(state, pending, how, stopping)

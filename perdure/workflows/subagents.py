@@ -7,18 +7,23 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from temporalio.common import TypedSearchAttributes
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError, is_cancelled_exception
+from temporalio.exceptions import (
+    ApplicationError,
+    ChildWorkflowError,
+    FailureError,
+    TerminatedError,
+    is_cancelled_exception,
+)
+from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from .. import loop
-from ..loop.subagents import read_used
+from ..loop.subagents import CANCELLED, read_used
 from ..types.interface import WORKFLOW, Response
 from ..types.state import PendingCall, RunState
 from ..types.wire import NewResult
 from . import host
 from .indexing import of_child
 from .options import child_options
-
-_CANCELLED = "RunCancelledError: the subagent was cancelled"
 
 
 async def run_subagent(state: RunState, pending: PendingCall, stopping: Callable[[], bool]) -> None:
@@ -38,9 +43,9 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.End
         await _end(child, lambda: state.interrupt is not None)
         return loop.Ended(Response.model_validate(child.result()))
     except asyncio.CancelledError:
-        return loop.Ended(error=_CANCELLED)
+        return loop.Ended(error=CANCELLED)
     except FailureError as error:
-        return _failed(error)
+        return failed(error)
 
 
 async def _started(id: str, start: dict[str, Any], found: TypedSearchAttributes | None) -> asyncio.Task[Any]:
@@ -79,10 +84,17 @@ async def _interrupt(child: asyncio.Task[Any]) -> None:
         child.cancel()
 
 
-def _failed(error: FailureError) -> loop.Ended:
+def failed(error: FailureError) -> loop.Ended:
+    """How a child ended that did not end well."""
     cause = error.cause if isinstance(error, ChildWorkflowError) else error
     if isinstance(cause, ApplicationError):
         return loop.Ended(error=f"{cause.type}: {cause.message}", used=read_used(cause.details))
     if is_cancelled_exception(error):
-        return loop.Ended(error=_CANCELLED)
+        return loop.Ended(error=CANCELLED)
     return loop.Ended(error=f"{type(cause).__name__}: {cause}")
+
+
+def was_lost(error: BaseException) -> bool:
+    """Whether the child could neither say anything at its end, nor close its transcript."""
+    cause = error.cause if isinstance(error, ChildWorkflowError) else error
+    return isinstance(cause, TerminatedError | TemporalTimeoutError)

@@ -51,6 +51,7 @@ PUBLIC = [
     "Worker",
     "allow",
     "ask",
+    "background",
     "delegate",
     "deny",
     "hook",

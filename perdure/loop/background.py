@@ -1,0 +1,231 @@
+"""Subagents in background: started, told something, ended, collected.
+
+The model calls each by a handle. What it came to is kept in the state until the model collects it, and a while longer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..types.background import ENDED_CHARS, ERROR_CHARS, AsCollect, BackgroundRun, ChildEnded, Used
+from ..types.messages import Usage, clean
+from ..types.state import PendingCall, RunState
+from ..types.wire import AsSubagent, NewResult
+from .answer import response
+from .apply import apply_result
+from .children import collects, row_of, running
+from .decide import Ending
+from .receive import refuse
+from .sizes import size
+from .subagents import CANCELLED, INTERRUPTED, Ended, child_start, refused
+
+WAITING_BYTES = 256 * 1024
+"""Of answers, as JSON, that nobody has collected: with more of them no other subagent is started in background."""
+KEPT_BYTES = 128 * 1024
+"""Of answers that were collected: the oldest are not kept for another time."""
+ROWS = 200
+"""Rows of the table: the oldest that were collected are forgotten."""
+
+
+def prepare(state: RunState, pending: PendingCall) -> tuple[BackgroundRun, dict[str, Any]] | None:
+    """A row for what the call starts, and the input of the run; None where it may not begin, and the call says why."""
+    how = pending.call.disposition
+    assert isinstance(how, AsSubagent), "a call of another agent"
+    why = _full(state, how.background or 0)
+    start = refused(pending, why) if why else child_start(state, pending)
+    if isinstance(start, NewResult):
+        apply_result(state, pending.op, start)
+        return None
+    state.backgrounds += 1
+    row = BackgroundRun(
+        handle=f"b{state.backgrounds}",
+        op=pending.op,
+        call_id=pending.call.id,
+        agent=how.agent,
+        scope=start["parent"]["scope"],
+        state="starting",
+        limits=start["parent"].get("limits"),
+    )
+    state.background.append(row)
+    _forget(state)
+    return row, start
+
+
+def started(state: RunState, row: BackgroundRun) -> None:
+    """It has begun. It may have ended already."""
+    if row.state == "starting":
+        row.state = "running"
+    said = f"started as {row.handle}"
+    apply_result(state, row.op, NewResult(call_id=row.call_id, name=_name(state, row), text=said))
+
+
+def not_started(state: RunState, row: BackgroundRun, error: str) -> None:
+    """It could not begin."""
+    name = _name(state, row)
+    state.background.remove(row)
+    apply_result(state, row.op, NewResult(call_id=row.call_id, name=name, text=f"not started: {error}", is_error=True))
+
+
+def child_ended(state: RunState, raw: Any) -> None:
+    """One says how it ended (``ChildEnded``). It may say so twice; whoever else says it is refused."""
+    try:
+        said = ChildEnded.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        refuse(state, f"child_ended: {'.'.join(map(str, first['loc'])) or 'the argument'}: {first['msg']}")
+        return
+    row = next((one for one in state.background if f"{state.context_id}/{one.op}" == said.context_id), None)
+    if row is None or row.scope != said.scope:
+        refuse(state, f"child_ended: this run has started no {said.context_id!r:.100} in background")
+        return
+    _count(state, row, said.used)
+    # What was said to it as it ended may have kept it going: its last answer counts, until one is collected.
+    if not row.runs and (row.collected or row.stopped or said.state != "completed"):
+        return
+    row.state = said.state
+    row.blob = said.blob
+    text = said.content if said.state == "completed" else said.error or said.content
+    row.text = None if said.blob is not None else clean(text)
+    gather(state)
+
+
+def child_closed(state: RunState, row: BackgroundRun, ended: Ended, *, lost: bool = False) -> None:
+    """Its run is closed, as Temporal says. Nearly all have said themselves how they ended, before.
+
+    ``lost``: it could not say anything, nor close its transcript.
+    """
+    if not row.runs:
+        return
+    response, used = ended.response, ended.response or ended.used
+    if used is not None:
+        _count(state, row, Used(usage=used.usage, cost_usd=used.cost_usd, tool_calls=used.tool_calls or 0))
+    if response is not None:
+        row.state, row.blob = "completed", response.blob
+        row.text = response.content if response.blob is None else None
+    else:
+        row.state = "lost" if lost else "failed"
+        why = ended.error or "its run has ended without a word"
+        row.text = clean(f"the agent was lost: {why}" if lost else why)[:ERROR_CHARS]
+    gather(state)
+
+
+def given_up(state: RunState) -> None:
+    """The run ends, and cannot wait any longer for those that it has stopped."""
+    for row in running(state):
+        row.state, row.text = "cancelled", "RunCancelledError: stopped with the run that had started it"
+
+
+def report(state: RunState, status: Ending) -> ChildEnded:
+    """What a run in background tells its parent: it ends as ``status`` says."""
+    assert state.parent is not None, "somebody waits for it"
+    answer, failure = response(state), state.turn.failure if state.turn else None
+    error: str | None = None
+    if status == "cancelled":
+        error = CANCELLED
+    elif status == "failed" and failure is not None:
+        error = f"{failure.type}: {failure.message}"
+    elif answer.finish_reason == "interrupted":
+        status, error = "cancelled", answer.content or INTERRUPTED
+    good = status == "completed"
+    return ChildEnded(
+        context_id=state.context_id,
+        scope=state.parent.scope,
+        state=status,
+        content=answer.content[:ENDED_CHARS] if good and answer.blob is None else "",
+        blob=answer.blob if good else None,
+        error=None if error is None else clean(error)[:ERROR_CHARS],
+        used=Used(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls),
+    )
+
+
+def gather(state: RunState) -> None:
+    """Give the calls that wait for a subagent what it came to, and those that ask in vain an answer."""
+    for pending in [one for one in state.calls if collects(one)]:
+        how = pending.call.disposition
+        assert isinstance(how, AsCollect), "it collects"
+        row = row_of(state, how.handle)
+        if row is None:
+            apply_result(state, pending.op, refused(pending, _unknown(state, how.handle)))
+        elif not row.runs:
+            row.collected = True
+            apply_result(state, pending.op, _result(pending, row))
+        elif not how.wait:
+            said = f"{row.handle} ({row.agent}) is still running"
+            apply_result(state, pending.op, NewResult(call_id=pending.call.id, name=pending.call.name, text=said))
+    _forget(state)
+
+
+def told(state: RunState, pending: PendingCall, error: str | None = None) -> None:
+    """The message was delivered, or could not be."""
+    call = pending.call
+    if error is not None:
+        apply_result(state, pending.op, refused(pending, error))
+    else:
+        apply_result(state, pending.op, NewResult(call_id=call.id, name=call.name, text="delivered"))
+
+
+def to_tell(state: RunState, pending: PendingCall, handle: str) -> BackgroundRun | None:
+    """Whom the call speaks to; None where nobody would hear it, and the call says why."""
+    row = row_of(state, handle)
+    if row is None:
+        told(state, pending, _unknown(state, handle))
+    elif not row.runs:
+        told(state, pending, f"not delivered: {row.handle} ({row.agent}) has ended: collect its answer")
+    else:
+        return row
+    return None
+
+
+def _result(pending: PendingCall, row: BackgroundRun) -> NewResult:
+    call_id, name = pending.call.id, pending.call.name
+    if row.text is None and row.blob is None:
+        text = f"the answer of {row.handle} ({row.agent}) was collected before, and is not kept any more: see above"
+        return NewResult(call_id=call_id, name=name, text=text)
+    return NewResult(call_id=call_id, name=name, text=row.text, blob=row.blob, is_error=row.state != "completed")
+
+
+def _full(state: RunState, at_once: int) -> str | None:
+    """Why no other may be started now, if so."""
+    busy = running(state)
+    if len(busy) >= at_once:
+        names = ", ".join(row.handle for row in busy)
+        return f"not started: {len(busy)} agents run in background, and no more may at once: collect one ({names})"
+    waiting = [row for row in state.background if not row.runs and not row.collected]
+    if sum(size(row.text) for row in waiting) > WAITING_BYTES or len(waiting) + len(busy) >= ROWS:
+        names = ", ".join(row.handle for row in waiting)
+        return f"not started: too many answers wait to be collected: collect them first ({names})"
+    return None
+
+
+def _unknown(state: RunState, handle: str) -> str:
+    known = ", ".join(row.handle for row in state.background)
+    there = f"there is: {known}" if known else "this run has started no agent in background"
+    return f"no agent {handle!r:.50} ({there})"
+
+
+def _count(state: RunState, row: BackgroundRun, used: Used) -> None:
+    """What it says it has used counts for its parent: what is more than it said before."""
+    before, now = row.used, used
+    more = {name: max(0, value) for name, value in (now.usage - before.usage).model_dump().items()}
+    state.usage += Usage.model_validate(more)
+    state.tool_calls += max(0, now.tool_calls - before.tool_calls)
+    if now.cost_usd is not None:
+        state.cost_usd = (state.cost_usd or 0.0) + max(0.0, now.cost_usd - (before.cost_usd or 0.0))
+    row.used = now
+
+
+def _forget(state: RunState) -> None:
+    """Of what was collected, keep the latest."""
+    left = KEPT_BYTES
+    for row in reversed(state.background):
+        if row.collected and row.text is not None and (left := left - size(row.text)) < 0:
+            row.text = None
+    done = [row for row in state.background if row.collected]
+    for row in done[: max(0, len(state.background) - ROWS)]:
+        state.background.remove(row)
+
+
+def _name(state: RunState, row: BackgroundRun) -> str:
+    return next((one.call.name for one in state.calls if one.op == row.op), "")

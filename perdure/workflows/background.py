@@ -1,0 +1,212 @@
+"""Subagents in background: children that the run does not wait for, and that outlive its executions, but not itself.
+
+In the execution that started one, Temporal says when it is closed. A later one hears of its end by a signal alone, so
+it looks after those that a call waits for: a signal to a closed run fails. In the same way a run in background looks
+whether its parent is still there: one that was terminated could not stop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from datetime import timedelta
+from typing import Any
+
+from temporalio.exceptions import ApplicationError, FailureError
+
+from .. import loop
+from ..loop import background
+from ..loop.children import awaited, run_id, running
+from ..types.background import AsTell, BackgroundRun
+from ..types.interface import WORKFLOW, Response
+from ..types.state import PendingCall, RunState
+from ..types.wire import AsSubagent
+from . import host
+from .indexing import of_child
+from .options import background_options
+from .subagents import failed, was_lost
+
+FIRST_LOOK, LONGEST_LOOK = 30.0, 600.0
+"""Seconds until a run that a call waits for is looked after again: at first, and in the end."""
+LOOK_FOR_PARENT = 3600.0
+"""Seconds until a run in background looks again whether its parent is there."""
+STOPPING = timedelta(seconds=60)
+"""How long a run that ends waits for those that it has stopped."""
+_GONE = "ExternalWorkflowExecutionNotFound"
+
+
+class Children:
+    """Those of one execution of a run; and, for a run in background, its parent."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._watched: dict[str, asyncio.Task[Any]] = {}
+        """By handle: those that this execution has started."""
+
+    # --- calls
+
+    async def start(self, pending: PendingCall, how: AsSubagent) -> None:
+        """Start what the call asks for; the call ends as soon as that has begun."""
+        state = self._state
+        if len(running(state)) >= (how.background or 0):
+            await self._look_at(running(state))  # one that is lost holds no place
+        prepared = background.prepare(state, pending)
+        if prepared is None:
+            return
+        row, start = prepared
+        try:
+            given = {"memo": {"agent": row.agent}, "search_attributes": of_child(state, row.agent)}
+            options = given | background_options()
+            child = await _whole(host.start_child_workflow(WORKFLOW, start, id=run_id(state, row), **options))
+        except FailureError as error:
+            background.not_started(state, row, f"{type(error).__name__}: {error}")
+            return
+        self._watched[row.handle] = child
+        child.add_done_callback(lambda task: self._closed(row, task))
+        background.started(state, row)
+
+    async def tell(self, pending: PendingCall, how: AsTell) -> None:
+        """Send the message. Sent twice, it counts once."""
+        state = self._state
+        row = background.to_tell(state, pending, how.handle)
+        if row is None:
+            return
+        message: dict[str, Any] = {"content": how.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
+        if how.blob is not None:
+            message |= {"content": how.blob.model_dump(mode="json"), "store_id": state.store_id}
+        error = await self._signal(row, "inject_user_message", message)
+        background.told(state, pending, None if error is None else f"not delivered: {error}")
+
+    def _closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():  # this worker lets go of the run
+            return
+        error = task.exception()
+        if error is None:
+            ended = loop.Ended(Response.model_validate(task.result()))
+        elif isinstance(error, FailureError):
+            ended = failed(error)
+        else:
+            raise error
+        background.child_closed(self._state, row, ended, lost=error is not None and was_lost(error))
+
+    # --- looking after them
+
+    def due(self, step: loop.Next, now: float) -> bool:
+        """Whether somebody is to be looked after before ``step``."""
+        at = self.next_look(step, now)
+        return at is not None and at <= now
+
+    def next_look(self, step: loop.Next, now: float) -> float | None:
+        """When: seconds since 1970; None where nobody is."""
+        state = self._state
+        if not isinstance(step, loop.Wait | loop.CallModel) or step == loop.Wait("message"):
+            return None
+        times = [_next(row) for row in self._unwatched(awaited(state))] if isinstance(step, loop.Wait) else []
+        if state.parent is not None and state.parent.background:
+            if state.heard is None:
+                state.heard = now
+            times.append(state.heard + LOOK_FOR_PARENT)
+        return min(times, default=None)
+
+    async def look(self, now: float) -> None:
+        """Look after those who are due."""
+        state, parent = self._state, self._state.parent
+        await self._look_at([row for row in awaited(state) if _next(row) <= now])
+        if parent is None or not parent.background or (state.heard or 0.0) + LOOK_FOR_PARENT > now:
+            return
+        state.heard = now
+        try:
+            await _whole(host.signal_external(parent.context_id, "probe"))
+        except FailureError as error:
+            if _is_gone(error):
+                why = f"run {parent.context_id!r}, which had started this one in background, has ended"
+                loop.fail(state, "RunClosedError", why)
+
+    async def _look_at(self, rows: Iterable[BackgroundRun]) -> None:
+        await _all(self._look_after(row) for row in self._unwatched(rows))
+
+    async def _look_after(self, row: BackgroundRun) -> None:
+        row.looks, row.looked = row.looks + 1, round(host.now().timestamp(), 3)
+        await self._signal(row, "probe")
+
+    def _unwatched(self, rows: Iterable[BackgroundRun]) -> list[BackgroundRun]:
+        return [row for row in rows if row.handle not in self._watched]
+
+    async def _signal(self, row: BackgroundRun, signal: str, *arguments: Any) -> str | None:
+        """Why it could not be delivered, if so. What the run had to say of its end was said before it closed."""
+        try:
+            await _whole(host.signal_external(run_id(self._state, row), signal, *arguments))
+        except FailureError as error:
+            if not _is_gone(error):
+                return str(error)
+            background.child_closed(self._state, row, loop.Ended(), lost=True)
+            return f"{row.handle} ({row.agent}) has ended: collect its answer"
+        return None
+
+    # --- the end
+
+    async def stop(self) -> None:
+        """Cancel those that run, and wait until they have closed their transcripts; not for ever."""
+        state, rows = self._state, running(self._state)
+        await _all(self._stop(row) for row in rows)
+        watched = [self._watched[row.handle] for row in rows if row.handle in self._watched]
+        try:
+            await host.wait_condition(
+                lambda: not running(state) and all(task.done() for task in watched),
+                timeout=STOPPING,
+                timeout_summary="subagents are stopped",
+            )
+        except TimeoutError:
+            background.given_up(state)
+
+    async def _stop(self, row: BackgroundRun) -> None:
+        row.stopped = True
+        if row.handle not in self._watched and await self._signal(row, "probe") is not None:
+            return
+        try:
+            await _whole(host.cancel_external(run_id(self._state, row)))
+        except FailureError as error:
+            if _is_gone(error):
+                background.child_closed(self._state, row, loop.Ended(), lost=True)
+
+
+async def report(state: RunState, step: loop.Report) -> None:
+    """Tell the parent how this run ends. One that has ended itself need not know."""
+    assert state.parent is not None, "somebody started it"
+    op, said = state.op, background.report(state, step.status)
+    try:
+        plain = said.model_dump(mode="json", exclude_defaults=True)
+        await _whole(host.signal_external(state.parent.context_id, "child_ended", plain))
+    except FailureError:
+        pass
+    state.reported = op
+
+
+async def _whole(work: Coroutine[Any, Any, Any]) -> Any:
+    """What ``work`` comes to, also when somebody stops it meanwhile: it is quick, and half of it is worse. Raises what
+    it raises."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        try:
+            await host.wait([task])
+        except asyncio.CancelledError:
+            continue
+    return task.result()
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    tasks = [asyncio.create_task(one) for one in work]
+    if tasks:
+        await _whole(host.wait(tasks))
+    for task in tasks:
+        task.result()
+
+
+def _next(row: BackgroundRun) -> float:
+    if row.looked is None:
+        return 0.0
+    return row.looked + min(LONGEST_LOOK, FIRST_LOOK * 2.0 ** min(row.looks - 1, 10))
+
+
+def _is_gone(error: FailureError) -> bool:
+    return isinstance(error, ApplicationError) and error.type == _GONE
