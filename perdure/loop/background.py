@@ -207,13 +207,16 @@ def _unknown(state: RunState, handle: str) -> str:
 
 def _count(state: RunState, row: BackgroundRun, used: Used) -> None:
     """What it says it has used counts for its parent: what is more than it said before."""
-    before, now = row.used, used
-    more = {name: max(0, value) for name, value in (now.usage - before.usage).model_dump().items()}
-    state.usage += Usage.model_validate(more)
-    state.tool_calls += max(0, now.tool_calls - before.tool_calls)
-    if now.cost_usd is not None:
-        state.cost_usd = (state.cost_usd or 0.0) + max(0.0, now.cost_usd - (before.cost_usd or 0.0))
-    row.used = now
+    before = row.used
+    pairs = used.usage.model_dump(), before.usage.model_dump()
+    usage = Usage.model_validate({name: max(value, pairs[1][name]) for name, value in pairs[0].items()})
+    state.usage += usage - before.usage
+    tool_calls = max(used.tool_calls, before.tool_calls)
+    state.tool_calls += tool_calls - before.tool_calls
+    cost = max((one for one in (used.cost_usd, before.cost_usd) if one is not None), default=None)
+    if cost is not None:
+        state.cost_usd = (state.cost_usd or 0.0) + cost - (before.cost_usd or 0.0)
+    row.used = Used(usage=usage, cost_usd=cost, tool_calls=tool_calls)
 
 
 def _forget(state: RunState) -> None:

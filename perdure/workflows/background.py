@@ -130,7 +130,7 @@ class Children:
         await self._signal(row, "probe")
 
     def _unwatched(self, rows: Iterable[BackgroundRun]) -> list[BackgroundRun]:
-        return [row for row in rows if row.handle not in self._watched]
+        return [row for row in rows if row.state == "running" and row.handle not in self._watched]
 
     async def _signal(self, row: BackgroundRun, signal: str, *arguments: Any) -> str | None:
         """Why it could not be delivered, if so. What the run had to say of its end was said before it closed."""

@@ -66,3 +66,27 @@ async def test_three_judges_and_an_editor(loopback: Loopback) -> None:
     assert succeeded(await loopback.python(EXAMPLES / "33_judges.py")) == "Version 2\n"
     judged = [request for request in loopback.model.requests if tools(request) == [FINISH]]
     assert len(judged) == 6
+
+
+async def test_background(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        if "start_agent" not in tools(request):
+            return f"{users(request)[0]}: known"
+        match len(results(request)):
+            case 0:
+                return [Call("start_agent", {"agent_name": name, "message": name}) for name in ("prices", "weather")]
+            case 2:
+                return Call("calendar", {"month": "May"})
+            case 3:
+                return [Call("collect_agent", {"handle": handle}) for handle in ("b1", "b2")]
+        return "June."
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "38_background.py")).splitlines() == [
+        "start_agent: started as b1",
+        "start_agent: started as b2",
+        "calendar: the fair, 12 to 16 May",
+        "collect_agent: prices: known",
+        "collect_agent: weather: known",
+        "June.",
+    ]

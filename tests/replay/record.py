@@ -21,6 +21,7 @@ from perdure.worker.histories import histories_of_run, save_histories
 from tests.replay import (  # noqa: F401 - their scenarios too
     approvals,
     auth,
+    background,
     branches,
     compaction,
     hooks,

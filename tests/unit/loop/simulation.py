@@ -5,11 +5,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from perdure import loop
+from perdure.loop import background
 from perdure.loop.finish import REMINDER_ID
+from perdure.types.background import AsCollect, AsTell
 from perdure.types.branch import BranchAsked
 from perdure.types.interface import Response
-from perdure.types.state import RunState
-from perdure.types.wire import Answered, Call, Finish, Inline, ModelOutput, New, NewMessage, NewResult
+from perdure.types.state import PendingCall, RunState
+from perdure.types.wire import (
+    Answered,
+    AsSubagent,
+    Call,
+    Disposition,
+    Finish,
+    Inline,
+    ModelOutput,
+    New,
+    NewMessage,
+    NewResult,
+)
 
 
 class Simulation:
@@ -17,7 +30,9 @@ class Simulation:
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.flying: loop.CallModel | loop.RunCalls | loop.RunBranches | loop.Close | None = None
+        self.flying: loop.CallModel | loop.RunCalls | loop.RunBranches | loop.Close | loop.StopChildren | None = None
+        self.plain: set[str] = set()
+        """Calls about subagents in background: their results are texts."""
         self.running: list[int] = []
         self.transcript: list[tuple[str, str]] = []
         self.accepted: list[str] = []
@@ -51,6 +66,7 @@ class Simulation:
         loop.tick(self.state, self.now)
         loop.settle(self.state)
         loop.ask(self.state, self.now)
+        loop.gather(self.state)
         step = self.decided()
         match step:
             case loop.CallModel():
@@ -63,9 +79,13 @@ class Simulation:
                 self.flying = step
             case loop.RunCalls(calls=calls):
                 assert calls
+                assert not any(isinstance(one.call.disposition, AsCollect) for one in calls), "nothing is to be run"
                 self.running = [pending.op for pending in calls]
                 for op in self.running:
                     self._spend(op)
+                self.flying = step
+            case loop.StopChildren():
+                assert any(row.runs for row in self.state.background)
                 self.flying = step
             case loop.RunBranches(branches=branches):
                 assert branches
@@ -104,6 +124,7 @@ class Simulation:
         self.spent.add(self.state.op)
         self._write(step.new)
         self.finished |= {call.id: how.key for call in calls if isinstance(how := call.disposition, Inline)}
+        self.plain |= {call.id for call in calls if _is_text(call.disposition)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
         self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, Answered)]
         loop.apply_model(self.state, step, output)
@@ -143,10 +164,43 @@ class Simulation:
         """One of the calls in flight comes back."""
         op = self.running.pop(index)
         pending = next(pending for pending in self.state.calls if pending.op == op)
-        loop.apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
-        self.finished[pending.call.id] = f"key-{op}"
+        if not self._background(pending):
+            loop.apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
+            self.finished[pending.call.id] = f"key-{op}"
         if not self.running:
             self.flying = None
+
+    def _background(self, pending: PendingCall) -> bool:
+        """Run the call, if it starts a subagent in background or tells it something."""
+        how = pending.call.disposition
+        if isinstance(how, AsTell):
+            if background.to_tell(self.state, pending, how.handle) is not None:
+                background.told(self.state, pending)
+        elif isinstance(how, AsSubagent) and how.background is not None:
+            if (begun := background.prepare(self.state, pending)) is not None:
+                background.started(self.state, begun[0])
+        else:
+            return False
+        return True
+
+    def child_ends(self, index: int, state: str) -> None:
+        """A subagent in background says how it ended, maybe once more; or it is found closed without a word."""
+        row = self.state.background[index % len(self.state.background)]
+        before, collected = row.state, row.collected
+        if state == "lost":
+            background.child_closed(self.state, row, loop.Ended(error="TerminatedError: Terminated"), lost=True)
+        else:
+            told = {"context_id": f"{self.state.context_id}/{row.op}", "scope": row.scope, "state": state}
+            loop.child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
+        assert not row.runs
+        if collected or (before != "running" and state != "completed"):
+            assert row.state == before, "what is said of it once stays"
+        assert not self.state.refused
+
+    def children_stopped(self) -> None:
+        """Nobody waits for them any longer."""
+        background.given_up(self.state)
+        self.flying = None
 
     def join(self) -> None:
         """What was decided meanwhile begins beside the calls in flight."""
@@ -176,10 +230,12 @@ class Simulation:
         if isinstance(self.flying, loop.CallModel):
             self.spent.add(self.state.op)
         late, self.running = self.running, []
-        if not isinstance(self.flying, loop.Close):
-            self.flying = None
-        else:
+        if isinstance(self.flying, loop.Close):
             self.closed("closed")
+        elif isinstance(self.flying, loop.StopChildren):
+            self.children_stopped()
+        else:
+            self.flying = None
         loop.cancel(self.state)
         for op in late:
             loop.apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
@@ -197,7 +253,7 @@ class Simulation:
             assert content is not None
             self.accepted.append(content)
             self.since_message = 0
-        if self.state.interrupt is None or isinstance(self.flying, loop.Close):
+        if self.state.interrupt is None or isinstance(self.flying, loop.Close | loop.StopChildren):
             return
         if isinstance(self.flying, loop.CallModel) and finished:
             self.reply([], ModelOutput(head="h", store_id="s", text="42", finish=Finish(content="42")))
@@ -241,7 +297,7 @@ class Simulation:
         """No finished work is lost, and nothing unfinished is given out as done."""
         assert item.key == self.finished.get(item.call_id), "the result is not the call's own"
         if item.key is None:
-            assert item.is_error
+            assert item.is_error or item.call_id in self.plain
             assert item.text, "a call that did not come back says why"
 
     def check(self) -> None:
@@ -266,6 +322,11 @@ class Simulation:
 
     def _check_end(self) -> None:
         assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
+        assert not any(row.runs for row in self.state.background), "a subagent outlives its parent"
         interrupted = loop.response(self.state).finish_reason == "interrupted"
         if self.transcript and not self.unrecorded and self.ended == "completed" and not interrupted:
             assert self.transcript[-1][0] in ("assistant", "result")
+
+
+def _is_text(how: Disposition) -> bool:
+    return isinstance(how, AsCollect | AsTell) or (isinstance(how, AsSubagent) and how.background is not None)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from perdure import loop
 from perdure.types.approval import Asks
+from perdure.types.background import AsCollect, AsTell
 from perdure.types.wire import (
     AgentLimits,
     Answered,
@@ -32,6 +33,10 @@ DISPOSITIONS = st.sampled_from(
         Inline(key="k", content="42"),
         Inline(key="k", content="no", is_error=True),
         AsSubagent(agent="b", message="go"),
+        AsSubagent(agent="b", message="go", background=2),
+        AsCollect(handle="b1"),
+        AsCollect(handle="b2", wait=False),
+        AsTell(handle="b1", message="more"),
     ]
 )
 LIMITS = st.builds(
@@ -152,6 +157,16 @@ class Loop(RuleBasedStateMachine):
         if not self.run.state.cancelled and self.run.state.turn.failure is None:
             self.run.approval(decision)
 
+    @precondition(lambda self: self.run.ended is None and bool(self.run.state.background))
+    @rule(index=st.integers(0, 9), state=st.sampled_from(["completed", "failed", "cancelled", "lost"]))
+    def child_ends(self, index, state):
+        self.run.child_ends(index, state)
+
+    @flying(loop.StopChildren)
+    @rule()
+    def children_stopped(self):
+        self.run.children_stopped()
+
     @flying(loop.Close)
     @rule(head=st.sampled_from(["closed", None]))
     def closed(self, head):
@@ -241,10 +256,14 @@ class Loop(RuleBasedStateMachine):
                 run.branch_ended(0)
             case loop.Close():
                 run.closed("closed")
+            case loop.StopChildren():
+                run.children_stopped()
             case None:
                 step = run.advance()
                 if step == loop.Wait("approval"):
                     run.approval("approve")
+                elif step == loop.Wait("child"):
+                    run.child_ends(next(n for n, row in enumerate(run.state.background) if row.runs), "completed")
                 elif isinstance(step, loop.Wait):
                     loop.resume(run.state)
 
