@@ -85,7 +85,7 @@ class AgentWorkflow:
                 case loop.RunBranches(branches=branches):
                     await work.through([run_branch(state, branch, work.stopping) for branch in branches])
                 case loop.Remind():
-                    await remind(state, work)
+                    await remind(state, work, children)
                 case loop.Close():
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():

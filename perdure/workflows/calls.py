@@ -22,9 +22,9 @@ async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, c
     await work.through(beside.of(calls), beside)
 
 
-async def remind(state: RunState, work: Work) -> None:
+async def remind(state: RunState, work: Work, children: Children) -> None:
     """Tell of the calls that still wait, while those begin that are decided on."""
-    await work.through([steps.remind(state, work.stopping)], _Calls(state, work))
+    await work.through([steps.remind(state, work.stopping)], _Calls(state, work, children))
 
 
 class _Calls:
