@@ -49,7 +49,7 @@ class Branching:
         """``known``: the conversation, of which the first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
-        self._known = [one for one in known if not self._is_order(one)]
+        self._known = self._without_order(known)
         self._recorded = recorded
         self._forks: dict[int, tuple[Fork | None, list[Blob]]] = {}
         self._asked = len(call.branches)
@@ -101,7 +101,7 @@ class Branching:
     def _fork(self, step: Step, text: str | None) -> tuple[Fork | None, list[Blob]]:
         """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
         call, known = self._call, self._known
-        now = [one for one in step.messages if not self._is_order(one)]
+        now = self._without_order(step.messages)
         if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
             return Fork(call.head, tuple(known[self._recorded :])), []
         sent = [*now, *([] if text is None else [Message.user(text)])]
@@ -116,11 +116,12 @@ class Branching:
         )
         return (Fork(call.head, tuple(edited[self._recorded :])) if unchanged else Fork(None, tuple(edited))), blobs
 
-    def _is_order(self, message: Message) -> bool:
-        """Whether it is the engine's order to finish, which is for the agent of the run alone."""
-        if self._call.input.purpose != "force_finish" or message.id != REMINDER_ID:
-            return False
-        return any(message is one for one in self._call.fresh)
+    def _without_order(self, messages: Sequence[Message]) -> list[Message]:
+        """Without the engine's order to finish, which is for the agent of the run alone."""
+        if self._call.input.purpose != "force_finish":
+            return list(messages)
+        orders = [one for one in self._call.fresh if one.id == REMINDER_ID]
+        return [message for message in messages if not any(message is one for one in orders)]
 
     def _answer(self, outcome: BranchOutcome) -> Any:
         """The answer of a branch that has ended. Raises ``BranchError``."""
@@ -145,9 +146,9 @@ def _said(agent: Agent, message: Any) -> tuple[str | None, bool]:
     """The text of what ``agent`` is asked, and whether it is JSON of its input type."""
     if message is None:
         return None, False
-    if isinstance(message, str):
+    if isinstance(message, str) and message:
         return clean(message), False
-    if isinstance(message, list | tuple | bytes) or not agent.takes_input:
+    if isinstance(message, list | tuple | bytes | str) or not agent.takes_input:
         raise DefinitionError(
             f"a branch to agent {agent.name!r} is given text"
             + (", or a value of its input type" if agent.takes_input else "")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..types.branch import BranchOutcome
-from ..types.state import PendingBranch, PendingCall, RunState
+from ..types.state import Branching, PendingBranch, PendingCall, RunState
 from ..types.wire import AsSubagent, Call, NewResult
+from . import sizes
+from .branching import outcomes
+from .sizes import size
 from .subagents import Ended, child_id, child_start, count_child
 
 
@@ -33,8 +36,8 @@ def branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | Bra
 def apply_branch(state: RunState, branch: PendingBranch, ended: Ended, *, stopping: bool) -> None:
     """The branch's run ended. What it used counts, also where nobody hears its answer any more (``stopping``)."""
     count_child(state, ended)
-    if not stopping:
-        settle_branch(branch, _came_to(branch, ended))
+    if not stopping and state.branching is not None:
+        settle_branch(branch, _fitting(state, state.branching, branch, _came_to(branch, ended)))
 
 
 def settle_branch(branch: PendingBranch, outcome: BranchOutcome) -> None:
@@ -53,6 +56,17 @@ def _came_to(branch: PendingBranch, ended: Ended) -> BranchOutcome:
         return _outcome(branch, error_type="RunCancelledError", error=why)
     said = "" if response.blob is not None else response.content
     return _outcome(branch, content=said, blob=response.blob, typed=response.typed)
+
+
+def _fitting(state: RunState, step: Branching, branch: PendingBranch, outcome: BranchOutcome) -> BranchOutcome:
+    """``outcome``, or that its answer is too long: Temporal ends a run that asks for an activity with too much."""
+    given = [*state.carry, *state.inbox[: step.taken], *outcomes(state)]
+    left = sizes.STEP_BYTES - sum(size(one.model_dump(mode="json", exclude_none=True)) for one in given)
+    found = size(outcome.content)
+    if found <= left:
+        return outcome
+    why = f"its answer has {found:,} bytes as JSON, and {max(0, left):,} are left beside what the step is given"
+    return _outcome(branch, error_type="BranchError", error=why)
 
 
 def _outcome(branch: PendingBranch, **came: Any) -> BranchOutcome:

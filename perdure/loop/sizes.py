@@ -22,6 +22,8 @@ OVERRIDE_BYTES = 128 * 1024
 """Of what a run, or a turn, changes of its agent, which every model call is told."""
 MESSAGES_BYTES = 512 * 1024
 """Of all that one step is given, unless a single message is larger. What waits beyond it comes next."""
+STEP_BYTES = MESSAGE_BYTES + MESSAGES_BYTES + 256 * 1024
+"""Of what a step is given together with the answers of its branches; the rest is for what every step is told."""
 CALLS_BYTES = 2 * 1024 * 1024
 """Of the inputs of all tool calls that begin at once; the others begin when these have ended."""
 CALLS_AT_ONCE = 500

@@ -325,6 +325,10 @@ async def _odd(step: Step) -> None:
     await step.branch("echo", ["a"])
 
 
+async def _empty(step: Step) -> None:
+    await step.branch("echo", "")
+
+
 async def _some(step: Step) -> None:
     await step.branch("echo", "a", messages="some")  # type: ignore[arg-type]  # a mistake
 
@@ -359,6 +363,7 @@ def _other_plain(step: Step) -> None:
         (_forgotten, "DefinitionError: the policy began the branch 'echo: a' and did not wait"),
         (_nothing, "DefinitionError: a branch to agent 'echo' without the conversation has nothing to answer"),
         (_odd, r"DefinitionError: a branch to agent 'echo' is given text, not \['a'\]"),
+        (_empty, "DefinitionError: a branch to agent 'echo' is given text, not ''"),
         (_some, 'is "all" or "none", not \'some\''),
         (_model, "nobody"),
         (_edited, "cannot be sent to another agent"),

@@ -8,13 +8,14 @@ import pytest
 
 from perdure import loop
 from perdure.loop.branching import outcomes
+from perdure.loop.sizes import size
 from perdure.loop.subagents import MAX_DEPTH
 from perdure.types.bounds import Bounds
 from perdure.types.branch import BranchAsked, BranchOutcome
 from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import PendingBranch, RunState
-from perdure.types.wire import AgentLimits, ModelOutput
+from perdure.types.wire import AgentLimits, ModelOutput, NewMessage
 from tests.unit.loop.build import LIMITS, asks, call, close, done, ended, model, opened, said, says
 
 BLOB = BlobRef(hash="a" * 64, size=9)
@@ -169,6 +170,19 @@ def test_what_branches_use_counts_and_they_share_what_is_left() -> None:
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
     assert step.purpose == "force_finish"
+
+
+def test_answers_that_no_activity_could_be_given_are_errors() -> None:
+    state = stepping(*map(ask, range(10)))
+    state.inbox = [NewMessage(content="m" * 1_400_000)]
+    assert state.branching is not None
+    state.branching.taken = 1
+    for _ in range(10):
+        answered(state, "ж" * 16_000)
+    said = came_to(state)
+    assert said[0] == "ж" * 16_000
+    assert said[-1].startswith("BranchError: its answer has 96,002 bytes as JSON, and ")
+    assert size([one.model_dump() for one in outcomes(state)]) + 1_400_000 < 2_000_000
 
 
 @pytest.mark.parametrize("how", ["return", "error"])
