@@ -19,6 +19,7 @@
     │   └── AuthContextError                     the run's auth_context was changed, or made for another run
     │       └── AuthContextUnavailableError      it cannot be had for now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
+    │   └── QuestionDeclinedError                a person would not answer what the tool asks
     ├── RunNotFoundError · RunExistsError · RunClosedError
     ├── ScheduleNotFoundError · ScheduleExistsError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
@@ -149,6 +150,10 @@ class ToolError(PerdureError):
     """A tool failed; the model is told ``Type: message``."""
 
 
+class QuestionDeclinedError(ToolError):
+    """A person was asked by a tool (``ctx.ask``), and would not or could not answer."""
+
+
 class RunNotFoundError(PerdureError):
     """There is no run of that id."""
 
@@ -170,15 +175,15 @@ class ScheduleExistsError(PerdureError):
 
 
 class ApprovalPendingError(PerdureError):
-    """The run waits for a person's approval; it stays open."""
+    """The run waits for a person's approval or answer; it stays open."""
 
 
 class ApprovalExpiredError(PerdureError):
-    """Nobody decided in time."""
+    """Nobody decided, or answered, in time."""
 
 
 class ApprovalDecidedError(PerdureError):
-    """Somebody decided already."""
+    """Somebody has decided, or answered, already."""
 
 
 class ProviderError(PerdureError):

@@ -1,4 +1,4 @@
-"""What waits for people, over all runs: to be looked at, approved and denied."""
+"""What waits for people, over all runs: to be looked at, approved, denied and answered."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
+from .answering import answer
 from .errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
@@ -31,7 +32,7 @@ from .listed import MAY_WAIT, listed, of_agent
 from .loop import repeats
 from .runs import agent_of
 from .translate import closed_error, unreachable
-from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval
+from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, WaitsFor
 from .types.interface import WORKFLOW, Status
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _ENDED = "AcceptedUpdateCompletedWorkflow"
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that waits for somebody's approval, and the way to give it."""
+    """A call that waits for somebody's approval or answer, and the way to give it."""
 
     run: Run
     agent: str
@@ -61,7 +62,13 @@ class PendingCall:
     expires: datetime | None
     """When the wait ends by itself, and the call is denied or, if its tool says so, approved."""
     hash: str
-    """Names the call with these arguments: what is decided holds for no other."""
+    """Names the call with these arguments, or what it asks: what is decided or answered holds for no other."""
+    kind: WaitsFor = "approval"
+    """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
+    question: str | None = None
+    """What its tool asks."""
+    form: dict[str, Any] | None = None
+    """JSON Schema of the answer; None takes anything."""
 
     @property
     def run_id(self) -> str:
@@ -82,6 +89,11 @@ class PendingCall:
     async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
         """See ``Run.deny``."""
         return await self._decide("deny", by=by, comment=comment)
+
+    async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
+        """See ``Run.answer``."""
+        since = self.since.isoformat() if self.since else None
+        return await answer(self.run, self.call_id, value, error=error, by=by, digest=self.hash, since=since)
 
     async def _decide(self, decision: str, **said: Any) -> DecidedApproval:
         since = self.since.isoformat() if self.since else None
@@ -223,6 +235,9 @@ def _call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
         since=_moment(one.since),
         expires=_moment(one.expires),
         hash=one.hash,
+        kind=one.kind,
+        question=one.question,
+        form=one.form,
     )
 
 
@@ -231,12 +246,14 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _only(run: Run, status: Status) -> PendingApproval:
-    if len(status.approvals) == 1:
-        return status.approvals[0]
-    if not status.approvals:
-        raise InvalidInputError(f"no call of run {run.id!r} waits for approval", hint=_last(status))
-    ids = ", ".join(f"{one.call_id} ({one.name})" for one in status.approvals)
-    raise InvalidInputError(f"{len(status.approvals)} calls of run {run.id!r} wait", hint=f"Name one of them: {ids}")
+    waiting = [one for one in status.approvals if one.kind == "approval"]
+    if len(waiting) == 1:
+        return waiting[0]
+    if not waiting:
+        hint = f"There waits {status.approvals[0].name} for an answer." if status.approvals else _last(status)
+        raise InvalidInputError(f"no call of run {run.id!r} waits for approval", hint=hint)
+    ids = ", ".join(f"{one.call_id} ({one.name})" for one in waiting)
+    raise InvalidInputError(f"{len(waiting)} calls of run {run.id!r} wait", hint=f"Name one of them: {ids}")
 
 
 def _last(status: Status) -> str:

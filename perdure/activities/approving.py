@@ -19,6 +19,7 @@ from ..types.approval import Asks, Decided, arguments_hash
 from ..types.background import AsCollect, AsTell
 from ..types.duration import seconds
 from ..types.messages import ToolCallPart
+from ..types.question import AsCallback
 from ..types.wire import AsActivity, AsRemote, AsSubagent, Call, Refused, ToolOutput
 from .author_loop import AuthorLoop
 
@@ -36,7 +37,7 @@ class Approving:
     async def plan(self, agent: Agent, call: Call, told: RunContext[Any]) -> Call:
         """``call``, to wait for a person or refused, where a rule or its tool says so."""
         how = call.disposition
-        if not isinstance(how, AsActivity | AsRemote | AsSubagent | AsCollect | AsTell):
+        if not isinstance(how, AsActivity | AsRemote | AsSubagent | AsCollect | AsTell | AsCallback):
             return call
         arguments = call.arguments or {}
         terms = await self._terms(agent, agent.toolbox.get(call.name), call.id, call.name, arguments, told)

@@ -9,7 +9,7 @@ from ..agent import Agent
 from ..errors import ToolError
 from ..loop.calls import malformed, unknown
 from ..ports import ModelCall, ModelReply
-from ..tools import RemoteTool, RunContext, SubagentTool, Tool, shortened
+from ..tools import CallbackTool, RemoteTool, RunContext, SubagentTool, Tool, shortened
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .approving import Approving
@@ -123,7 +123,7 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
 
 def _allowed(tool: Tool, part: ToolCallPart) -> Disposition:
     """Raises ``ToolError`` for arguments that do not fit."""
-    if isinstance(tool, SubagentTool | RemoteTool):
+    if isinstance(tool, SubagentTool | RemoteTool | CallbackTool):
         return tool.ask(part.arguments)
     tool.validate(part.arguments)
     return AsActivity(

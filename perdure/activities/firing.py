@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..agent import Agent
@@ -17,14 +17,17 @@ from ..hooks import Event, Given, Hook, HookSet, Veto, fire_all
 from ..hooks.files import by_reference
 from ..hooks.returned import message_from, text_from, withheld
 from ..loop.finish import REMINDER_ID
-from ..ports import ModelCall
-from ..tools import RunContext
+from ..ports import ModelCall, ToolCall
+from ..tools import RunContext, error_text
+from ..types.approval import Asks
 from ..types.messages import Message
-from ..types.wire import MODEL_ACTIVITY, ModelOutput
+from ..types.question import AsCallback
+from ..types.wire import MODEL_ACTIVITY, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
 
+Told = Callable[[], Awaitable[RunContext[Any]]]
 ON_MESSAGES: tuple[Event, Event] = ("on_user_message", "on_user_injection")
 
 
@@ -134,13 +137,17 @@ class Firing:
         """Tell hooks of the calls that wait for a person. Raises ``HookError``, ``AbortError``."""
         hooks = self.on("on_approval", agent)
         for call in output.calls if hooks else ():
-            if call.approval is not None:
+            how = call.approval or call.disposition
+            if isinstance(how, Asks | AsCallback):
                 given: Given = {
+                    "kind": "approval" if isinstance(how, Asks) else "callback",
                     "name": call.name,
                     "arguments": dict(call.arguments or {}),
                     "call_id": call.id,
-                    "expires_in": call.approval.expires,
+                    "expires_in": how.expires,
                     "reminder": 0,
+                    "question": None,
+                    "form": None if isinstance(how, Asks) else how.form,
                     "ctx": told,
                 }
                 await fire_all(self._author.run, hooks, given)
@@ -151,11 +158,14 @@ class Firing:
         for one in call.input.reminders or ():
             for hook in self.on("on_approval", agent):
                 given: Given = {
+                    "kind": "approval",
                     "name": one.name,
                     "arguments": dict(arguments.get(one.call_id) or {}),
                     "call_id": one.call_id,
                     "expires_in": one.expires_in,
                     "reminder": one.number,
+                    "question": None,
+                    "form": None,
                     "ctx": told,
                 }
                 try:
@@ -164,6 +174,33 @@ class Firing:
                     raise abort.plain() from None
                 except Exception as wrong:
                     logger.warning("%s", wrong)
+
+    async def question(self, agent: Agent, call: ToolCall, output: ToolOutput, told: Told) -> ToolOutput:
+        """Tell hooks that a tool asks. One that fails makes the call an error: nobody may have heard of it."""
+        hooks, asked = self.on("on_approval", agent), output.question
+        if not hooks or asked is None:
+            return output
+        context = await told()
+        given: Given = {
+            "kind": "question",
+            "name": call.input.name,
+            "arguments": dict(call.arguments),
+            "call_id": call.input.call_id,
+            "expires_in": asked.expires,
+            "reminder": 0,
+            "question": asked.text,
+            "form": asked.form,
+            "ctx": context,
+        }
+        try:
+            await fire_all(self._author.run, hooks, given)
+        except AbortError as error:
+            return ToolOutput(key=call.key, content=error_text(error.plain()), is_error=True, status="aborted")
+        except Exception as error:
+            return ToolOutput(key=call.key, content=error_text(error), is_error=True)
+        finally:
+            context.memory.close()
+        return output
 
     async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
         """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""

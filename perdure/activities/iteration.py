@@ -129,10 +129,11 @@ class IterationStage:
         return rendered
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Run it, if it may: rules on approvals are asked once more."""
+        """Run it, if it may: rules on approvals are asked once more. Hooks are told of what it asks."""
         task = call.input
         agent, tool = self._agents.get(task.agent), self._agents.tool(task.agent, task.name)
-        return await self._approving.tool(agent, tool, call, next, lambda: self._told(agent, call))
+        output = await self._approving.tool(agent, tool, call, next, lambda: self._told(agent, call))
+        return await self._firing.question(agent, call, output, lambda: self._told(agent, call))
 
     async def _told(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
         task = call.input

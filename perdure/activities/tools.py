@@ -20,6 +20,7 @@ from ..tools import ArgumentsError, Memory, Result, Tool, ToolContext, error_tex
 from ..tools.memory import Writes
 from ..types.files import File
 from ..types.messages import FilePart
+from ..types.question import QUESTIONS, Question
 from ..types.wire import ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
@@ -69,7 +70,9 @@ class ToolActivity:
             tool = await self._find(agent, call, context)
             if tool is None:  # the code changed since the model was shown the tool
                 return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
-            return await self._execute(call, tool, _work(agent, tool, call, context))
+            output = await self._execute(call, tool, _work(agent, tool, call, context))
+            question = context.questions.open
+            return output if question is None else _asking(call, question)
         except PerdureError as error:
             return _failed(call, error_text(error), error)
         except asyncio.CancelledError:
@@ -133,7 +136,8 @@ class ToolActivity:
             memory=self._memory(writes),
             call_id=task.call_id,
             attempt=call.attempt,
-            idempotency_key=call.key,
+            idempotency_key=call.first_key or call.key,
+            answers=task.answers,
             heartbeat=self._heartbeat(),
             cancelled=cancelled,
             progress=call.progress,
@@ -179,6 +183,16 @@ def _nothing(*details: Any) -> None:
 def _failed(call: ToolCall, text: str, error: Exception | None = None) -> ToolOutput:
     call.error = error
     return ToolOutput(key=call.key, content=text, is_error=True)
+
+
+def _asking(call: ToolCall, question: Question) -> ToolOutput:
+    """Whatever the tool has made of it: it runs again from its start, so nothing of this run counts."""
+    if len(call.input.answers) >= QUESTIONS:
+        return _failed(call, f"ToolError: {call.input.name} has asked {QUESTIONS} times, and asks again")
+    call.error = None
+    call.writes.clear()
+    call.blobs.clear()
+    return ToolOutput(key=call.key, status="asking", question=question)
 
 
 def _cancelled(call: ToolCall, tool: Tool | None) -> ToolOutput:

@@ -13,6 +13,7 @@ import typer
 
 from ..errors import PerdureError
 from . import (
+    answering,
     approving,
     chat,
     demo,
@@ -63,6 +64,7 @@ app.command()(approving.approvals)
 app.command()(approving.approve)
 app.command()(approving.deny)
 app.command()(approving.revoke)
+app.command()(answering.answer)
 app.command()(replay.replay)
 app.command()(schema.schema)
 app.add_typer(schedule.app, name="schedule")

@@ -47,7 +47,7 @@ def approvals(
     output: OutputOption = Output.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """List the calls that wait for somebody's approval, with what led to them."""
+    """List the calls that wait for somebody's approval or answer, with what led to them."""
 
     async def go() -> list[tuple[PendingCall, str]]:
         async with connected(Server(address, namespace, profile, store_url)) as client:
@@ -59,10 +59,14 @@ def approvals(
         print_json([_plain(one, led) for one, led in found], output=output)
         return
     if not found:
-        print("nothing waits for approval")
+        print("nothing waits for a person")
     for one, led in found:
         said = "…" if one.arguments is None else shown_arguments(one.arguments)
         print(f"{one.run_id}  {one.call_id}  {printable(one.agent)}: {printable(one.tool)}({printable(said)})")
+        if one.kind != "approval":
+            print(f"    {one.kind}: {printable(one.question or 'a client is to run it')}")
+        if one.form is not None:
+            print(f"    form: {printable(json.dumps(one.form, ensure_ascii=False))}")
         if led:
             print(f"    {printable(led)}")
         if one.expires is not None:
@@ -166,10 +170,13 @@ def _arguments(text: str | None) -> dict[str, Any] | None:
 def _plain(one: PendingCall, led: str) -> dict[str, Any]:
     return {
         "run": one.run_id,
+        "kind": one.kind,
         "agent": one.agent,
         "call": one.call_id,
         "tool": one.tool,
         "arguments": one.arguments,
+        "question": one.question,
+        "form": one.form,
         "since": one.since.isoformat() if one.since else None,
         "expires": one.expires.isoformat() if one.expires else None,
         "said": led or None,

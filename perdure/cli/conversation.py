@@ -84,7 +84,8 @@ def _result(result: ToolResultPart, *, full: bool, colour: bool) -> Iterator[str
     text = result.content or ("" if files else "(nothing)")
     lines = [*_cut(text, None if full else _RESULT_LINES, indent=2), *files]
     style = "red" if result.is_error else "dim"
-    mark = styled("✗ " if result.is_error else "← ", style, on=colour)
+    by = f"{printable(result.answered_by)}: " if result.answered_by else ""
+    mark = styled(f"{'✗' if result.is_error else '←'} {by}", style, on=colour)
     yield from _block(" " * _MARGIN + mark, lines, style, colour=colour, indent=_MARGIN + 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
@@ -92,6 +93,13 @@ class EventLines:
                 yield self._styled(again, "yellow")
             case "approval.decided":
                 yield self._styled(f"({event.decision}: {printable(event.name)}{_by(event)})", "yellow")
+            case "question.asked":
+                asks = f"asks: {_cut(event.question)}" if event.kind == "question" else "waits for its result"
+                yield self._styled(f"? {printable(event.name)} {asks} ({event.call_id})", "yellow")
+            case "question.answered":
+                said = json.dumps(event.value, ensure_ascii=False) if event.error is None else f"no: {event.error}"
+                by = f" by {printable(event.by)}" if event.by else ""
+                yield self._styled(f"(answered: {printable(event.name)}{by}: {_cut(said)})", "yellow")
             case "step":
                 yield self._styled(_step(event), "yellow")
             case "branch.started":
@@ -126,7 +134,8 @@ class EventLines:
         said = _cut(event.content) if event.blob is None else f"{event.blob.size:,} bytes"
         files = "".join(f" [{file.name or file.media_type}]" for file in event.files)
         mark, style = ("✗", "red") if event.is_error else ("←", "dim")
-        return self._styled(f"{mark} {printable(event.name)}: {said}{files}", style)
+        by = f" (answered by {printable(event.answered_by)})" if event.answered_by else ""
+        return self._styled(f"{mark} {printable(event.name)}{by}: {said}{files}", style)
 
     def _branch(self, event: BranchCompleted) -> str:
         if event.error_type is not None:

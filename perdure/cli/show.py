@@ -227,8 +227,11 @@ def standing(status: Status) -> list[str]:
 def _waits(status: Status) -> str:
     from .conversation import printable
 
-    names = ", ".join(printable(one.name) for one in status.approvals)
-    return f"waits for approval: {names}; `perdure approvals` shows more"
+    said = []
+    for what, asked in (("approval", True), ("an answer", False)):
+        names = ", ".join(printable(one.name) for one in status.approvals if (one.kind == "approval") == asked)
+        said += [f"waits for {what}: {names}"] if names else []
+    return f"{'; '.join(said)}; `perdure approvals` shows more"
 
 
 def activity(status: Status) -> str | None:
@@ -254,6 +257,7 @@ def activity(status: Status) -> str | None:
             "compacting": "summing up what was said",
             "closing": "recording the end",
             "approval": _waits(status),
+            "answer": _waits(status),
         }[status.doing]
     at = f"iteration {status.iteration + (status.doing == 'model')} · {at}"
     if status.queued and status.doing == "tools":  # what a model call was given is queued until it has answered

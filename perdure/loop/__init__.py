@@ -28,6 +28,8 @@ from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .indexing import to_index
 from .limits import left, tick
 from .past import turn_status
+from .questions import answer_call, ask_person, check_answer
+from .questions import repeats as repeats_answer
 from .receive import check_message, receive, send
 from .reminding import Reminding, beside, due, remind
 from .settling import read_limits, settle
@@ -51,6 +53,7 @@ __all__ = [
     "StopChildren",
     "Wait",
     "abort",
+    "answer_call",
     "apply_branch",
     "apply_child",
     "apply_closed",
@@ -58,11 +61,13 @@ __all__ = [
     "apply_model",
     "apply_result",
     "ask",
+    "ask_person",
     "beside",
     "branch_id",
     "branch_start",
     "cancel",
     "carry_over",
+    "check_answer",
     "check_approval",
     "check_message",
     "check_revocation",
@@ -85,6 +90,7 @@ __all__ = [
     "receive",
     "remind",
     "repeats",
+    "repeats_answer",
     "response",
     "resume",
     "revoke",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..types.background import AsCollect, AsTell
+from ..types.question import AsCallback
 from ..types.state import Answer, Failure, PendingCall, RunState, Turn
 from ..types.wire import (
     Answered,
@@ -128,7 +129,7 @@ def _known(call: Call) -> New | None:
             return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
         case Inline(key=key, is_error=is_error):
             return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
-        case AsActivity() | AsRemote() | AsSubagent() | AsCollect() | AsTell() | Answered():
+        case AsActivity() | AsRemote() | AsSubagent() | AsCollect() | AsTell() | AsCallback() | Answered():
             return None
 
 

@@ -24,13 +24,16 @@ from ..types.approval import (
 )
 from ..types.messages import clean
 from ..types.state import DECIDED, PendingCall, RunState
-from ..types.wire import AsActivity, AsRemote, NewResult
+from ..types.wire import AsActivity, NewResult
+from . import questions
 from .apply import collect, end_at_limit
-from .asking import asks
+from .asking import asks, expects
 from .limits import unused
 from .reminding import look
 from .sizes import size
 from .standing import by_standing, check_always, stand, withdraw
+
+_WHOSE = {"remote": "those of a remote tool", "callback": "those of a callback"}
 
 
 def ask(state: RunState, now: datetime) -> None:
@@ -50,6 +53,7 @@ def ask(state: RunState, now: datetime) -> None:
             _decide(state, pending, decided)
         else:
             look(pending, now)
+    questions.note(state, now)
     collect(state)
     end_at_limit(state)
 
@@ -77,8 +81,7 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalD
     if _late(pending, now):
         raise ApprovalExpiredError(f"the approval of call {decision.call_id!r} has expired")
     if decision.arguments is not None and not isinstance(pending.call.disposition, AsActivity):
-        remote = isinstance(pending.call.disposition, AsRemote)
-        whose = "those of a remote tool" if remote else "what a subagent is asked"
+        whose = _WHOSE.get(pending.call.disposition.kind, "what a subagent is asked")
         raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
     if terms.separate and decision.decision == "approve":
         _check_separate(state, decision)
@@ -152,7 +155,7 @@ def waiting(state: RunState) -> list[PendingApproval]:
                 reminded=pending.waiting.reminded if pending.waiting else 0,
             )
         )
-    return found
+    return found + questions.expecting(state)
 
 
 def _before(state: RunState, decision: ApprovalDecision) -> DecidedApproval | None:
@@ -209,6 +212,11 @@ def _read(raw: Any) -> ApprovalDecision:
 
 
 def _none_waits(state: RunState, call_id: str) -> Exception:
+    if any(one.call.id == call_id and expects(one) for one in state.calls):
+        return InvalidInputError(
+            f"call {call_id!r} waits for an answer, not for approval",
+            hint='Answer it: answer_call {"call_id", "value"}; or with "error", why there is none.',
+        )
     past = next((one for one in reversed(state.decided) if one.call_id == call_id), None)
     if past is not None and past.state == "expired":
         return ApprovalExpiredError(f"the approval of call {call_id!r} has {past}")

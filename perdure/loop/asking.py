@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from ..types.question import AsCallback
 from ..types.state import PendingCall, RunState
 
 
 def asks(pending: PendingCall) -> bool:
-    """Whether the call waits for a person."""
+    """Whether the call waits for a person to approve it."""
     return pending.call.approval is not None and pending.decided is None and pending.result is None
+
+
+def expects(pending: PendingCall) -> bool:
+    """Whether it waits for an answer: to its tool's question, or in the place of its result."""
+    if pending.result is not None or pending.held or asks(pending):
+        return False
+    return pending.question is not None or isinstance(pending.call.disposition, AsCallback)
+
+
+def waits(pending: PendingCall) -> bool:
+    """Whether it waits for a person."""
+    return asks(pending) or expects(pending)
 
 
 def deadline(state: RunState) -> float | None:
     """When the next wait ends by itself, or the next reminder is due: seconds since 1970."""
-    waits = [one.waiting for one in state.calls if asks(one) and one.waiting]
-    return min((at for one in waits for at in (one.until, one.next) if at is not None), default=None)
+    waits = [one.waiting for one in state.calls if asks(one)] + [one.expects for one in state.calls if expects(one)]
+    ends = [at for wait in waits if wait is not None for at in (wait.until, wait.next) if at is not None]
+    return min(ends, default=None)

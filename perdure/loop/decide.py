@@ -12,7 +12,7 @@ from ..types.state import PendingBranch, PendingCall, RunState
 from ..types.wire import AsSubagent, Closing, New, NewMessage
 from . import branching, sizes
 from .answer import response
-from .asking import asks, deadline
+from .asking import deadline, waits
 from .children import collects, running
 from .compacting import Compact, compaction
 from .finish import REMINDER_ID, force
@@ -66,11 +66,11 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for a message, for an operator, for somebody's approval, or for a subagent in background."""
+    """Wait for a message, for an operator, for somebody's approval or answer, or for a subagent in background."""
 
     until: Literal["message", "resumed", "approval", "child"]
     deadline: float | None = None
-    """When the wait for an approval ends by itself, or a reminder is due: seconds since 1970."""
+    """When the wait for an approval or answer ends by itself, or a reminder is due: seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def decide(state: RunState) -> Next:
         return _close_once(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
-    ready = tuple(call for call in state.calls if call.result is None and not asks(call) and not collects(call))
+    ready = tuple(call for call in state.calls if call.result is None and not waits(call) and not collects(call))
     if waiting := tuple(call for call in ready if not call.held):
         return RunCalls(_at_once(waiting, state))
     if still := due(state):
@@ -117,7 +117,7 @@ def decide(state: RunState) -> Next:
         return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)
     if branches := branching.waiting(state):
         return RunBranches(branches)
-    if any(map(asks, state.calls)):
+    if any(map(waits, state.calls)):
         return Wait("approval", deadline(state))
     if any(map(collects, state.calls)):
         return Wait("child")
@@ -127,7 +127,7 @@ def decide(state: RunState) -> Next:
 
 
 def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]:
-    """The calls that begin beside others (``flying``: their operations): those that a person has decided on since.
+    """The calls that begin beside others (``flying``: their operations): those that a person has let go since.
 
     What did not fit beside the others when they began waits for them to end.
     """
@@ -139,9 +139,8 @@ def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]
         call
         for call in state.calls
         if call.result is None
-        and call.decided is not None
-        and not (call.held or collects(call))
-        and call.op not in flying
+        and (call.decided is not None or call.answers)
+        and not (call.held or waits(call) or collects(call) or call.op in flying)
     )
     return _at_once((*flown, *more), state)[len(flown) :] if more else ()
 
@@ -193,7 +192,7 @@ def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[Pending
     each = size(state.context) + size(state.auth_context) + sizes.CALL_BYTES
     total = subagents = 0
     for index, pending in enumerate(waiting):
-        total += each + size(pending.call.arguments)
+        total += each + size(pending.call.arguments) + sum(size(one.model_dump()) for one in pending.answers)
         if isinstance(how := pending.call.disposition, AsSubagent | AsTell):
             total += size(how.message)
             subagents += isinstance(how, AsSubagent)

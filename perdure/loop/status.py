@@ -10,6 +10,7 @@ from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent
 from . import branching
 from .approvals import waiting
+from .asking import asks
 from .branch_runs import branch_id
 from .children import row_of, run_id, shown
 from .compacting import Compact
@@ -35,7 +36,7 @@ def status(state: RunState, since: str | None = None) -> Status:
         case Wait(until="resumed"):
             phase, work = "paused", "nothing"
         case Wait(until="approval") | Remind():
-            phase, work = "waiting", "approval"
+            phase, work = "waiting", "approval" if any(map(asks, state.calls)) else "answer"
         case Wait(until="child"):
             phase, work = "running", "tools"
         case Wait():

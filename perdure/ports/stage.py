@@ -113,7 +113,7 @@ class ToolCall:
 
     input: ToolInput
     key: str
-    """Journal key; also the tool's idempotency key."""
+    """Journal key; also the tool's idempotency key, unless it was run before and asked something."""
     owner: str
     """Names this attempt: workflow run, activity and attempt number."""
     attempt: int = 1
@@ -134,6 +134,8 @@ class ToolCall:
     """When the first attempt of its activity was scheduled (``RunRow.asked_at``)."""
     pending: list[NewEvent] = field(default_factory=list)
     """As in :class:`ModelCall`."""
+    first_key: str = ""
+    """The journal key of the call's first run, where this is a later one; set by the prepare stage."""
     auth: Any = field(default=None, repr=False)
     """On whose behalf it is made, an ``AuthContext``; set by the prepare stage, or by the model call it is part of."""
 

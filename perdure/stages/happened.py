@@ -43,8 +43,10 @@ from ..types.wire import (
     NewResult,
     ToolOutput,
 )
+from . import questions
 from .asked import asked_again, decided, requested
 from .branched import branches_begun, branches_ended
+from .questions import handed
 from .sent import by_reference
 from .verdict import Verdict
 
@@ -107,6 +109,7 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
     events += _delegated(call, reply)
     events += requested(output, said)
+    events += handed(output, said)
     for one in output.calls:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
@@ -232,6 +235,7 @@ def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
                     content=item.text or "",
                     blob=item.blob,
                     is_error=item.is_error,
+                    answered_by=item.answered_by,
                 )
                 yield NewEvent(result, key=_result_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
@@ -261,6 +265,8 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
 def tool_begins(call: ToolCall) -> list[NewEvent]:
     """The tool begins, or begins again after a lost worker; and who had approved it."""
     task = call.input
+    if task.answers:  # it began before it asked
+        return [questions.answered(call, facts(call))]
     if task.approval is None:
         return [_tool_started(call)]
     key = _result_key(task.scope, task.head, task.call_id)
@@ -277,8 +283,10 @@ def _tool_started(call: ToolCall) -> NewEvent:
 
 
 def tool_completed(call: ToolCall, output: ToolOutput) -> NewEvent:
-    """What the call came to."""
+    """What the call came to: a result, or a question."""
     task = call.input
+    if output.question is not None:
+        return questions.asked(call, output.question, facts(call))
     event = ToolCompleted(
         **facts(call),
         call_id=task.call_id,

@@ -95,6 +95,8 @@ class InlineStage:
             asked_at=call.asked_at,
         )
         result = await self._run(inner)
+        if result.status == "asking":  # its activity finds that in the journal, and the call waits
+            return asked.model_copy(update={"disposition": how.model_copy(update={"inline": False})})
         aborted = result.content if result.status == "aborted" else None
         content = None if aborted else result.content
         done = Inline(key=result.key, content=content, blob=result.blob, is_error=result.is_error, aborted=aborted)

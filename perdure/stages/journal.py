@@ -66,7 +66,8 @@ class JournalStage:
         output, blobs = _fit(output)
         body = output.model_dump_json(exclude_none=True).encode()
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
-        memory = (*call.kept, *(() if output.is_error else call.writes))
+        # One that asks runs again from its start, and so do the hooks around it.
+        memory = () if output.status == "asking" else (*call.kept, *(() if output.is_error else call.writes))
         outcome = Outcome(call.key, "tool", body)
         events = Batch(call.input.context_id, [*call.pending, tool_completed(call, output)])
         first = await self._record(Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events))

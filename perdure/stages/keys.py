@@ -29,7 +29,7 @@ def model_key(task: ModelInput) -> str:
 
 
 def tool_key(task: ToolInput) -> str:
-    """Key of a tool call: its scope and number, the call and its arguments.
+    """Key of a tool call: its scope and number, the call and its arguments, and what it was answered so far.
 
     Arguments too large for history stand in the node of ``head``, whose hash covers them.
     """
@@ -37,8 +37,14 @@ def tool_key(task: ToolInput) -> str:
         "call_id": task.call_id,
         "name": task.name,
         "arguments": task.arguments if task.arguments is not None else task.head,
+        **({"answers": [_given(one) for one in task.answers]} if task.answers else {}),
     }
     return _key(task.scope, task.op, "tool", digest)
+
+
+def call_key(task: ToolInput) -> str:
+    """The key of the call's first run: the same for all of its runs, whatever was answered in between."""
+    return tool_key(task.model_copy(update={"answers": ()}) if task.answers else task)
 
 
 def _given(data: Data) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from ..errors import TranscriptCorruptedError
 from ..ports import Chain, ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..types.wire import CallFacts, ToolOutput
+from .keys import call_key
 from .transcript import check_store
 
 
@@ -45,6 +46,7 @@ class PrepareStage:
         self._find_agent(call.input.agent)
         if call.auth is None:
             call.auth = await self._auth(call.input)
+        call.first_key = call_key(call.input) if call.input.answers else ""
         if call.input.arguments is None:
             call.arguments = await self._arguments(call)
         return await next(call)

@@ -86,6 +86,8 @@ class _Around:
         if veto is not None:
             return ToolOutput(key=call.key, content=clean(f"Vetoed: {veto.reason}"), is_error=True)
         output = self._explained(call, await next(call))
+        if output.status == "asking":  # the call goes on when it was answered, and hooks run around that
+            return output
         if not output.is_error:
             self._context.memory.absorb(call.writes)
             call.writes.clear()

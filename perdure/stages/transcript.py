@@ -12,6 +12,7 @@ from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextMod
 from ..types.background import AsTell
 from ..types.interface import plain_output
 from ..types.messages import Message, ToolResultPart
+from ..types.question import AsCallback
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
@@ -149,7 +150,13 @@ class TranscriptStage:
 
     async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Without a result that should be there no model is called; but a run ends without it."""
-        said = ToolResultPart(call_id=item.call_id, name=item.name, content=item.text or "", is_error=item.is_error)
+        said = ToolResultPart(
+            call_id=item.call_id,
+            name=item.name,
+            content=item.text or "",
+            is_error=item.is_error,
+            answered_by=item.answered_by,
+        )
         if item.key is None and item.blob is None:
             return said
         try:
@@ -245,14 +252,15 @@ def _is_large(text: str) -> bool:
 
 def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
     """Arguments that do not fit, each for itself or all together, are read from the transcript node instead; what a
-    subagent is asked, from a blob. Whoever runs a remote tool can read neither: its arguments travel whole, or it is
-    not run."""
+    subagent is asked, from a blob. Whoever runs a remote or callback tool can read neither: its arguments travel whole,
+    or it is not run."""
     left = far = OUTPUT_BYTES
     for call in calls:
         size = len(json.dumps(call.arguments))
-        if isinstance(call.disposition, AsRemote):
+        if isinstance(call.disposition, AsRemote | AsCallback):
             if size > min(REMOTE_BYTES, far):
-                text = f"not run: its arguments have {size:,} bytes; a remote tool takes up to {REMOTE_BYTES:,}"
+                whose = "remote" if isinstance(call.disposition, AsRemote) else "callback"
+                text = f"not run: its arguments have {size:,} bytes; a {whose} tool takes up to {REMOTE_BYTES:,}"
                 call = call.model_copy(update={"arguments": None, "disposition": Refused(text=text)})
             else:
                 far -= size

@@ -40,6 +40,7 @@ QUERIES = frozenset({"status", "turn"})
 UPDATES = {
     "send_message": "_check_message",
     "decide_approval": "_check_approval",
+    "answer_call": "_check_answer",
     "revoke_approval": "_check_revocation",
 }
 """With their validators."""

@@ -3,6 +3,7 @@
 from perdure.tools.approval import Approval, Rule, allow, ask, deny
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.background import background
+from perdure.tools.callback import CallbackTool, callback_tool
 from perdure.tools.context import RunContext, ToolContext
 from perdure.tools.memory import Memory
 from perdure.tools.remote import RemoteTool, remote_tool
@@ -14,6 +15,7 @@ from perdure.tools.toolbox import Toolbox
 __all__ = [
     "Approval",
     "ArgumentsError",
+    "CallbackTool",
     "Memory",
     "RemoteTool",
     "Result",
@@ -28,6 +30,7 @@ __all__ = [
     "as_tool",
     "ask",
     "background",
+    "callback_tool",
     "delegate",
     "deny",
     "error_text",

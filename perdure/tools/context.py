@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Generic, cast, overload
 
 from typing_extensions import TypeVar
 
+from perdure.tools.asking import Questions, check_async
 from perdure.tools.auth import AuthContext
 from perdure.tools.memory import Memory
 from perdure.tools.result import json_text
@@ -15,6 +17,7 @@ from perdure.types.messages import clean
 
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
 ContextT = TypeVar("ContextT", default=Any)
+AnswerT = TypeVar("AnswerT")
 
 
 class RunContext(Generic[ContextT]):
@@ -90,9 +93,10 @@ class ToolContext(RunContext[ContextT]):
         heartbeat: Callable[..., None] = _no_heartbeat,
         cancelled: Callable[[], bool] = _not_cancelled,
         progress: Callable[[str, Any], None] = _no_progress,
+        answers: Iterable[Any] = (),
     ) -> None:
         """``heartbeat``, ``cancelled`` and ``progress`` (given a text and plain JSON) are called on the tool's thread:
-        all must be thread-safe."""
+        all must be thread-safe. ``answers`` are what :meth:`ask` returns, one after the other."""
         super().__init__(
             run_id=run_id,
             task_id=task_id,
@@ -112,6 +116,8 @@ class ToolContext(RunContext[ContextT]):
         self._heartbeat = heartbeat
         self._cancelled = cancelled
         self._progress = progress
+        self.questions = Questions(answers)
+        """What was asked and answered so far: for the engine."""
 
     def heartbeat(self, *details: Any) -> None:
         """Say that the call is alive. ``details`` are plain data, shown by Temporal while the call is under way."""
@@ -130,3 +136,55 @@ class ToolContext(RunContext[ContextT]):
     def cancelled(self) -> bool:
         """Whether the call is to stop. A long sync tool looks here; an async one is cancelled anyway."""
         return self._cancelled()
+
+    @overload
+    def ask(
+        self, question: str, schema: type[AnswerT], *, expires: float | str | timedelta | None = None
+    ) -> Awaitable[AnswerT]: ...
+    @overload
+    def ask(
+        self, question: str, schema: Any = None, *, expires: float | str | timedelta | None = None
+    ) -> Awaitable[Any]: ...
+    def ask(
+        self, question: str, schema: Any = None, *, expires: float | str | timedelta | None = None
+    ) -> Awaitable[Any]:
+        """Ask a person, and go on with the answer: ``amount = await ctx.ask("How much?", float)``.
+
+        The run of the tool ends here; the call waits in the inbox (``client.approvals()``), without a worker's slot
+        and for months if need be. When somebody has answered, the tool is **run again from its start**, and this
+        returns the answer; so do earlier questions, in order. What stands before a question runs again: put effects
+        behind it.
+
+        ``schema`` is a type that pydantic can take, and the answer is one of it; for one that does not fit, it is asked
+        again. Or a JSON Schema, or None: then the answer is plain JSON. ``expires`` is in seconds, or text like
+        ``"7d"``: then the call ends as an error. Raises ``QuestionDeclinedError`` where somebody would not answer. A
+        plain ``def`` tool uses :attr:`blocking`.
+        """
+        check_async("ask")
+        return _given(self.questions.ask(question, schema, expires))
+
+    @property
+    def blocking(self) -> BlockingContext:
+        """The same for plain ``def`` tools: nothing is awaited."""
+        return BlockingContext(self.questions)
+
+
+class BlockingContext:
+    """What of :class:`ToolContext` is awaited, for plain ``def`` tools: ``ctx.blocking.ask("How much?", float)``."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+
+    @overload
+    def ask(
+        self, question: str, schema: type[AnswerT], *, expires: float | str | timedelta | None = None
+    ) -> AnswerT: ...
+    @overload
+    def ask(self, question: str, schema: Any = None, *, expires: float | str | timedelta | None = None) -> Any: ...
+    def ask(self, question: str, schema: Any = None, *, expires: float | str | timedelta | None = None) -> Any:
+        """See :meth:`ToolContext.ask`."""
+        return self._questions.ask(question, schema, expires)
+
+
+async def _given(answer: Any) -> Any:
+    return answer

@@ -16,6 +16,7 @@ OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
 STANDING = 100
 """How many standing approvals a conversation keeps."""
+WaitsFor = Literal["approval", "question", "callback"]
 COMMENT_CHARS = 2000
 """Of what somebody says with a decision."""
 CHANGED_BYTES = 64 * 1024
@@ -130,8 +131,10 @@ class ApprovalDecision(Data):
 
 
 class PendingApproval(Data):
-    """A call that waits for somebody to decide."""
+    """A call that waits for somebody to decide, or to answer."""
 
+    kind: WaitsFor = "approval"
+    """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
     call_id: str
     name: str
     """The tool's."""
@@ -146,14 +149,18 @@ class PendingApproval(Data):
     separate: bool = False
     reminded: int = Field(default=0, exclude_if=operator.not_)
     """Reminders so far."""
+    question: str | None = None
+    """What its tool asks."""
+    form: dict[str, Any] | None = None
+    """JSON Schema of the answer; None takes anything."""
 
 
 class DecidedApproval(Data):
-    """A decision of the past."""
+    """A decision of the past, or an answer."""
 
     call_id: str
     name: str
-    state: DecisionState
+    state: DecisionState | Literal["answered"]
     by: str | None = None
     at: str
     comment: str | None = None
@@ -166,6 +173,8 @@ class DecidedApproval(Data):
     """When ``by`` had approved all calls of the tool, where nobody was asked about this one."""
 
     def __str__(self) -> str:
+        if self.state == "answered":
+            return f"answered{f' by {self.by}' if self.by else ''} at {self.at}"
         if self.state == "expired" or self.by is None:
             return f"{self.state}: nobody had decided by {self.at}"
         said = f"{self.state} by {self.by} at {self.at}"

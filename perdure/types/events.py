@@ -5,6 +5,7 @@
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
     approval.requested · reminded · decided          a call waits for a person
+    question.asked · answered                        a call waits for an answer, and who gave it
     step                                             the step policy has changed something before a model call
     branch.started · completed                       the step policy asks another agent
     compacted                                        the conversation was summed up
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import json
 import operator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -31,6 +32,8 @@ from .branch_events import BranchCompleted as BranchCompleted
 from .branch_events import BranchStarted as BranchStarted
 from .event import Event as _Event
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
+from .question_events import QuestionAnswered as QuestionAnswered
+from .question_events import QuestionAsked as QuestionAsked
 
 Span = tuple[int, int]
 """First and last number of a row of events."""
@@ -189,6 +192,8 @@ class ToolCompleted(_Event):
     blob: BlobRef | None = None
     files: tuple[FilePart, ...] = ()
     is_error: bool = False
+    answered_by: str | None = None
+    """Of a callback: who gave it."""
 
 
 class StepTaken(_Event):
@@ -281,6 +286,8 @@ Event = Annotated[
     | ApprovalRequested
     | ApprovalReminded
     | ApprovalDecided
+    | QuestionAsked
+    | QuestionAnswered
     | StepTaken
     | BranchStarted
     | BranchCompleted
@@ -322,28 +329,5 @@ def lost(delta: Event, at: str) -> ModelRetracted:
     return ModelRetracted(task_id=delta.task_id, at=at, attempt=delta.attempt, iteration=iteration, reason="WorkerLost")
 
 
-EVENT_TYPES = frozenset(
-    kind.model_fields["type"].default
-    for kind in (
-        RunEvent,
-        TurnEvent,
-        MessageInjected,
-        ModelStarted,
-        ModelDelta,
-        ModelCompleted,
-        ModelRetracted,
-        ToolStarted,
-        ToolProgress,
-        ToolCompleted,
-        ApprovalRequested,
-        ApprovalReminded,
-        ApprovalDecided,
-        StepTaken,
-        BranchStarted,
-        BranchCompleted,
-        ConversationCompacted,
-        LimitReached,
-        ErrorEvent,
-    )
-)
+EVENT_TYPES = frozenset(kind.model_fields["type"].default for kind in get_args(get_args(Event)[0]))
 """Every ``type`` of the union."""

@@ -23,6 +23,7 @@ from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
 WORKFLOW = "AgentWorkflow"
 Mode = Literal["run", "session"]
+Doing = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
 NESTED = 200
@@ -244,8 +245,8 @@ class Status(Data):
     """What a run is at: answer of the ``status`` query."""
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
-    """``waiting`` for a message or an approval, ``paused`` until an operator resumes it; or how the run ended."""
-    doing: Literal["model", "compacting", "tools", "branches", "approval", "message", "closing", "nothing"] = "nothing"
+    """``waiting`` for a message or a person, ``paused`` until an operator resumes it; or how the run ended."""
+    doing: Doing = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
     """When that began: ISO 8601, UTC."""
@@ -269,9 +270,9 @@ class Status(Data):
     background: tuple[BackgroundStatus, ...] = ()
     """Subagents in background, also those that have ended."""
     approvals: tuple[PendingApproval, ...] = ()
-    """Calls that wait for somebody to approve them; also while others run."""
+    """Calls that wait for somebody to approve or to answer them; also while others run."""
     decided: tuple[DecidedApproval, ...] = ()
-    """Approvals that were decided, the latest last."""
+    """Approvals that were decided and calls that were answered, the latest last."""
     standing: tuple[StandingApproval, ...] = ()
     """Approvals of all calls of a tool, the latest last."""
     queued: int = 0

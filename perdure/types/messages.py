@@ -99,6 +99,8 @@ class ToolResultPart(Data):
     is_error: bool = False
     files: tuple[FilePart, ...] = ()
     """Images and files that the tool gave besides its text."""
+    answered_by: str | None = None
+    """Who gave it, where a client ran the call."""
 
 
 class OpaquePart(Data):

@@ -18,6 +18,8 @@ from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
 from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
+from .question import Answer as PersonsAnswer
+from .question import Question
 from .wire import AgentLimits, Call, New
 
 SCHEMA_VERSION = 5
@@ -48,6 +50,12 @@ class PendingCall(Part):
     waiting: Waiting | None = None
     """Since when it waits for somebody's approval, if it was to; ``decided`` is what came of it."""
     decided: Decided | None = None
+    question: Question | None = None
+    """What its tool asks of a person now."""
+    expects: Waiting | None = None
+    """Since when it waits for an answer: to its question, or in the place of its result."""
+    answers: list[PersonsAnswer] = Field(default=[], exclude_if=operator.not_)
+    """What it was answered so far."""
 
 
 class Answer(Part):

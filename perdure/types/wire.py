@@ -16,6 +16,7 @@ from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
+from .question import Answer, AsCallback, Question
 from .step import Kept
 
 MODEL_ACTIVITY = "perdure.model"
@@ -57,7 +58,9 @@ class NewResult(Data):
     """Where the text is, if it is too large for history: a subagent's answer."""
     is_error: bool = False
     decided: Decided | None = Field(default=None, exclude_if=operator.not_)
-    """Of a call that somebody denied, or that nobody approved in time: who, and when."""
+    """Of a call that was denied, or that nobody approved in time: who, and when. Of a callback: who approved it."""
+    answered_by: str | None = None
+    """Of a callback: who gave the result."""
 
 
 New = Annotated[NewMessage | NewResult, Field(discriminator="kind")]
@@ -212,7 +215,8 @@ class AsSubagent(Data):
 
 
 Disposition = Annotated[
-    Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent | AsCollect | AsTell, Field(discriminator="kind")
+    Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent | AsCollect | AsTell | AsCallback,
+    Field(discriminator="kind"),
 ]
 
 
@@ -332,6 +336,8 @@ class ToolInput(CallFacts):
     """See ``AsActivity.retries``; the journal counts, because Temporal's attempts may end before the tool begins."""
     approval: Decided | None = Field(default=None, exclude_if=operator.not_)
     """Who approved the call, where it was asked for: for these arguments and no others."""
+    answers: tuple[Answer, ...] = Field(default=(), exclude_if=operator.not_)
+    """What the call was answered so far (``ctx.ask``), in order."""
 
 
 class ToolOutput(Data):
@@ -343,5 +349,7 @@ class ToolOutput(Data):
     is_error: bool = False
     files: tuple[FilePart, ...] = Field(default=(), exclude_if=operator.not_)
     """Images and files, in the store. Left out where there are none: the same outcome is the same bytes as before."""
-    status: Literal["done", "unknown", "cancelled", "aborted"] = "done"
-    """``aborted``: the tool, or a hook of it, ended the run; ``content`` is the error's text."""
+    status: Literal["done", "unknown", "cancelled", "aborted", "asking"] = "done"
+    """``aborted``: the tool, or a hook of it, ended the run; ``content`` is the error's text. ``asking``: the call is
+    run again when somebody has answered ``question``."""
+    question: Question | None = None

@@ -150,6 +150,20 @@ class AgentWorkflow:
         except PerdureError as error:
             raise _as_failure(error) from None
 
+    @workflow.update
+    async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
+        """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
+        answered = await self._answer(lambda state: loop.answer_call(state, answer, host.now()))
+        return answered.model_dump(mode="json", exclude_none=True)
+
+    @answer_call.validator
+    def _check_answer(self, answer: Any = None, *_: Any) -> None:
+        """One that comes too late, or is none, leaves no trace in history."""
+        try:
+            loop.check_answer(self._state, answer, host.now())
+        except PerdureError as error:
+            raise _as_failure(error) from None
+
     @workflow.signal
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it, without one it ends."""

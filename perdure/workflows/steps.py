@@ -16,6 +16,7 @@ from ..loop.branching import outcomes
 from ..loop.ending import PAUSING
 from ..loop.limits import calls_left
 from ..loop.overrides import overrides
+from ..loop.questions import arguments_of
 from ..types.background import AsTell
 from ..types.state import PendingCall, RunState
 from ..types.wire import (
@@ -130,18 +131,22 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, ch
         **_facts(state, pending.op),
         call_id=call.id,
         name=call.name,
-        arguments=_arguments(pending),
+        arguments=arguments_of(pending),
         head=state.head,
         definition=call.definition,
         toolset=how.toolset,
         idempotent=how.idempotent,
         retries=how.retries,
         approval=pending.decided,
+        answers=tuple(pending.answers),
     )
     aborted: str | None = None
     try:
         raw = await host.execute_activity(TOOL_ACTIVITY + call.name, _plain(task), **tool_options(how))
         output = ToolOutput.model_validate(raw)
+        if output.question is not None:
+            loop.ask_person(state, pending.op, output.question, host.now())
+            return  # the call is run again when somebody has answered
         result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
         aborted = (output.content or "") if output.status == "aborted" else None
     except ActivityError as error:
@@ -155,12 +160,6 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, ch
     if aborted is not None:  # before the result, which may be what ends the turn at a limit
         loop.abort(state, aborted)
     loop.apply_result(state, pending.op, result)
-
-
-def _arguments(pending: PendingCall) -> dict[str, Any] | None:
-    """The model's, unless whoever approved the call has changed them."""
-    changed = pending.decided.arguments if pending.decided else None
-    return pending.call.arguments if changed is None else changed
 
 
 def remind(state: RunState, stopping: Stopping) -> Coroutine[Any, Any, None]:

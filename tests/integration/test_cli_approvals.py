@@ -58,7 +58,7 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
         assert "is already decided: denied by bea" in late.err
         said = results(await run.transcript())
         told = (await cli("events", run.id)).out
-        assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for approval\n"
+        assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for a person\n"
     assert said[0].endswith("refunded 2 of a")
     assert said[1] == "Denied by bea: too much"
     assert f"waits for approval: {first}" in told

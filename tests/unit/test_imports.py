@@ -52,6 +52,7 @@ PUBLIC = [
     "allow",
     "ask",
     "background",
+    "callback_tool",
     "delegate",
     "deny",
     "hook",

@@ -1,0 +1,102 @@
+"""``perdure answer``: what tools ask of people, and calls that a client is to run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidInputError
+from .connection import Server
+from .conversation import printable
+from .find import on_run
+from .options import (
+    AddressOption,
+    ByOption,
+    JsonOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    chosen,
+    message_of,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from ..run import Run
+    from ..types.approval import DecidedApproval
+
+
+def answer(
+    id: RunArgument,
+    call_or_value: Annotated[
+        str | None,
+        typer.Argument(metavar="[CALL] VALUE", help="Id of the call, the only one without.", show_default=False),
+    ] = None,
+    value: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="", help="The answer: text, or JSON where another one is asked for; - reads stdin.", hidden=True
+        ),
+    ] = None,
+    input: Annotated[
+        str | None, typer.Option("--input", help="The answer as JSON; - reads stdin.", show_default=False)
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option("--error", "-e", help="Why there is no answer.", show_default=False)
+    ] = None,
+    by: ByOption = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer what a tool asks, or give the result of a call that a client is to run. `perdure approvals` lists both."""
+    apart = input is not None or error is not None
+    call, text = (call_or_value, value) if apart or value is not None else (None, call_or_value)
+    if sum(one is not None for one in (text, input, error)) != 1:
+        raise InvalidInputError(
+            "an answer has a value, an --input or an --error",
+            hint='For instance perdure answer ID "the savings account"',
+        )
+    given = json_value(message_of(input), "--input") if input is not None else None
+
+    async def act(run: Run) -> DecidedApproval:
+        said = given if text is None else await _read(run, call, message_of(text))
+        return await run.answer(call, said, error=error)
+
+    answered = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    if (output := chosen(output, as_json)) is not Output.TEXT:
+        print_json(answered.model_dump(mode="json"), output=output)
+        return
+    print(f"{printable(answered.name)} is answered by {printable(answered.by or 'nobody')}")
+
+
+def json_value(text: str, what: str) -> Any:
+    """What ``text`` says. Raises ``InvalidInputError``."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"{what} is not JSON: {error}", hint="""For instance: '{"amount": 3}'""") from None
+
+
+async def _read(run: Run, call: str | None, text: str) -> Any:
+    """``text`` as it is, or as JSON where the form of the call takes no text."""
+    waiting = [one for one in (await run.status()).approvals if one.kind != "approval" and call in (None, one.call_id)]
+    form = waiting[0].form if len(waiting) == 1 else None
+    return value_of(text, form)
+
+
+def value_of(text: str, form: dict[str, Any] | None) -> Any:
+    """What somebody has typed as an answer to ``form``. Raises ``InvalidInputError`` for what is no JSON."""
+    from ..types.form import misfit
+
+    if form is None or misfit(form, text) is None:
+        return text
+    return json_value(text, "the answer")

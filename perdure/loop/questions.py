@@ -1,0 +1,272 @@
+"""Calls that wait for an answer: to what their tool asks, or in the place of their result; and what is answered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
+from ..types.approval import DecidedApproval, PendingApproval, Waiting, arguments_hash
+from ..types.form import misfit
+from ..types.interface import NESTED, too_deep
+from ..types.messages import clean
+from ..types.question import ANSWER_BYTES, ANSWERS_BYTES, Answer, AsCallback, CallAnswer, Question
+from ..types.state import DECIDED, PendingCall, RunState
+from ..types.wire import REMOTE_BYTES, NewResult
+from .apply import collect, end_at_limit
+from .asking import asks, expects
+from .remote import TOGETHER_BYTES
+from .sizes import size
+
+
+def ask_person(state: RunState, op: int, question: Question, now: datetime) -> None:
+    """The tool of the call of operation ``op`` asks; the call is run again when somebody has answered."""
+    for pending in state.calls:
+        if pending.op == op and pending.result is None:
+            pending.question, pending.expects = question, None
+    note(state, now)
+
+
+def note(state: RunState, now: datetime) -> None:
+    """Note since when calls wait for an answer, and end the wait of those that nobody answered in time.
+
+    Whoever calls this collects the results.
+    """
+    for pending in [one for one in state.calls if expects(one)]:
+        if pending.expects is None:
+            seconds = _terms(pending).expires
+            until = None if seconds is None else now.timestamp() + seconds
+            pending.expects = Waiting(since=now.isoformat(), until=until)
+        if _late(pending, now):
+            how = pending.call.disposition
+            said = how.on_expiry if isinstance(how, AsCallback) and pending.question is None else None
+            text = said or f"Expired: nobody answered the call of {pending.call.name} in time"
+            pending.result = _result(pending, text, is_error=True)
+            _remember(state, pending, "expired", now)
+
+
+def check_answer(state: RunState | None, raw: Any, now: datetime) -> CallAnswer:
+    """The answer, as it can be taken; None where the state is not known yet.
+
+    Raises ``InvalidInputError`` for one that does not fit, or for a call that does not wait for one;
+    ``ApprovalDecidedError`` where somebody was quicker, ``ApprovalExpiredError``, ``RunClosedError``.
+    """
+    said = _read(raw)
+    if state is None:
+        return said
+    if state.cancelled or (state.turn is not None and state.turn.failure is not None):
+        raise RunClosedError(f"run {state.context_id!r} is ending", hint="Its calls are closed.")
+    if _before(state, said) is not None:
+        return said
+    pending = _expecting(state, said.call_id)
+    if pending is None:
+        raise _none_waits(state, said.call_id)
+    if said.hash is not None and said.hash != asked_hash(pending):
+        raise _answered(state, said.call_id) or InvalidInputError(
+            f"call {said.call_id!r} asks something else than what was looked at",
+            hint="Look at what waits now, and answer that.",
+        )
+    if _late(pending, now):
+        raise ApprovalExpiredError(f"the time to answer call {said.call_id!r} is over")
+    if said.error is None:
+        _check_value(state, pending, said)
+    return said
+
+
+def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
+    """Take an answer; whoever repeats himself gets back what it was. Raises as :func:`check_answer`."""
+    note(state, now)
+    said = check_answer(state, raw, now)
+    if (before := _before(state, said)) is not None:
+        return before
+    pending = _expecting(state, said.call_id)
+    assert pending is not None, "checked"
+    by = clean(said.by) if said.by else None
+    error = clean(said.error) if said.error is not None else None
+    if pending.question is not None:
+        value = None if error is not None else _cleaned(said.value)
+        pending.answers = [*pending.answers, Answer(value=value, error=error, by=by, at=now.isoformat())]
+        pending.question = pending.expects = None
+    else:
+        text = error if error is not None else None if said.blob else _text(said.value)
+        result = _result(pending, text, is_error=error is not None)
+        pending.result = result.model_copy(update={"blob": said.blob, "answered_by": by, "decided": pending.decided})
+    past = _remember(state, pending, "answered", now, by=by, comment=error, hash=answer_hash(said))
+    collect(state)
+    end_at_limit(state)
+    return past
+
+
+def answer_hash(said: CallAnswer) -> str:
+    """Names what is said (hexadecimal), whoever says it."""
+    what = said.model_dump(mode="json", include={"value", "error", "blob"})
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def repeats(said: CallAnswer, past: DecidedApproval) -> bool:
+    """Whether ``said`` is the answer that was given."""
+    by = clean(said.by) if said.by else None
+    return (past.call_id, past.state, past.by, past.hash) == (said.call_id, "answered", by, answer_hash(said))
+
+
+def expecting(state: RunState) -> list[PendingApproval]:
+    """What waits for an answer, as ``status`` shows it."""
+    found = []
+    for pending in filter(expects, state.calls):
+        until = pending.expects.until if pending.expects else None
+        found.append(
+            PendingApproval(
+                kind="callback" if pending.question is None else "question",
+                call_id=pending.call.id,
+                name=pending.call.name,
+                arguments=arguments_of(pending),
+                hash=asked_hash(pending),
+                since=pending.expects.since if pending.expects else None,
+                expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
+                question=pending.question.text if pending.question else None,
+                form=_terms(pending).form,
+            )
+        )
+    return found
+
+
+def asked_hash(pending: PendingCall) -> str:
+    """Names what is asked: the call, and which question of it."""
+    asked = arguments_of(pending) or {}
+    if pending.question is not None:
+        asked = {"question": pending.question.text, "answers": len(pending.answers)}
+    return arguments_hash(pending.call.id, pending.call.name, asked)
+
+
+def arguments_of(pending: PendingCall) -> dict[str, Any] | None:
+    """The model's, unless whoever approved the call has changed them."""
+    changed = pending.decided.arguments if pending.decided else None
+    return pending.call.arguments if changed is None else changed
+
+
+def _expecting(state: RunState, call_id: str) -> PendingCall | None:
+    return next((one for one in state.calls if one.call.id == call_id and expects(one)), None)
+
+
+def _before(state: RunState, said: CallAnswer) -> DecidedApproval | None:
+    """What the same answer came to, unless it may be meant for what the call asks now."""
+    pending = _expecting(state, said.call_id)
+    if pending is not None and said.hash in (None, asked_hash(pending)):
+        return None
+    return next((past for past in reversed(state.decided) if repeats(said, past)), None)
+
+
+def _terms(pending: PendingCall) -> Question | AsCallback:
+    how = pending.question or pending.call.disposition
+    assert isinstance(how, Question | AsCallback), "it expects an answer"
+    return how
+
+
+def _check_value(state: RunState, pending: PendingCall, said: CallAnswer) -> None:
+    """Raise ``InvalidInputError`` for what is no answer to this."""
+    form = _terms(pending).form
+    if said.blob is not None:
+        if pending.question is not None or form is not None:
+            raise InvalidInputError("value: it is too long for what is asked")
+        if said.store_id is not None and state.store_id is not None and said.store_id != state.store_id:
+            raise InvalidInputError(
+                f"value: its text is in store {said.store_id}, and the run is kept in store {state.store_id}"
+            )
+        return
+    if too_deep(said.value):
+        raise InvalidInputError(f"value: it is nested deeper than {NESTED} levels")
+    try:
+        found = len(json.dumps(said.value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"value: it is no plain JSON: {error}") from None
+    if pending.question is None:
+        _check_result(state, said.value)
+    else:
+        before = size([one.model_dump() for one in pending.answers])
+        most = min(ANSWER_BYTES, ANSWERS_BYTES - before)
+        if found > most:
+            raise InvalidInputError(f"value: it has {found:,} bytes as JSON and may have {max(most, 0):,}")
+    if form is not None and (why := misfit(form, said.value)) is not None:
+        raise InvalidInputError(f"value: it does not fit what is asked: {why[:500]}")
+
+
+def _check_result(state: RunState, value: Any) -> None:
+    """Of a callback: it travels whole, as a remote tool's, with those of the other calls."""
+    text = _text(value)
+    if (found := len(text.encode())) > REMOTE_BYTES:
+        raise InvalidInputError(
+            f"value: it has {found:,} bytes and may have {REMOTE_BYTES:,}",
+            hint="perdure's client puts a longer text into the store.",
+        )
+    others = sum(size(call.result.text) for call in state.calls if isinstance(call.result, NewResult))
+    if others + size(text) > TOGETHER_BYTES:
+        raise InvalidInputError("value: with it the results of this reply are too long: give a shorter one")
+
+
+def _text(value: Any) -> str:
+    return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _cleaned(value: Any) -> Any:
+    """Without lone surrogates, which no store can keep."""
+    return json.loads(clean(json.dumps(value, ensure_ascii=False)))
+
+
+def _result(pending: PendingCall, text: str | None, *, is_error: bool) -> NewResult:
+    return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=is_error)
+
+
+def _late(pending: PendingCall, now: datetime) -> bool:
+    until = pending.expects.until if pending.expects else None
+    return until is not None and until <= now.timestamp()
+
+
+def _remember(
+    state: RunState,
+    pending: PendingCall,
+    how: Literal["answered", "expired"],
+    now: datetime,
+    **more: Any,
+) -> DecidedApproval:
+    call = pending.call
+    past = DecidedApproval(call_id=call.id, name=call.name, state=how, at=now.isoformat(), **more)
+    state.decided = [*state.decided, past][-DECIDED:]
+    return past
+
+
+def _read(raw: Any) -> CallAnswer:
+    expected = 'Send {"call_id": "<id>", "value": <JSON>, "by": "<name>"}, or "error" in the place of "value".'
+    if too_deep(raw):
+        raise InvalidInputError(f"value: it is nested deeper than {NESTED} levels")
+    try:
+        return CallAnswer.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise InvalidInputError(f"{where}: {first['msg']}", hint=expected) from None
+
+
+def _answered(state: RunState, call_id: str) -> PerdureError | None:
+    """What whoever comes too late is told; None where nobody was quicker."""
+    past = next((one for one in reversed(state.decided) if one.call_id == call_id), None)
+    if past is None or past.state == "approved":
+        return None
+    if past.state == "expired":
+        return ApprovalExpiredError(f"the time to answer call {call_id!r} is over")
+    return ApprovalDecidedError(f"call {call_id!r} is already {past}")
+
+
+def _none_waits(state: RunState, call_id: str) -> PerdureError:
+    if any(one.call.id == call_id and asks(one) for one in state.calls):
+        return InvalidInputError(
+            f"call {call_id!r} waits for approval, not for an answer", hint="Approve or deny it: decide_approval."
+        )
+    if (late := _answered(state, call_id)) is not None:
+        return late
+    ids = [repr(one.call.id) for one in state.calls if expects(one)]
+    there = f"There waits: {', '.join(ids)}." if ids else "None does in this run."
+    return InvalidInputError(f"no call {call_id!r:.120} waits for an answer", hint=there)

@@ -1,0 +1,243 @@
+"""Calls that wait for an answer, in the pure loop."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
+from perdure.types.question import ANSWERS_BYTES, AsCallback, Question
+from perdure.types.state import RunState
+from perdure.types.wire import REMOTE_BYTES, NewResult
+from tests.unit.loop.build import call, done
+from tests.unit.loop.test_approvals import NOW, asked, decide, waiting
+
+QUESTION = Question(text="Sure?", form={"type": "boolean"})
+
+
+def handed(id: str = "c1", **how: Any) -> Any:
+    return call(id, AsCallback(**how))
+
+
+def questioned(*calls: Any, question: Question = QUESTION, **start: Any) -> RunState:
+    """The first call has asked."""
+    state = asked(*(calls or (call("c1"),)), **start)
+    loop.ask_person(state, state.calls[0].op, question, NOW)
+    return state
+
+
+def answer(state: RunState, id: str = "c1", at: float = 0, **said: Any) -> Any:
+    return loop.answer_call(state, {"call_id": id, **said}, NOW + timedelta(seconds=at))
+
+
+def test_a_callback_waits_beside_the_others_and_its_answer_is_its_result() -> None:
+    state = asked(handed("c1"), call("c2"))
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls)
+    assert [one.call.id for one in step.calls] == ["c2"]
+    done(state, "c2")
+    assert loop.decide(state) == loop.Wait("approval", None)
+    assert loop.status(state).doing == "answer"
+    assert answer(state, value={"a": 1}, by="ana").state == "answered"
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    first = step.new[0]
+    assert isinstance(first, NewResult)
+    assert (first.text, first.is_error, first.answered_by) == ('{"a": 1}', False, "ana")
+
+
+def test_a_call_that_asks_is_run_again_with_its_answers() -> None:
+    state = questioned()
+    assert loop.decide(state) == loop.Wait("approval", None)
+    answer(state, value=True, by="ana")
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls)
+    (one,) = step.calls
+    assert [(said.value, said.by) for said in one.answers] == [(True, "ana")]
+    loop.ask_person(state, one.op, Question(text="Really?"), NOW)
+    (waits,) = loop.status(state).approvals
+    assert (waits.question, waits.form) == ("Really?", None)
+    answer(state, error="no", by="bea")
+    (one,) = state.calls
+    assert [(said.value, said.error) for said in one.answers] == [(True, None), (None, "no")]
+
+
+def test_an_answered_call_begins_beside_others() -> None:
+    state = questioned(call("c1"), call("c2"))
+    flying = {state.calls[1].op}
+    assert loop.joining(state, flying) == ()
+    answer(state, value=True)
+    assert [one.call.id for one in loop.joining(state, flying)] == ["c1"]
+    assert loop.joining(state, flying | {state.calls[0].op}) == ()
+
+
+def test_a_call_is_approved_before_it_is_answered() -> None:
+    state = asked(waiting("c1", expires=5).model_copy(update={"disposition": AsCallback(expires=10)}))
+    assert loop.status(state).doing == "approval"
+    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 5)
+    with pytest.raises(InvalidInputError, match="waits for approval, not for an answer"):
+        answer(state, value=1)
+    decide(state, "c1", by="ana", at=2)
+    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 12)
+    with pytest.raises(InvalidInputError, match="waits for an answer, not for approval"):
+        decide(state, "c1")
+    answer(state, value=1, at=3, by="bea")
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    (result,) = step.new
+    assert isinstance(result, NewResult)
+    assert result.decided is not None
+    assert (result.decided.by, result.answered_by) == ("ana", "bea")
+
+
+@pytest.mark.parametrize("says", [None, "Nobody was there."])
+def test_the_end_of_the_time_is_an_error(says: str | None) -> None:
+    state = asked(handed(expires=10, on_expiry=says))
+    loop.ask(state, NOW + timedelta(seconds=9))
+    assert isinstance(loop.decide(state), loop.Wait)
+    with pytest.raises(ApprovalExpiredError, match="is over"):
+        answer(state, value=1, at=10)
+    loop.ask(state, NOW + timedelta(seconds=10))
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    (result,) = step.new
+    assert isinstance(result, NewResult)
+    assert (result.text, result.is_error) == (says or "Expired: nobody answered the call of look in time", True)
+    with pytest.raises(ApprovalExpiredError, match="is over"):
+        answer(state, value=1, at=11)
+
+
+def test_the_time_of_a_second_question_counts_anew_and_over_continue_as_new() -> None:
+    state = questioned(question=Question(text="Sure?", expires=10))
+    answer(state, value=1, at=8)
+    loop.ask_person(state, state.calls[0].op, Question(text="Really?", expires=10), NOW + timedelta(seconds=9))
+    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    loop.ask(state, NOW + timedelta(seconds=15))
+    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 19)
+    assert [said.value for said in state.calls[0].answers] == [1]
+
+
+def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
+    state = questioned(question=Question(text="?", form={"default": None}))
+    answer(state, value={"a": None})
+    loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
+    answer(state, value=None)
+    again = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    assert again == state
+    assert [said.value for said in again.calls[0].answers] == [{"a": None}, None]
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (None, "the answer"),
+        ({"value": 1}, "call_id: Field required"),
+        ({"call_id": "c1"}, "either a value or an error"),
+        ({"call_id": "c1", "value": True, "error": "no"}, "either a value or an error"),
+        ({"call_id": "c1", "value": True, "why": "x"}, "why: Extra inputs"),
+        ({"call_id": "c9", "value": True}, "no call 'c9' waits for an answer.*\nThere waits: 'c1'"),
+        ({"call_id": "c2", "value": True}, "no call 'c2' waits"),
+        ({"call_id": "c1", "value": 1}, "does not fit what is asked: 1 is no boolean"),
+        ({"call_id": "c1", "value": True, "hash": "0"}, "asks something else"),
+        ({"call_id": "c1", "value": "x" * 70_000}, "may have 65,536"),
+        ({"call_id": "c1", "value": float("nan")}, "no plain JSON"),
+        ({"call_id": "c1", "error": "x" * 2001}, "error: String should have at most 2000"),
+        ({"call_id": "c1", "blob": {"hash": "a" * 64, "size": 3}}, "too long for what is asked"),
+    ],
+)
+def test_what_is_no_answer_is_refused_and_changes_nothing(raw: Any, match: str) -> None:
+    state = questioned(call("c1"), call("c2"))
+    before = state.model_dump()
+    for refuse in (loop.check_answer, loop.answer_call):
+        with pytest.raises(InvalidInputError, match=match):
+            refuse(state, raw, NOW)
+    assert state.model_dump() == before
+
+
+def test_a_value_that_is_nested_too_deep_is_refused() -> None:
+    value: Any = 1
+    for _ in range(500):
+        value = [value]
+    with pytest.raises(InvalidInputError, match="nested deeper"):
+        answer(questioned(), value=value)
+
+
+def test_all_answers_of_a_call_have_a_size_together() -> None:
+    state, large = questioned(question=Question(text="?")), "x" * 60_000
+    for _ in range(ANSWERS_BYTES // 60_000):
+        answer(state, value=large)
+        loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
+    with pytest.raises(InvalidInputError, match="as JSON and may have"):
+        answer(state, value=large)
+    answer(state, error="there is no room")
+
+
+def test_results_of_callbacks_have_a_size_alone_and_together() -> None:
+    state = asked(*(handed(f"c{n}") for n in range(6)))
+    with pytest.raises(InvalidInputError, match=f"may have {REMOTE_BYTES:,}"):
+        answer(state, "c0", value="x" * (REMOTE_BYTES + 1))
+    for n in range(4):
+        answer(state, f"c{n}", value="x" * (REMOTE_BYTES - 10))
+    with pytest.raises(InvalidInputError, match="too long: give a shorter one"):
+        answer(state, "c4", value="x" * (REMOTE_BYTES - 10))
+    answer(state, "c4", blob={"hash": "a" * 64, "size": 10**6})
+    answer(state, "c5", value="x")
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    assert [isinstance(one, NewResult) and one.blob is not None for one in step.new] == [n == 4 for n in range(6)]
+
+
+def test_a_blob_of_another_store_is_refused() -> None:
+    state = asked(handed())
+    with pytest.raises(InvalidInputError, match="is in store other"):
+        answer(state, blob={"hash": "a" * 64, "size": 3}, store_id="other")
+
+
+def test_who_comes_later_hears_who_was_quicker_and_who_repeats_himself_gets_it_back() -> None:
+    state = questioned()
+    (first,) = loop.status(state).approvals
+    past = answer(state, value=True, by="ana")
+    with pytest.raises(ApprovalDecidedError, match="already answered by ana at 2026"):
+        answer(state, value=False, by="bea")
+    assert answer(state, value=True, by="ana") == past
+    loop.ask_person(state, state.calls[0].op, QUESTION, NOW)
+    with pytest.raises(ApprovalDecidedError, match="already answered by ana"):
+        answer(state, value=False, by="bea", hash=first.hash)
+    assert answer(state, value=True, by="ana", hash=first.hash) == past
+    assert len(state.calls[0].answers) == 1
+    answer(state, value=True, by="ana")
+    assert len(state.calls[0].answers) == 2
+
+
+def test_a_call_that_was_denied_takes_no_answer() -> None:
+    state = asked(waiting("c1").model_copy(update={"disposition": AsCallback()}), call("c2"))
+    decide(state, "c1", "deny", by="ana")
+    with pytest.raises(ApprovalDecidedError, match="already denied by ana"):
+        answer(state, value=1)
+
+
+@pytest.mark.parametrize("error", [RunClosedError])
+def test_a_run_that_ends_takes_no_answer_and_closes_what_waits(error: type[PerdureError]) -> None:
+    state = questioned(call("c1"), handed("c2"))
+    loop.cancel(state)
+    with pytest.raises(error):
+        answer(state, value=True)
+    assert isinstance(loop.decide(state), loop.Close)
+    assert loop.status(state).approvals == ()
+
+
+def test_a_callback_that_limits_hold_back_waits_for_no_answer_yet() -> None:
+    state = asked(handed())
+    state.calls[0].held = True
+    with pytest.raises(InvalidInputError, match="no call 'c1' waits"):
+        answer(state, value=1)
+
+
+def test_lone_surrogates_do_not_get_in() -> None:
+    state = questioned(question=Question(text="?"))
+    answer(state, value={"a": "\ud800"})
+    (said,) = state.calls[0].answers
+    assert said.value["a"].encode()
