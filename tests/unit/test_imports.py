@@ -22,6 +22,7 @@ HEAVY = (
     "asyncpg",
     "genai_prices",
 )
+PARTS = ("client", "workflows", "agent", "worker", "tools", "mcp", "toolsets")
 PUBLIC = [
     "Abort",
     "Agent",
@@ -69,15 +70,20 @@ def run(code: str) -> str:
 
 
 def test_importing_perdure_is_quick() -> None:
-    """The best of five: a slow one says something about the machine, not about the import."""
+    """One of five: a slow one says something about the machine, not about the import."""
     code = "import time; began = time.perf_counter(); import perdure; print(time.perf_counter() - began)"
-    assert min(float(run(code)) for _ in range(5)) < 0.35
+    assert any(float(run(code)) < 0.35 for _ in range(5))
 
 
-@pytest.mark.parametrize("module", ["", ".client", ".workflows", ".agent", ".worker", ".tools", ".mcp", ".toolsets"])
-def test_an_import_loads_no_sdk_and_no_driver(module: str) -> None:
-    code = f"import sys, json, perdure{module}; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    assert json.loads(run(code)) == []
+def test_an_import_loads_no_sdk_and_no_driver() -> None:
+    """One process for all of them: what one has loaded is still there behind the next."""
+    modules = ["perdure", *(f"perdure.{name}" for name in PARTS)]
+    code = (
+        "import sys, json, importlib;"
+        f"print(json.dumps([[name, importlib.import_module(name) and [one for one in {HEAVY!r} if one in sys.modules]]"
+        f" for name in {modules!r}]))"
+    )
+    assert json.loads(run(code)) == [[name, []] for name in modules]
 
 
 def test_an_agent_of_a_known_provider_loads_no_sdk() -> None:

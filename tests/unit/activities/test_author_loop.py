@@ -301,10 +301,16 @@ async def test_a_cancelled_sync_function_runs_to_its_end_and_nobody_waits(author
 # --- blocking
 
 
-async def test_a_function_that_blocks_is_named_and_the_workers_loop_goes_on(
-    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the loop starts: the first look is as far away as the others."""
     monkeypatch.setattr(author_loop, "PROBE", 0.02)
+
+
+@pytest.mark.usefixtures("_looks_often")
+async def test_a_function_that_blocks_is_named_and_the_workers_loop_goes_on(
+    author: AuthorLoop, caplog: pytest.LogCaptureFixture
+) -> None:
     go = threading.Event()
 
     async def block() -> None:
@@ -320,10 +326,10 @@ async def test_a_function_that_blocks_is_named_and_the_workers_loop_goes_on(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]  # once, however long it blocks
 
 
+@pytest.mark.usefixtures("_looks_often")
 async def test_a_task_of_a_tool_that_blocks_is_named_after_the_tool(
-    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    author: AuthorLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(author_loop, "PROBE", 0.02)
     go = threading.Event()
 
     async def part() -> None:

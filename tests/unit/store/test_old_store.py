@@ -207,6 +207,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.parametrize("before", ["0001"], indirect=True)  # all migrations there are
 async def test_processes_that_open_it_at_once(old: Path):
     """They migrate it once: to make a table for the second time is an error."""
     with contextlib.ExitStack() as stack:

@@ -15,6 +15,7 @@ from perdure import Agent, tool
 from perdure.activities import Agents
 from perdure.agent_files import load_agent
 from perdure.errors import AgentNotFoundError, DefinitionError, InvalidInputError
+from perdure.worker import folder as folder_module
 from perdure.worker.folder import AgentFolder
 from tests.support.wait import eventually
 
@@ -58,6 +59,11 @@ class Folder:
 
     async def says(self, text: str) -> None:
         await eventually(lambda: any(text in one for one in self.said), what=f"{text!r} in {self.said}")
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "POLL", 0.02)
 
 
 @pytest.fixture
