@@ -265,9 +265,9 @@ def file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
     """The files in ``messages``, those of tool results too, in order."""
     for message in messages:
         for part in message.parts:
-            if isinstance(part, FilePart):
+            if part.type == "file":
                 yield part
-            elif isinstance(part, ToolResultPart) and part.files:
+            elif part.type == "tool_result" and part.files:
                 yield from part.files
 
 
