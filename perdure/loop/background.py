@@ -18,6 +18,7 @@ from .apply import apply_result
 from .children import collects, row_of, running
 from .decide import Ending
 from .receive import refuse
+from .remote import fits_beside
 from .sizes import size
 from .subagents import CANCELLED, INTERRUPTED, Ended, child_start, refused
 
@@ -148,6 +149,9 @@ def gather(state: RunState) -> None:
         row = row_of(state, how.handle)
         if row is None:
             apply_result(state, pending.op, refused(pending, _unknown(state, how.handle)))
+        elif not row.runs and not fits_beside(state, row.text):
+            said = f"not collected: with the answer of {row.handle} those of this reply are too long: collect it apart"
+            apply_result(state, pending.op, refused(pending, said))
         elif not row.runs:
             row.collected = True
             apply_result(state, pending.op, _result(pending, row))

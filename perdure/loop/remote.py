@@ -25,12 +25,17 @@ def remote_result(state: RunState, pending: PendingCall, value: Any) -> NewResul
         return remote_failure(
             pending, f"ResultError: {name} ran, but its result has {found:,} bytes; it may have {REMOTE_BYTES:,}"
         )
-    others = sum(size(call.result.text) for call in state.calls if isinstance(call.result, NewResult))
-    if others + size(text) > TOGETHER_BYTES:
+    if not fits_beside(state, text):
         return remote_failure(
             pending, f"ResultError: {name} ran, but with its result those of this reply are too long: ask for less"
         )
     return NewResult(call_id=pending.call.id, name=name, text=text)
+
+
+def fits_beside(state: RunState, text: str | None) -> bool:
+    """Whether ``text`` may travel whole with the other results of its reply, as far as these are there."""
+    others = sum(size(call.result.text) for call in state.calls if isinstance(call.result, NewResult))
+    return others + size(text) <= TOGETHER_BYTES
 
 
 def remote_failure(pending: PendingCall, text: str) -> NewResult:

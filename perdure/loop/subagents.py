@@ -15,6 +15,7 @@ from . import branching
 from .apply import apply_result
 from .children import running
 from .limits import left, uses
+from .remote import fits_beside
 from .sizes import RUN_ID_BYTES
 
 CANCELLED = "RunCancelledError: the subagent was cancelled"
@@ -99,6 +100,10 @@ def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping
             apply_result(state, pending.op, refused(pending, text))
         return
     said = None if response.blob is not None else response.content
+    if not fits_beside(state, said):
+        text = f"too long: with the answer of {child_id(state, pending)} those of this reply are: ask fewer at once"
+        apply_result(state, pending.op, refused(pending, text))
+        return
     result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)
     apply_result(state, pending.op, result)
 

@@ -216,6 +216,18 @@ def test_answers_that_nobody_collects_are_bounded() -> None:
     assert given(state) == [("the answer of b1 (sub) was collected before, and is not kept any more: see above", False)]
 
 
+def test_answers_that_one_reply_collects_are_bounded() -> None:
+    """They travel together, and Temporal takes so much at once: whatever a model asks for."""
+    state = going()
+    end(state, content="ж" * 30_000)
+    model(state, asks(*(collects("b1", f"d{n}") for n in range(50)), limits=FREE))
+    loop.gather(state)
+    given_out = [text for text, is_error in given(state) if not is_error]
+    assert 0 < len(given_out) < 50
+    assert sum(map(len, given_out)) * 6 <= 1024 * 1024
+    assert given(state)[-1][0].startswith("not collected: with the answer of b1 ")
+
+
 def test_the_table_forgets_what_was_collected_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "ROWS", 2)
     state = opened()

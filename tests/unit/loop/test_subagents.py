@@ -137,6 +137,16 @@ def test_a_stopped_child_counts_and_its_call_is_for_the_loop_to_close() -> None:
     assert state.usage.total_tokens == 5
 
 
+def test_answers_of_one_reply_are_bounded() -> None:
+    state = asking(50, limits=AgentLimits())
+    pendings = list(state.calls)
+    for pending in pendings:
+        loop.apply_child(state, pending, loop.Ended(Response(content="ж" * 16_000)), stopping=False)
+    texts = [(str(item.text), item.is_error) for item in state.carry if isinstance(item, NewResult)]
+    assert 0 < sum(len(text) * 6 for text, is_error in texts if not is_error) <= 1024 * 1024
+    assert texts[-1] == ("too long: with the answer of context-1/50 those of this reply are: ask fewer at once", True)
+
+
 def test_so_many_begin_at_once() -> None:
     step = loop.decide(asking(50, limits=AgentLimits()))
     assert isinstance(step, loop.RunCalls)
