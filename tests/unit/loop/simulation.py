@@ -40,6 +40,8 @@ class Simulation:
         """Calls that came back with a result of their own, and its key."""
         self.spent: set[int] = set()
         self.ended: str | None = None
+        self.reported: str | None = None
+        """How it ends, as a run in background told its parent last."""
         self.unrecorded = False
         """A Close failed: what it carried is in no store."""
         self.since_message = 0
@@ -93,6 +95,9 @@ class Simulation:
                 for op in self.running:
                     self._spend(op)
                 self.flying = step
+            case loop.Report(status=status):
+                assert background.report(self.state, status).state in (status, "cancelled")
+                self.reported, self.state.reported = status, self.state.op
             case loop.End(status=status):
                 self.ended = status
                 self._check_end()
@@ -323,6 +328,8 @@ class Simulation:
     def _check_end(self) -> None:
         assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
         assert not any(row.runs for row in self.state.background), "a subagent outlives its parent"
+        waited = self.state.parent is not None and self.state.parent.background
+        assert self.reported == (self.ended if waited else None)
         interrupted = loop.response(self.state).finish_reason == "interrupted"
         if self.transcript and not self.unrecorded and self.ended == "completed" and not interrupted:
             assert self.transcript[-1][0] in ("assistant", "result")

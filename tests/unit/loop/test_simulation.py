@@ -45,6 +45,8 @@ LIMITS = st.builds(
     on_limit=st.sampled_from(["finish", "return", "error"]),
     protocol=st.sampled_from(["text", "tag", "tool"]),
 )
+PARENT = {"context_id": "parent-1", "call_id": "c", "scope": "s", "depth": 1, "background": True}
+"""Of a run that works in background itself."""
 IDS = st.sampled_from([None, None, "m1", "m2", "m3", ""])
 
 
@@ -64,11 +66,12 @@ class Loop(RuleBasedStateMachine):
         message=st.sampled_from([None, "first"]),
         habit=st.sampled_from(["calls", "empty", "answer"]),
         at_once=st.sampled_from([1, 2, 500]),
+        parent=st.sampled_from([None, PARENT]),
     )
-    def open(self, mode, limits, message, habit, at_once):
+    def open(self, mode, limits, message, habit, at_once, parent):
         self.patched = pytest.MonkeyPatch()
         self.patched.setattr("perdure.loop.sizes.CALLS_AT_ONCE", at_once)
-        start = {"agent": "a", "mode": mode, "message": message}
+        start = {"agent": "a", "mode": mode, "message": message, "parent": parent}
         self.run = Simulation(loop.open_state(start, "context-1", "scope-1"))
         self.limits = limits
         self.habit = habit
