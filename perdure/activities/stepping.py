@@ -138,7 +138,7 @@ class _Attempt:
         run = self._branching.branches.around(author.run)
         await fire_all(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
         if not done:  # it was only logged that it failed
-            self._branching.branches.new.clear()
+            self._branching.branches.forget()
         return bool(done)
 
     def _put_back(self) -> list[str]:

@@ -154,7 +154,6 @@ class Branches:
         """``run``, which raises ``LeftError`` where a policy waits, whatever the policy makes of that."""
 
         async def contained(name: str, fn: Callable[..., Any], *args: Any) -> Any:
-            self.new = []
             inside = self._on_loop if inspect.iscoroutinefunction(fn) else self._in_thread
             try:
                 value = await run(name, inside, fn, *args)
@@ -166,6 +165,10 @@ class Branches:
             return value
 
         return contained
+
+    def forget(self) -> None:
+        """The policy has failed, and that is only logged: what it asked for is not asked for."""
+        self.new.clear()
 
     def check(self) -> None:
         """Raise ``DefinitionError`` for a branch that was begun, and nobody waited for."""

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from perdure import Agent, Client, Compaction, Limits, Message, Run, RunContext, Step, hook, register_provider, tool
+from perdure.cli.show import activity
 from perdure.errors import BranchError, ContextLengthError, HookError, ParseError, RunCancelledError
 from perdure.hooks import Hook
 from perdure.ports import ModelRequest
@@ -293,6 +294,10 @@ def _swallow_plain(step: Step) -> None:
         raise ValueError("It failed!") from error
 
 
+def _returned(step: Step) -> Any:
+    return step.branch("echo", "a")
+
+
 async def _stay(step: Step) -> None:
     try:
         await step.branch("echo", "a")
@@ -300,7 +305,7 @@ async def _stay(step: Step) -> None:
         await step.branch("echo", "b")
 
 
-@pytest.mark.parametrize("policy", [_swallow, _swallow_plain, _stay])
+@pytest.mark.parametrize("policy", [_swallow, _swallow_plain, _stay, _returned])
 async def test_a_policy_that_catches_everything_is_left(engine: Engine, policy: Callable[..., Any]) -> None:
     assert (await answer(engine, boss(hook("on_iteration")(policy)), echo())).content == "Done."
 
@@ -444,6 +449,7 @@ async def test_status_names_the_branches_that_run(engine: Engine) -> None:
         assert (status.state, status.doing, status.iteration) == ("running", "branches", 1)
         (branch,) = status.calls
         assert (branch.kind, branch.name, branch.context_id) == ("branch", "held", f"{run.id}/3")
+        assert activity(status) == "iteration 1 · branches: held"
         held.gate.open()
         await run.result()
 
