@@ -147,6 +147,8 @@ async def _sent(run: Run, said: ApprovalDecision, since: str | None) -> Any:
             return await _too_late(run, said)
         raise from_type(kind, getattr(cause, "message", str(cause))) from None
     except NoAnswer as error:
+        if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
+            raise asyncio.CancelledError from error
         raise unreachable(run.client.temporal, "no answer to a decision; it can be sent again") from error
     except RPCError as error:
         why = run.translated(error)
