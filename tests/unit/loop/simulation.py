@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from perdure import loop
 from perdure.loop import background
@@ -98,6 +98,8 @@ class Simulation:
             case loop.Report(status=status):
                 assert background.report(self.state, status).state in (status, "cancelled")
                 self.reported, self.state.reported = status, self.state.op
+            case loop.Remind():
+                self._remind()
             case loop.End(status=status):
                 self.ended = status
                 self._check_end()
@@ -214,9 +216,39 @@ class Simulation:
             self.running.append(pending.op)
 
     def approval(self, decision: str) -> None:
-        """Somebody decides on the first call that waits."""
+        """Somebody decides on the first call that still waits; ``"always"`` approves all of its tool."""
+        loop.ask(self.state, self.now)
         waits = loop.status(self.state).approvals
-        loop.decide_approval(self.state, {"call_id": waits[0].call_id, "decision": decision}, self.now)
+        if not waits:
+            return
+        always = {"always": True} if decision == "always" else {}
+        said = {"call_id": waits[0].call_id, "decision": "deny" if decision == "deny" else "approve", "by": "ana"}
+        decided = loop.decide_approval(self.state, said | always, self.now)
+        before = self.state.model_dump_json()
+        assert loop.decide_approval(self.state, said | always, self.now) == decided
+        assert self.state.model_dump_json() == before, "the same decision changes nothing"
+        if decision != "approve":
+            assert bool(self.state.standing) == (decision == "always")
+        if always:
+            assert not loop.status(self.state).approvals, "all are of this tool"
+
+    def later(self, seconds: float) -> None:
+        """Time goes by; what is due is looked for beside the calls in flight."""
+        self.now += timedelta(seconds=seconds)
+        if isinstance(self.flying, loop.RunCalls) and loop.beside(self.state) is not None:
+            loop.ask(self.state, self.now)
+            if loop.due(self.state):
+                self._remind()
+
+    def _remind(self) -> None:
+        before = {one.call_id: one.reminded for one in loop.status(self.state).approvals}
+        told = loop.remind(self.state, self.now)
+        assert told.reminders
+        assert told.wanted()
+        assert loop.due(self.state) == ()
+        self._spend(told.op)
+        for one in told.reminders:
+            assert one.number == before[one.call_id] + 1
 
     def closed(self, head: str | None) -> None:
         """The ending was recorded, or could not be."""
@@ -307,6 +339,7 @@ class Simulation:
 
     def check(self) -> None:
         """What holds at every moment."""
+        assert self.state.tool_calls >= 0, "more is given back than was counted"
         given = [text for kind, text in self.transcript if kind == "user"]
         stopped = [item for item in self.state.carry if isinstance(item, NewMessage) and item.id != REMINDER_ID]
         waiting = [item.content for item in (*stopped, *self.state.inbox)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -47,6 +49,14 @@ LIMITS = st.builds(
 )
 PARENT = {"context_id": "parent-1", "call_id": "c", "scope": "s", "depth": 1, "background": True}
 """Of a run that works in background itself."""
+TERMS = st.builds(
+    Asks,
+    hash=st.just("h"),
+    expires=st.sampled_from([None, 5, 12]),
+    on_expiry=st.sampled_from(["deny", "approve"]),
+    remind=st.sampled_from([None, 2, 3]),
+    counts_when_run=st.just(True),  # a value, not a switch
+)
 IDS = st.sampled_from([None, None, "m1", "m2", "m3", ""])
 
 
@@ -96,16 +106,16 @@ class Loop(RuleBasedStateMachine):
         answers=st.booleans(),
         fits=st.booleans(),
         limits=st.none() | LIMITS,
-        asks=st.sets(st.integers(0, 3)),
+        asks=st.dictionaries(st.integers(0, 3), TERMS),
     )
     def reply(self, dispositions, answers, fits, limits, asks):
         if limits and answers:  # a deploy changed the agent
             self.limits = limits
         self._reply(dispositions, answers, fits, asks)
 
-    def _reply(self, dispositions, answers, fits=True, asks=frozenset()):
-        """``asks``: places of calls that a person is to approve, where they run at all. ``fits``: an answer by the
-        finish tool is of the output type; else it goes back to the model, twice."""
+    def _reply(self, dispositions, answers, fits=True, asks=MappingProxyType({})):
+        """``asks``: places of calls that a person is to approve, where they run at all, and on what terms. ``fits``: an
+        answer by the finish tool is of the output type; else it goes back to the model, twice."""
         tool = self.limits.protocol == "tool"
         rejected = tool and (not fits if answers else self.run.flying.purpose == "force_finish")
         failed = rejected and self.run.state.turn.rejected >= 2
@@ -117,7 +127,7 @@ class Loop(RuleBasedStateMachine):
                 id=f"c{self.run.replies}-{n}",
                 name="look",
                 disposition=how,
-                approval=Asks(hash="h") if n in asks and isinstance(how, AsActivity | AsSubagent) else None,
+                approval=asks.get(n) if isinstance(how, AsActivity | AsSubagent) else None,
             )
             for n, how in enumerate(dispositions)
         ]
@@ -155,7 +165,7 @@ class Loop(RuleBasedStateMachine):
         self.run.join()
 
     @precondition(lambda self: self.run.ended is None and loop.status(self.run.state).approvals)
-    @rule(decision=st.sampled_from(["approve", "deny"]))
+    @rule(decision=st.sampled_from(["approve", "deny", "always"]))
     def decided(self, decision):
         if not self.run.state.cancelled and self.run.state.turn.failure is None:
             self.run.approval(decision)
@@ -169,6 +179,17 @@ class Loop(RuleBasedStateMachine):
     @rule()
     def children_stopped(self):
         self.run.children_stopped()
+
+    @precondition(lambda self: self.run.state.standing)
+    @rule()
+    def revoke(self):
+        assert loop.revoke(self.run.state, {"tool": "look"})
+        assert not self.run.state.standing
+
+    @alive
+    @rule(seconds=st.integers(1, 7))
+    def time_passes(self, seconds):
+        self.run.later(seconds)
 
     @flying(loop.Close)
     @rule(head=st.sampled_from(["closed", None]))
@@ -263,7 +284,7 @@ class Loop(RuleBasedStateMachine):
                 run.children_stopped()
             case None:
                 step = run.advance()
-                if step == loop.Wait("approval"):
+                if isinstance(step, loop.Wait) and step.until == "approval":
                     run.approval("approve")
                 elif step == loop.Wait("child"):
                     run.child_ends(next(n for n, row in enumerate(run.state.background) if row.runs), "completed")
