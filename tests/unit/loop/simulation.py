@@ -153,7 +153,8 @@ class Simulation:
         """One of the branches in flight comes back."""
         op = self.running.pop(index)
         assert isinstance(self.flying, loop.RunBranches)
-        branch = next(one for one in self.flying.branches if one.op == op)
+        assert self.state.branching is not None
+        branch = next(one for one in self.state.branching.branches if one.op == op)  # another execution has its own
         assert isinstance(loop.branch_start(self.state, branch), dict)
         loop.apply_branch(self.state, branch, loop.Ended(Response(content="42")), stopping=False)
         if not self.running:
