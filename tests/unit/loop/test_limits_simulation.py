@@ -99,7 +99,7 @@ class Counting(Simulation):
             self.forced[self.of_turn()] = 0
 
     def over_budget(self):
-        late = (use := exceeded(self.state)) is not None and use.name == "wall_time"
+        late = (use := exceeded(self.state)) is not None and use.name in ("wall_time", "tool_calls")
         return late or (self.state.turn is not None and bool({name for _, name in self.over()} - {"tool_calls"}))
 
     def _check_end(self):
