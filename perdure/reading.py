@@ -80,16 +80,19 @@ class Reading:
             watch.cancel()
         return await self.with_messages(Response.model_validate(raw))
 
-    def events(self, after: int = 0, *, wait: bool = True) -> AsyncGenerator[Event]:
+    def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
         """What happens in the run, behind number ``after``, until it has ended; without ``wait`` what happened so far.
 
         ``after`` is the ``seq`` of the last event that was seen: whoever comes back with it misses nothing, and sees
         nothing twice. Events come from the store; following adds nothing to Temporal's history.
 
+        With what happens in the runs that its calls of other agents begin, and in theirs, in one order: these events
+        have a ``path``, and the ``context_id`` of their run. ``children=False`` leaves them out.
+
         Raises ``RunNotFoundError``; ``TranscriptUnavailableError`` without a store; ``StoreError`` where the store
         cannot be read for a minute.
         """
-        return follow(self, after, wait=wait)
+        return follow(self, after, wait=wait, children=children)
 
     @property
     def has_store(self) -> bool:

@@ -62,7 +62,7 @@ class Run(Reading):
 
         A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
         """
-        async with aclosing(self.events(wait=False)) as events:
+        async with aclosing(self.events(wait=False, children=False)) as events:
             begun = [one.child_context_id async for one in events if isinstance(one, ToolStarted | BranchStarted)]
         return [self.client.run(name) for name in dict.fromkeys(begun) if name is not None]
 

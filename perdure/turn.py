@@ -78,12 +78,13 @@ class Turn:
         finally:
             watch.cancel()
 
-    def events(self, after: int = 0, *, wait: bool = True) -> AsyncGenerator[Event]:
+    def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
         """What happens in the turn, behind number ``after``, until it has ended; without ``wait`` what happened so far.
 
+        With what happens in the runs that its calls of other agents begin, unless ``children`` is false.
         Raises ``RunNotFoundError`` for a turn that nobody knows; else as :meth:`Run.events`.
         """
-        return follow_turn(self, after, wait=wait)
+        return follow_turn(self, after, wait=wait, children=children)
 
     async def over(self) -> bool:
         """Whether the turn has ended for good. Raises ``RunNotFoundError`` for a turn that nobody knows."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ConversationCompacted,
         Event,
         LimitReached,
+        ModelCompleted,
         RunEvent,
         StepTaken,
         ToolCompleted,
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 
 _RESULT_LINES = 3
 _RESULT_CHARS = 300
+_BRIEFLY = ("model.completed", "approval.requested", "approval.decided", "limit", "error")
+"""What is told of subagents in brief."""
 
 
 class EventLines:
     """Writes events as they come: text of replies to ``text``, everything else, a line each, to ``beside``.
 
-    ``brief``: a run's and a turn's ordinary course is not told.
+    ``brief``: a run's and a turn's ordinary course is not told. Of subagents a line says which one it is, and their
+    replies are told when they are whole; in brief, only the calls they make and what somebody may have to see to.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class EventLines:
             self._text.write(_safe(piece))
             self._text.flush()
             self._open = not piece.endswith("\n")
-        lines = list(self._lines(event))
+        lines = list(self._of_subagent(event) if event.path else self._lines(event))
+        if event.path and not lines:
+            return
         if event.type == "model.completed" or lines:
             self.end_line()
         for line in lines:
@@ -65,6 +71,15 @@ class EventLines:
             self._text.flush()
             self._open = False
 
+    def _of_subagent(self, event: Event) -> Iterator[str]:
+        if self._brief and event.type not in _BRIEFLY:
+            return
+        who = self._styled(f"[{subagent(event)}]", "dim")
+        if event.type == "model.completed" and event.text.strip() and not self._brief:
+            yield f"{who} {_cut(event.text)}"
+        for line in self._lines(event):
+            yield f"{who} {line}"
+
     def _lines(self, event: Event) -> Iterator[str]:
         match event.type:
             case "run":
@@ -75,9 +90,8 @@ class EventLines:
                 if not self._brief:
                     yield self._styled(f"user {event.by or ''}".rstrip() + f": {_cut(event.content) or '…'}", "cyan")
             case "model.completed":
-                for call in event.calls:
-                    said = "…" if call.arguments is None else arguments(call.arguments)
-                    yield self._styled(f"→ {printable(call.name)}({printable(said)})", "blue")
+                for call in called(event):
+                    yield self._styled(call, "blue")
             case "model.retracted":
                 yield self._styled(retracted(event.reason), "yellow")
             case "tool.progress":
@@ -145,6 +159,19 @@ class EventLines:
 
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, on=self._colour)
+
+
+def subagent(event: Event) -> str:
+    """Which one it is of, seen from the run that is followed: ``researcher/1 critic/2``, as their runs' ids end."""
+    numbers = event.context_id.rsplit("/", len(event.path))[1:]
+    return " ".join(f"{printable(step.agent)}/{number}" for step, number in zip(event.path, numbers, strict=False))
+
+
+def called(event: ModelCompleted) -> Iterator[str]:
+    """The calls of a reply, each in a line."""
+    for call in event.calls:
+        said = "…" if call.arguments is None else arguments(call.arguments)
+        yield f"→ {printable(call.name)}({printable(said)})"
 
 
 def _by(event: ApprovalDecided) -> str:

@@ -32,6 +32,9 @@ def events(
     turn: Annotated[
         str | None, typer.Option(metavar="TASK", help="Only those of this turn.", show_default=False)
     ] = None,
+    children: Annotated[
+        bool, typer.Option("--children/--no-children", help="With those of the subagents that it called.")
+    ] = True,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
@@ -52,7 +55,7 @@ def events(
         async with connected(Server(address, namespace, profile, store_url)) as client:
             run = await find_run(client, id)
             found = run.turn(turn) if turn is not None else run
-            async for event in found.events(after, wait=follow):
+            async for event in found.events(after, wait=follow, children=children):
                 if output is Output.TEXT:
                     lines.show(event)
                 elif output is Output.JSONL:

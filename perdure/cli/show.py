@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,17 +104,16 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
 
     ``full``: the messages that summaries stand for, too.
     """
-    try:
-        status = await run.status()
-    except RunNotFoundError:
-        status = await _of_store(client, run.id)
+    from . import tree
+
+    status = await tree.status_of(run)
     shown = Shown(status, None, ui=await ui_url(client, run.id))
     try:
         shown.messages = await run.transcript(full=full)
         if not full and any(message.replaces for message in shown.messages):
             shown.whole = await run.transcript(full=True)
         shown.artifacts = await run.artifacts()
-        shown.children = [one async for one in below(run)]
+        shown.children = await tree.tree(run)
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
     if status.state == "failed":
@@ -126,39 +124,16 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
     return shown
 
 
-async def below(run: Run, depth: int = 1) -> AsyncIterator[tuple[int, Status]]:
-    """The runs that ``run`` has begun, and theirs. One that was not let begin, or is forgotten, is left out."""
-    for child in await run.children():
-        try:
-            yield depth, await child.status()
-        except RunNotFoundError:
-            continue
-        async for one in below(child, depth + 1):
-            yield one
-
-
-async def _of_store(client: Client, id: str) -> Status:
-    """What is known of a run that Temporal has forgotten. Raises ``RunNotFoundError``."""
-    from ..types.interface import Status
-
-    row = await (await client.store()).run(id)
-    if row is None:
-        raise RunNotFoundError(f"there is no run {id!r}", hint="`perdure list` shows the runs there are.")
-    facts = {"state": row.status, "agent": row.agent, "context_id": id, "head": row.head, "iteration": row.iterations}
-    return Status.model_validate(facts)
-
-
 def as_plain(shown: Shown) -> dict[str, Any]:
     """For ``-o json``."""
+    from . import tree
+
     return {
         "id": shown.status.context_id,
         "status": shown.status.model_dump(mode="json"),
         "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
         "artifacts": [one.model_dump(mode="json", exclude={"pieces"}) for one in shown.artifacts],
-        "children": [
-            {"id": one.context_id, "depth": depth, "agent": one.agent, "state": one.state}
-            for depth, one in shown.children
-        ],
+        "children": tree.as_plain(shown.children),
         "model_calls": len(shown.replies),
         "usage": shown.usage.model_dump(mode="json"),
         "cost_usd": shown.cost,
@@ -170,6 +145,7 @@ def as_plain(shown: Shown) -> dict[str, Any]:
 
 def lines(shown: Shown, *, full: bool = False) -> list[str]:
     """For people."""
+    from . import tree
     from .conversation import colours, conversation, styled
 
     colour = colours()
@@ -190,7 +166,7 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
         said.append(f"{styled('artifact', 'bold', on=colour)} {one}")
     if shown.artifacts:
         said.append("")
-    said += [f"{'  ' * depth}{one.context_id}  {one.state}  agent {one.agent}" for depth, one in shown.children]
+    said += tree.lines(shown.children)
     if shown.children:
         said.append("")
     said += [styled(line, "dim", on=colour) for line in standing(status)]

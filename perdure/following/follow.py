@@ -30,20 +30,21 @@ _SOON, _LATEST = 0.02, 1.0
 """Seconds between two questions whether a turn is over whose end was said."""
 
 
-async def follow(run: Reading, after: int = 0, *, wait: bool = True) -> AsyncGenerator[Event]:
+async def follow(run: Reading, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
     """The events of ``run`` behind number ``after``, until it has ended; without ``wait`` those that are there.
 
+    With those of the runs below it, unless ``children`` is false.
     Raises ``RunNotFoundError``, ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError``
     where it has another one than the run, ``StoreError``.
     """
     store = await run.store()
     over = asyncio.ensure_future(_over(run, store, wait=wait))
-    async with aclosing(_until(over, Reader(run.id, store, after), wait=wait)) as events:
+    async with aclosing(_until(over, Reader(run.id, store, after, children=children), wait=wait)) as events:
         async for event in events:
             yield event
 
 
-async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True) -> AsyncGenerator[Event]:
+async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
     """The events of one turn behind number ``after``, until it has ended; without ``wait`` those that are there.
 
     Raises as :func:`follow`; ``RunNotFoundError`` for a turn that nobody knows, too.
@@ -53,10 +54,12 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True) -> Async
         return
     said = asyncio.Event()
     over = asyncio.ensure_future(_turn_over(turn, store, said, wait=wait))
-    reader = Reader(turn.run.id, store, after, turn.task_id)
+    reader = Reader(turn.run.id, store, after, turn.task_id, children=children)
     async with aclosing(_until(over, reader, wait=wait)) as events:
         async for event in events:
-            if isinstance(event, TurnEvent):
+            if event.path:  # another run's turn
+                pass
+            elif isinstance(event, TurnEvent):
                 said.set() if event.state != "started" else said.clear()
             elif not isinstance(event, RunEvent):
                 said.clear()  # a message has extended it

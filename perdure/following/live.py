@@ -10,7 +10,7 @@ class LiveText:
 
     A reply that is retracted is written again by another attempt. As far as that says the same, nothing more is shown;
     where it goes another way, a new line begins, and with it the whole reply: what was shown cannot be unsaid. One that
-    is interrupted, or given up, is not written again.
+    is interrupted, or given up, is not written again. What subagents say is not said by the run.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,8 @@ class LiveText:
     def feed(self, event: Event) -> str:
         """What to show now, "" for nothing."""
         self.restarted = False
+        if event.path:
+            return ""
         if isinstance(event, ModelStarted | ModelDelta | ModelCompleted) and self._of != (
             event.task_id,
             event.iteration,

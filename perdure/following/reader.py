@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ..errors import StoreError, TranscriptCorruptedError
 from ..ports import EventRow, Store
 from ..store import Chain
-from ..types.events import Event, ModelCompleted, ModelDelta, TurnEvent, read_event
+from ..types.events import Event, ModelCompleted, ModelDelta, ModelStarted, TurnEvent, read_event
 from ..types.messages import BlobRef
 from .partial import Partials
 
@@ -26,27 +26,40 @@ _LOOK_BACK = 64
 
 
 class Reader:
-    """Of one conversation, behind number ``after``; with ``task_id`` only the events of that turn."""
+    """Of one conversation and of the runs below it, behind number ``after``.
 
-    def __init__(self, context_id: str, store: Store, after: int, task_id: str | None = None) -> None:
+    With ``task_id`` only what happens in that turn, and in the runs that it begins; without ``children`` only the
+    conversation's own events.
+    """
+
+    def __init__(
+        self, context_id: str, store: Store, after: int, task_id: str | None = None, *, children: bool = True
+    ) -> None:
         self._context_id = context_id
         self._store = store
         self._chain = Chain(store)
-        self._after = after
+        self._after = self._seen = after
         self._task_id = task_id
-        self._partials = Partials(self._earlier)
+        self._children = children
+        self._partials: dict[str, Partials] = {}
 
     async def rows(self) -> Sequence[EventRow]:
         """The next ones, none where there are none; :meth:`event` takes them."""
-        return await self._page(self._after)
+        return await self._page(self._context_id, self._after, children=self._children)
 
     async def event(self, row: EventRow) -> Event | None:
         """The event of the next row, where it is one that this reader reads."""
         self._after = row.seq
-        if self._task_id is not None and row.task_id != self._task_id:
+        self._seen = max(self._seen, row.seq)
+        if self._task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self._task_id:
             return None
         event = self._event(row)
-        return None if event is None else await self._partials.read(await self._filled(event))
+        if event is None:
+            return None
+        partials = self._partials.setdefault(event.context_id, Partials(self._earlier))
+        if event.type == "run" and event.state not in ("started", "waiting", "paused"):
+            del self._partials[event.context_id]  # a run may have begun many others
+        return await partials.read(await self._filled(event))
 
     async def more(self, over: asyncio.Future[Any]) -> None:
         """Wait until there may be more, or ``over`` is done."""
@@ -58,16 +71,19 @@ class Reader:
             await asyncio.gather(changed, return_exceptions=True)
 
     async def _changed(self) -> None:
+        """Others are numbered together with what is read here: whoever waits has looked up to ``_seen``."""
         try:
-            await self._store.changed(self._context_id, self._after, WAIT)
+            latest = await self._store.changed(self._context_id, self._seen, WAIT)
+            self._seen = max(latest, self._seen)
         except StoreError:  # the next read waits for it, or says what is wrong
             await asyncio.sleep(0.1)
 
-    async def _page(self, after: int) -> Sequence[EventRow]:
-        return await insist(lambda: self._store.events(self._context_id, after=after, limit=PAGE))
+    async def _page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
+        return await insist(lambda: self._store.events(of, after=after, limit=PAGE, children=children))
 
     def _event(self, row: EventRow) -> Event | None:
-        return read_event(self._context_id, row.seq, row.task_id, row.type, row.body, row.spans)
+        of = row.child or self._context_id
+        return read_event(of, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
 
     async def _filled(self, event: Event) -> Event:
         """A reply or an answer that is too long for its event, whole."""
@@ -84,14 +100,35 @@ class Reader:
             return None
 
     async def _earlier(self, event: ModelDelta) -> list[ModelDelta]:
-        """Deltas before ``event``: each has a character at least, so they are not far."""
-        behind = max(0, event.seq - 1 - event.offset - _LOOK_BACK)
-        found: list[ModelDelta] = []
-        while behind < event.seq - 1 and (rows := await self._page(behind)):
-            read = [self._event(row) for row in rows if row.seq < event.seq]
-            found += [one for one in read if isinstance(one, ModelDelta)]
+        """Deltas of the same run before ``event``, back to where its call begins.
+
+        Each has a character at least, so they are not far, unless other runs have taken numbers among them.
+        """
+        back = event.offset + _LOOK_BACK
+        while True:
+            behind = max(0, event.seq - 1 - back)
+            found = [one async for one in self._own(event, behind)]
+            begun = any(isinstance(one, ModelStarted) or _begins(one, event) for one in found)
+            if begun or not behind:
+                return [one for one in found if isinstance(one, ModelDelta)]
+            back *= 4
+
+    async def _own(self, event: ModelDelta, behind: int) -> AsyncIterator[Event]:
+        """Events of the run of ``event`` before it."""
+        of = event.context_id
+        while behind < event.seq - 1 and (rows := await self._page(of, behind, children=False)):
+            for row in rows:
+                read = read_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
+                if read is not None and row.seq < event.seq:
+                    yield read
             behind = rows[-1].seq
-        return found
+
+
+def _begins(one: Event, event: ModelDelta) -> bool:
+    """Whether ``one`` is the beginning of the call that ``event`` is a part of."""
+    if not isinstance(one, ModelDelta) or one.offset:
+        return False
+    return (one.kind, one.index, one.attempt) == (event.kind, event.index, event.attempt)
 
 
 async def insist(ask: Callable[[], Awaitable[T]]) -> T:

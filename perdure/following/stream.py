@@ -18,7 +18,7 @@ async def text_of(run: Run) -> AsyncGenerator[str]:
     Raises the run's error, as ``run.result()`` does, when what there was has been given out.
     """
     live, between = LiveText(), ""
-    async with aclosing(run.events()) as events:
+    async with aclosing(run.events(children=False)) as events:
         async for event in events:
             if piece := live.feed(event):
                 yield between + piece

@@ -43,4 +43,4 @@ async def _turns(store: Store, context_id: str) -> AsyncGenerator[str | None]:
 
 
 async def _page(store: Store, context_id: str, after: int) -> Sequence[EventRow]:
-    return await insist(lambda: store.events(context_id, after=after, limit=PAGE))
+    return await insist(lambda: store.events(context_id, after=after, limit=PAGE, children=False))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..types.bounds import Bounds
 from ..types.interface import Parent, Response
+from ..types.lineage import Lineage, PathStep
 from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent, NewResult
 from . import branching
@@ -70,6 +71,7 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
         depth=depth,
         limits=limits,
         background=how.background is not None,
+        lineage=lineage(state, pending.call.id, how.agent),
     )
     start = {
         "agent": how.agent,
@@ -81,6 +83,15 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
         "parent": parent.model_dump(mode="json", exclude_none=True),
     }
     return {name: value for name, value in start.items() if value is not None}
+
+
+def lineage(state: RunState, call_id: str, agent: str) -> Lineage:
+    """The way down to the run that answers the call. Of a run whose own way is not known it begins there."""
+    step = PathStep(agent=agent, call_id=call_id, task_id=state.turn.task_id if state.turn else None)
+    above = state.parent.lineage if state.parent else None
+    if above is None:
+        return Lineage(root=state.context_id, path=(step,))
+    return Lineage(root=above.root, path=(*above.path, step))
 
 
 def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..types.events import Event, Span
+from ..types.lineage import Lineage, PathStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,17 @@ class Batch:
 
     Tools write without advancing: calls that run side by side have tokens of their own, and none is lost. Inline tools
     belong to an activity whose reply is recorded, so theirs is the token of its outcome.
+
+    The events of a run with a ``lineage`` take their numbers from the run at the top, and stand in its order; token,
+    open deltas and keys are the run's own all the same. The first batch of a conversation says where its events stand
+    for good: later ones may leave the lineage out, and nothing moves to where another one says.
     """
 
     context_id: str
     events: Sequence[NewEvent]
     token: str = ""
     advances: bool = False
+    lineage: Lineage | None = None
 
 
 def token(asked_at: str, attempt: int | None = None) -> str:
@@ -63,6 +69,10 @@ class EventRow:
     body: bytes
     spans: tuple[Span, ...] = ()
     """``replaces`` of a ``model.completed``, ``retracts`` of a ``model.retracted``."""
+    child: str | None = None
+    """Id of the run below the one that was asked for whose event it is; None for that one's own."""
+    path: tuple[PathStep, ...] = ()
+    """The way from the one that was asked for down to ``child``."""
 
 
 class Events(Protocol):
@@ -75,13 +85,17 @@ class Events(Protocol):
         """
         ...
 
-    async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
-        """Events behind number ``after``, in order.
+    async def events(
+        self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
+    ) -> list[EventRow]:
+        """Events behind number ``after``, in order: of the conversation and, unless ``children`` is false, of all
+        runs below it.
 
         As many as ``limit``, fewer where they are large; none only where there are none.
         """
         ...
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
-        """Wait, ``timeout`` seconds at most, until the conversation has an event behind ``after``; whether it has."""
+    async def changed(self, context_id: str, after: int, timeout: float) -> int:
+        """Wait, ``timeout`` seconds at most, until a number behind ``after`` is taken where the conversation's events
+        are numbered, which may be by another run there; the last one by then, 0 where none is."""
         ...

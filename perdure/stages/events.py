@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ..ports import Batch, Events, ModelCall, ModelReply, NewEvent, NextModel, NextTool, ToolCall, token
 from ..types.wire import ToolOutput
+from .batch import batch_of
 from .feed import Feed
 from .happened import answered, began, closed, reminded, retracted
 from .heard import as_heard, taken_out
@@ -82,9 +83,9 @@ class EventsStage:
     def _undone(self, call: ModelCall) -> Batch:
         reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
         events = [*call.pending, retracted(call, reason)]
-        return Batch(call.input.context_id, events, token(call.asked_at, call.attempt), advances=True)
+        return batch_of(call, events, token(call.asked_at, call.attempt), advances=True)
 
     def _with_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
-        batch = Batch(call.input.context_id, [*call.pending, *events], token(call.asked_at), advances=True)
+        batch = batch_of(call, [*call.pending, *events], token(call.asked_at), advances=True)
         reply.commit = replace(reply.commit, events=batch)
         return reply

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..errors import StoreError, TranscriptCorruptedError
-from ..ports import Batch, Events, ModelCall, ModelReply, NextModel, NextTool, ToolCall, token
+from ..ports import Events, ModelCall, ModelReply, NextModel, NextTool, ToolCall, token
 from ..types.wire import ToolOutput
+from .batch import batch_of
 from .happened import failed
 from .verdict import verdict
 from .writer import say
@@ -37,4 +38,4 @@ class FailuresStage:
             return  # it is down, or not the run's
         events = [*call.pending, *failed(call, verdict(error, call.attempt))]
         advances = isinstance(call, ModelCall)
-        await say(self._store, Batch(call.input.context_id, events, token, advances=advances))
+        await say(self._store, batch_of(call, events, token, advances=advances))

@@ -29,6 +29,7 @@ from ..types.events import ErrorEvent, ModelDelta
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean
 from ..types.wire import MODEL_ACTIVITY
+from .batch import batch_of
 from .happened import asked, facts, retracted
 from .writer import Writer
 
@@ -148,8 +149,7 @@ class Feed:
             return None
         events = [one if isinstance(one, NewEvent) else self._delta(one) for one in self._waiting]
         self._waiting, self._size = [], 0
-        task = self._call.input
-        return Batch(task.context_id, events, token(self._call.asked_at, self._call.attempt), advances=True)
+        return batch_of(self._call, events, token(self._call.asked_at, self._call.attempt), advances=True)
 
     def _delta(self, piece: _Piece) -> NewEvent:
         self.streamed = True

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..errors import StoreError
-from ..ports import Batch, Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
+from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
 from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
+from .batch import batch_of
 from .happened import tool_begins, tool_completed
 from .keys import model_key
 from .outcome import read_outcome
@@ -58,7 +59,7 @@ class JournalStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The recorded outcome, or that of ``next`` if it may act, recorded."""
-        begins = Batch(call.input.context_id, tool_begins(call))
+        begins = batch_of(call, tool_begins(call))
         claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent, events=begins)
         if claim.outcome is not None:
             return read_outcome(ToolOutput, claim.outcome, call.key)
@@ -69,7 +70,7 @@ class JournalStage:
         # One that asks runs again from its start, and so do the hooks around it.
         memory = () if output.status == "asking" else (*call.kept, *(() if output.is_error else call.writes))
         outcome = Outcome(call.key, "tool", body)
-        events = Batch(call.input.context_id, [*call.pending, tool_completed(call, output)])
+        events = batch_of(call, [*call.pending, tool_completed(call, output)])
         first = await self._record(Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events))
         reached("tool.recorded")
         return output if first == body else read_outcome(ToolOutput, first, call.key)

@@ -9,6 +9,7 @@ from typing import Any
 from ..ports import Batch, Events, NewEvent, ToolCall, token
 from ..types.events import ToolProgress, event_body
 from ..types.wire import INLINE_BYTES
+from .batch import batch_of
 from .happened import facts
 from .writer import Writer
 
@@ -58,4 +59,4 @@ class Progress:
         if latest is None:
             return None
         # Of all attempts the same: a late word of a tool whose result the model has been given is dropped.
-        return Batch(self._call.input.context_id, [latest], token(self._call.asked_at))
+        return batch_of(self._call, [latest], token(self._call.asked_at))

@@ -1,67 +1,97 @@
-"""The operations on events: numbers, fencing, retraction and pruning. See ``ports.events.Batch`` for what they keep."""
+"""Writing events: numbers, fencing, retraction and pruning. See ``ports.events.Batch`` for what they keep.
+
+A run that a call of another agent has begun takes its numbers from the run at the top. It locks its own row first, and
+that of the top last, so nobody waits in a circle.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Dialect, bindparam
 from sqlalchemy.sql.dml import Insert, ReturningInsert
 
-from ..ports import Batch, EventRow, NewEvent
+from ..ports import Batch, NewEvent
 from ..types.events import Span, event_body, lost, read_event
+from ..types.lineage import Lineage
 from .statement import ByKeys, Database, Statement, insert
 from .tables import events_table, feeds
-
-PAGE_BYTES = 4 * 1024 * 1024
-"""A page of events ends behind the one that brings it over this."""
 
 _STATE = ("seq", "token", "open", "first_delta")
 
 
-def _reserve(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int]]:
-    """Take numbers, and with them the row's lock until the transaction ends: their order is that of the commits."""
+def _reserve(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str | None]]:
+    """Take numbers, and with them the row's lock until the transaction ends: their order is that of the commits.
+
+    The row of a run whose numbers are another one's is locked, and none are taken.
+    """
+    taken = sa.case((feeds.c.root.is_(None), bindparam("count", type_=sa.Integer)), else_=0)
     new_row: Insert = insert(dialect, feeds).on_conflict_do_update(
-        index_elements=["context_id"], set_={"seq": feeds.c.seq + bindparam("count", type_=sa.Integer)}
+        index_elements=["context_id"], set_={"seq": feeds.c.seq + taken}
     )
-    return new_row.returning(*[feeds.c[name] for name in _STATE])
+    return new_row.returning(*[feeds.c[name] for name in (*_STATE, "root")])
 
 
-_OF_CONVERSATION = events_table.c.context_id == bindparam("context_id")
+_OF_STREAM = events_table.c.context_id == bindparam("stream")
 _DELTAS = (
-    _OF_CONVERSATION,
+    _OF_STREAM,
     events_table.c.seq >= bindparam("first", type_=sa.Integer),
     events_table.c.type == "model.delta",
 )
+
+
+def _of_run(build: Callable[..., sa.Select[Any] | sa.Delete]) -> dict[bool, Statement]:
+    """For a conversation whose stream it is, and for a run that stands in another one's."""
+    mine = {False: events_table.c.child.is_(None), True: events_table.c.child == bindparam("child")}
+    return {below: Statement(partial(build, whose)) for below, whose in mine.items()}
+
+
 RESERVE = Statement(_reserve)
 SETTLE = Statement(
     lambda _: (
         sa.update(feeds).values({name: bindparam(name) for name in _STATE}).where(feeds.c.context_id == bindparam("of"))
     )
 )
+SETTLE_SEQ = Statement(
+    lambda _: sa.update(feeds).values(seq=bindparam("seq")).where(feeds.c.context_id == bindparam("of"))
+)
 INSERT_EVENT = Statement(lambda dialect: insert(dialect, events_table))
-KEYS = ByKeys(lambda keys: sa.select(events_table.c.key).where(_OF_CONVERSATION, events_table.c.key.in_(keys)))
-DELTAS = Statement(lambda _: sa.select(events_table.c.seq).where(*_DELTAS).order_by(events_table.c.seq))
-DELETE_DELTAS = Statement(lambda _: sa.delete(events_table).where(*_DELTAS))
-EVENTS = Statement(
-    lambda _: (
-        sa.select(*[events_table.c[name] for name in ("seq", "task_id", "type", "body", "spans")])
-        .where(_OF_CONVERSATION, events_table.c.seq > bindparam("after", type_=sa.Integer))
-        .order_by(events_table.c.seq)
-        .limit(bindparam("limit", type_=sa.Integer))
+KEYS = ByKeys(lambda keys: sa.select(events_table.c.key).where(_OF_STREAM, events_table.c.key.in_(keys)))
+DELTAS = _of_run(lambda whose, _: sa.select(events_table.c.seq).where(*_DELTAS, whose).order_by(events_table.c.seq))
+DELETE_DELTAS = _of_run(lambda whose, _: sa.delete(events_table).where(*_DELTAS, whose))
+ONE = Statement(
+    lambda _: sa.select(*[events_table.c[name] for name in ("task_id", "type", "body")]).where(
+        _OF_STREAM, events_table.c.seq == bindparam("seq")
     )
 )
-LATEST = ByKeys(lambda ids: sa.select(feeds.c.context_id, feeds.c.seq).where(feeds.c.context_id.in_(ids)))
+
+
+class _Row(NamedTuple):
+    """Of a conversation, as it is recorded."""
+
+    seq: int
+    token: str
+    open: int
+    first_delta: int
+    root: str | None
 
 
 @dataclass(slots=True)
 class _Feed:
-    """The row of a conversation while a batch is written."""
+    """The row of a conversation while a batch is written, and where its events stand."""
 
     context_id: str
+    stream: str
+    """The conversation whose numbers these are: its own, or that of the run at the top."""
+    reserved: tuple[int, str, int, int]
+    """The state as it is recorded."""
     seq: int
+    """The number that was given last, by whichever run of the stream."""
     token: str
     open: int
     """Number of the first delta that is neither complete nor retracted; 0 without."""
@@ -69,50 +99,79 @@ class _Feed:
     """Number of the first delta in the table; 0 without."""
 
     @property
-    def state(self) -> tuple[int, str, int, int]:
-        return self.seq, self.token, self.open, self.first_delta
+    def child(self) -> str | None:
+        """The id, of a run that stands in another one's stream."""
+        return None if self.stream == self.context_id else self.context_id
+
+    def key(self, key: str | None) -> str | None:
+        """As it is kept: keys are the run's own."""
+        return key if key is None or self.child is None else f"{self.child}\n{key}"
 
 
 def append(database: Database, batch: Batch, now: str, *, recorded: bool = False) -> bool:
     """Write ``batch``; False where it came too late, which what comes with a ``recorded`` outcome never does."""
-    context_id, count = batch.context_id, len(batch.events)
-    first = batch.token if batch.advances else ""
-    row = {"context_id": context_id, "seq": count, "token": first, "open": 0, "first_delta": 0}
-    [reserved] = RESERVE.run(database, **row, count=count)
-    reserved = tuple(reserved)
-    feed = _Feed(context_id, *reserved)
-    feed.seq -= count
+    feed = _reserved(database, batch)
     if batch.token and batch.token < feed.token and not recorded:
-        _settle(database, feed, reserved)
+        _settle(database, feed)
         return False
     if batch.token > feed.token:
         if feed.open and not (recorded and _ends_deltas(batch)):
             _write(database, feed, _lost(database, feed, now))
         if batch.advances:
             feed.token = batch.token
-    known = _known(database, batch)
+    known = _known(database, feed, batch)
     for new in batch.events:
-        written = new.key not in known and _write(database, feed, new)
+        written = feed.key(new.key) not in known and _write(database, feed, new)
         if written and new.key is not None and new.event.type != "model.delta":
-            known.add(new.key)
-    _settle(database, feed, reserved)
+            known.add(feed.key(new.key))
+    _settle(database, feed)
     return True
+
+
+def _reserved(database: Database, batch: Batch) -> _Feed:
+    """Take as many numbers as there are events, where the conversation's stand."""
+    count = len(batch.events)
+    state = _reserve_row(database, batch.context_id, batch.token if batch.advances else "", count, batch.lineage)
+    root, seq = state.root, state.seq
+    if root is not None:
+        seq = _reserve_row(database, root, "", count).seq
+    reserved = seq, state.token, state.open, state.first_delta
+    return _Feed(batch.context_id, root or batch.context_id, reserved, seq - count, *reserved[1:])
+
+
+def _reserve_row(database: Database, of: str, token: str, count: int, lineage: Lineage | None = None) -> _Row:
+    """Of a new row all is as given; of one that is there only numbers are taken."""
+    path = None
+    if lineage is not None:
+        steps = [step.model_dump(exclude_none=True) for step in lineage.path]
+        path = json.dumps(steps, ensure_ascii=False)
+    root = None if lineage is None else lineage.root
+    row = {"context_id": of, "seq": count if root is None else 0, "token": token, "open": 0, "first_delta": 0}
+    [reserved] = RESERVE.run(database, **row, root=root, path=path, count=count)
+    return _Row(*reserved)
 
 
 def _ends_deltas(batch: Batch) -> bool:
     return any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
 
 
-def _settle(database: Database, feed: _Feed, reserved: tuple[int, str, int, int]) -> None:
+def _settle(database: Database, feed: _Feed) -> None:
     """Correct what was reserved; mostly there is nothing to correct."""
-    if feed.state != reserved:
-        SETTLE.run(database, of=feed.context_id, **dict(zip(_STATE, feed.state, strict=True)))
+    state = feed.seq, feed.token, feed.open, feed.first_delta
+    if feed.child is None:
+        if state != feed.reserved:
+            SETTLE.run(database, of=feed.context_id, **dict(zip(_STATE, state, strict=True)))
+        return
+    if state[1:] != feed.reserved[1:]:  # no numbers are its own
+        SETTLE.run(database, of=feed.context_id, **dict(zip(_STATE, (0, *state[1:]), strict=True)))
+    if feed.seq != feed.reserved[0]:
+        SETTLE_SEQ.run(database, of=feed.stream, seq=feed.seq)
 
 
-def _known(database: Database, batch: Batch) -> set[str]:
+def _known(database: Database, feed: _Feed, batch: Batch) -> set[str | None]:
     """The keys that the conversation has. The lock is held: nobody adds one meanwhile."""
-    keys = [new.key for new in batch.events if new.key is not None]
-    return {key for (key,) in KEYS.each(database, keys, context_id=batch.context_id)}
+    keys = [key for new in batch.events if (key := feed.key(new.key)) is not None]
+    return {key for (key,) in KEYS.each(database, keys, stream=feed.stream)}
 
 
 def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
@@ -126,7 +185,7 @@ def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
     elif event.type == "model.completed":
         spans = _spans(database, feed, feed.first_delta)
         if spans:
-            DELETE_DELTAS.run(database, context_id=feed.context_id, first=feed.first_delta)
+            DELETE_DELTAS[feed.child is not None].run(database, **_deltas(feed, feed.first_delta))
         feed.open = feed.first_delta = 0
     feed.seq += 1
     if event.type == "model.delta":
@@ -134,21 +193,23 @@ def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
         feed.first_delta = feed.first_delta or feed.seq
     INSERT_EVENT.run(
         database,
-        context_id=feed.context_id,
+        context_id=feed.stream,
         seq=feed.seq,
         task_id=event.task_id,
         type=event.type,
-        key=new.key if event.type != "model.delta" else None,
+        key=feed.key(new.key) if event.type != "model.delta" else None,
         body=event_body(event),
         spans=json.dumps(spans) if spans else None,
+        child=feed.child,
     )
     return True
 
 
 def _spans(database: Database, feed: _Feed, first: int) -> tuple[Span, ...]:
-    """The deltas from number ``first`` on, as first and last of each row without a gap."""
+    """The run's deltas from number ``first`` on, as first and last of each row without a gap."""
     found: list[Span] = []
-    for (number,) in DELTAS.run(database, context_id=feed.context_id, first=first) if first else ():
+    rows = DELTAS[feed.child is not None].run(database, **_deltas(feed, first)) if first else ()
+    for (number,) in rows:
         if found and found[-1][1] == number - 1:
             found[-1] = found[-1][0], number
         else:
@@ -156,27 +217,13 @@ def _spans(database: Database, feed: _Feed, first: int) -> tuple[Span, ...]:
     return tuple(found)
 
 
+def _deltas(feed: _Feed, first: int) -> dict[str, object]:
+    return {"stream": feed.stream, "first": first, "child": feed.child}
+
+
 def _lost(database: Database, feed: _Feed, now: str) -> NewEvent:
-    [delta] = events(database, feed.context_id, feed.open - 1, 1)
-    event = read_event(feed.context_id, delta.seq, delta.task_id, delta.type, delta.body)
+    task_id, type_, body = ONE.run(database, stream=feed.stream, seq=feed.open).fetchone()
+    whole = body.encode() if isinstance(body, str) else bytes(body)
+    event = read_event(feed.context_id, feed.open, task_id, type_, whole)
     assert event is not None, "a delta is an event that every perdure knows"
     return NewEvent(lost(event, now))
-
-
-def events(database: Database, context_id: str, after: int, limit: int, page_bytes: int = PAGE_BYTES) -> list[EventRow]:
-    """Events behind number ``after``, in order: one at least if there is any, ``limit`` or ``page_bytes`` at most."""
-    found: list[EventRow] = []
-    size = 0
-    for seq, task_id, type_, body, spans in EVENTS.run(database, context_id=context_id, after=after, limit=limit):
-        whole = body.encode() if isinstance(body, str) else bytes(body)
-        read = () if spans is None else tuple((first, last) for first, last in json.loads(spans))
-        found.append(EventRow(seq, task_id, type_, whole, read))
-        size += len(whole)
-        if size > page_bytes:
-            break
-    return found
-
-
-def latest(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
-    """The number of the last event of each conversation that has one."""
-    return dict(LATEST.each(database, context_ids))

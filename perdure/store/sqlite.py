@@ -6,12 +6,13 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
 from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
-from . import feed, migrations, sql
+from . import feed, migrations, sql, stream
 from .session import Session, SqliteDatabase, Work
 from .thread import StoreThread
 from .watch import Watch
@@ -125,6 +126,8 @@ class SqliteStore:
     def _wrote(self, events: Batch | None) -> None:
         if events is not None and self._watch is not None:
             self._watch.written(events.context_id)
+            if events.lineage is not None:
+                self._watch.written(events.lineage.root)
 
     async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Journal`."""
@@ -182,24 +185,27 @@ class SqliteStore:
         self._wrote(batch)
         return written
 
-    async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+    async def events(
+        self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
+    ) -> list[EventRow]:
         """See :class:`perdure.ports.Events`."""
         few = min(limit, _FEW_EVENTS)
-        found = self._quick(feed.events, context_id, after, few, _FEW_BYTES)
+        read = partial(stream.events, children=children)
+        found = self._quick(read, context_id, after, few, _FEW_BYTES)
         if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _FEW_BYTES:
             return found
-        return await self._read(feed.events, context_id, after, limit)
+        return await self._read(read, context_id, after, limit)
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
+    async def changed(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.Events`."""
         if self._watch is None:
             raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
         return await self._watch.changed(context_id, after, timeout)
 
     async def _latest(self, context_id: str) -> int:
-        found = self._quick(feed.latest, [context_id])
+        found = self._quick(stream.latest, [context_id])
         if found is None:
-            found = await self._read(feed.latest, [context_id])
+            found = await self._read(stream.latest, [context_id])
         return found.get(context_id, 0)
 
 

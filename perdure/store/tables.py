@@ -97,8 +97,11 @@ events_table = sa.Table(
     sa.Column("key", sa.Text),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("spans", sa.Text),
+    # Of a run below the one whose order it stands in: the id of that run. NULL for the conversation's own.
+    sa.Column("child", sa.Text),
 )
 _keyed = events_table.c.key.is_not(None)
+_of_child = events_table.c.child.is_not(None)
 sa.Index(
     "events_key",
     events_table.c.context_id,
@@ -106,6 +109,14 @@ sa.Index(
     unique=True,
     sqlite_where=_keyed,
     postgresql_where=_keyed,
+)
+sa.Index(
+    "events_child",
+    events_table.c.context_id,
+    events_table.c.child,
+    events_table.c.seq,
+    sqlite_where=_of_child,
+    postgresql_where=_of_child,
 )
 feeds = sa.Table(
     "feeds",
@@ -117,6 +128,9 @@ feeds = sa.Table(
     # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
     sa.Column("open", sa.Integer, nullable=False),
     sa.Column("first_delta", sa.Integer, nullable=False),
+    # The conversation in whose order the events stand, and the way down from there (JSON); NULL for one of its own.
+    sa.Column("root", sa.Text),
+    sa.Column("path", sa.Text),
 )
 RUN_COLUMNS = tuple(runs_table.columns.keys())
 assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import StoreError
-from . import feed
+from . import stream
 from .session import Session, SqliteDatabase
 
 BUSY, QUIET = 0.02, 0.05
@@ -32,7 +32,7 @@ class _Waiter:
     context_id: str
     after: int
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Future[None]
+    news: asyncio.Future[int]
 
 
 class Watch:
@@ -54,18 +54,15 @@ class Watch:
         self._seen: tuple[SqliteDatabase, int] | None = None
         self._news_at = self._wanted_at = 0.0
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
+    async def changed(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.Events`."""
         waiter = self._enter(context_id, after)
         try:
             # Behind the entry: what is committed before this look is seen by it, what comes later by the thread.
-            if await self._latest(context_id) > after:
-                return True
+            if (latest := await self._latest(context_id)) > after:
+                return latest
             await asyncio.wait([waiter.news], timeout=timeout)
-            if not waiter.news.done():
-                return False
-            waiter.news.result()
-            return True
+            return waiter.news.result() if waiter.news.done() else 0
         finally:
             self._leave(waiter)
 
@@ -154,36 +151,36 @@ class Watch:
             return
         with self._lock:
             wanted = list(self._waiters)
-        found = feed.latest(database, wanted)
+        found = stream.latest(database, wanted)
         self._seen = database, version
         self._news_at = time.monotonic()
         with self._lock:
-            ready = [
-                waiter
+            ready = {
+                waiter: seq
                 for context_id, seq in found.items()
                 for waiter in self._waiters.get(context_id, ())
                 if waiter.after < seq
-            ]
-        _tell(ready, lambda news: news.set_result(None))
+            }
+        _tell(ready, lambda waiter: waiter.news.set_result(ready[waiter]))
 
     def _fail(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:
             waiting = [waiter for waiters in self._waiters.values() for waiter in waiters]
         # One for each: a traceback grows wherever an error is raised.
-        _tell(waiting, lambda news: news.set_exception(kind(message, hint=hint)))
+        _tell(waiting, lambda waiter: waiter.news.set_exception(kind(message, hint=hint)))
 
 
-def _tell(waiters: Iterable[_Waiter], settle: Callable[[asyncio.Future[None]], None]) -> None:
+def _tell(waiters: Iterable[_Waiter], settle: Callable[[_Waiter], None]) -> None:
     """Wake each event loop once."""
-    of: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    of: dict[asyncio.AbstractEventLoop, list[_Waiter]] = {}
     for waiter in waiters:
-        of.setdefault(waiter.loop, []).append(waiter.news)
-    for loop, futures in of.items():
+        of.setdefault(waiter.loop, []).append(waiter)
+    for loop, woken in of.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-            loop.call_soon_threadsafe(_settle, futures, settle)
+            loop.call_soon_threadsafe(_settle, woken, settle)
 
 
-def _settle(futures: list[asyncio.Future[None]], settle: Callable[[asyncio.Future[None]], None]) -> None:
-    for future in futures:
-        if not future.done():
-            settle(future)
+def _settle(waiters: list[_Waiter], settle: Callable[[_Waiter], None]) -> None:
+    for waiter in waiters:
+        if not waiter.news.done():
+            settle(waiter)

@@ -1,24 +1,44 @@
-"""The events of one conversation in memory, with the semantics of the real stores."""
+"""The events of conversations in memory, with the semantics of the real stores."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ports import Batch, EventRow, NewEvent
 from ..types.events import Span, event_body, lost, read_event
+from ..types.lineage import PathStep
+
+
+@dataclass(slots=True)
+class MemoryStream:
+    """The events of a conversation and of all runs below it, in one order."""
+
+    seq: int = 0
+    rows: list[EventRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class MemoryFeed:
-    """What is recorded, and what the next batch is measured by."""
+    """What the next batch of a conversation is measured by, and the stream that its events stand in."""
 
     context_id: str
-    seq: int = 0
+    stream: MemoryStream = field(default_factory=MemoryStream)
+    path: tuple[PathStep, ...] = ()
+    """The way down from the run at the top of the stream."""
     token: str = ""
-    rows: list[EventRow] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     open: list[int] = field(default_factory=list)
     """Numbers of the deltas that are neither complete nor retracted."""
+
+    @property
+    def seq(self) -> int:
+        """The last number of the stream."""
+        return self.stream.seq
+
+    @property
+    def rows(self) -> list[EventRow]:
+        """The events of this conversation alone."""
+        return [row for row in self.stream.rows if row.child == self.context_id]
 
     def write(self, batch: Batch, now: str, *, recorded: bool = False) -> bool:
         """See ``ports.events.Batch``; ``recorded`` for what comes with a recorded outcome. False for one too late."""
@@ -37,9 +57,20 @@ class MemoryFeed:
             self._add(new)
         return True
 
-    def after(self, seq: int, limit: int) -> list[EventRow]:
+    def after(self, seq: int, limit: int, *, children: bool) -> list[EventRow]:
         """Events behind number ``seq``, in order."""
-        return [row for row in self.rows if row.seq > seq][:limit]
+        found = [row for row in self.stream.rows if row.seq > seq and self._has(row, children=children)]
+        return [self._seen(row) for row in found[:limit]]
+
+    def _has(self, row: EventRow, *, children: bool) -> bool:
+        assert row.child is not None, "each says whose it is"
+        return row.child == self.context_id or (children and row.child.startswith(f"{self.context_id}/"))
+
+    def _seen(self, row: EventRow) -> EventRow:
+        """As it is seen from this conversation."""
+        if row.child == self.context_id:
+            return replace(row, child=None, path=())
+        return replace(row, path=row.path[len(self.path) :])
 
     def _add(self, new: NewEvent) -> None:
         event = new.event
@@ -52,14 +83,17 @@ class MemoryFeed:
                 return
         elif event.type == "model.completed":
             replaced = spans([row.seq for row in self.rows if row.type == "model.delta"])
-            self.rows = [row for row in self.rows if row.type != "model.delta"]
+            self.stream.rows = [
+                row for row in self.stream.rows if row.child != self.context_id or row.type != "model.delta"
+            ]
             self.open = []
-        self.seq += 1
+        self.stream.seq += 1
         if event.type == "model.delta":
             self.open.append(self.seq)
         elif new.key is not None:
             self.keys.add(new.key)
-        self.rows.append(EventRow(self.seq, event.task_id, event.type, event_body(event), replaced))
+        row = EventRow(self.seq, event.task_id, event.type, event_body(event), replaced, self.context_id, self.path)
+        self.stream.rows.append(row)
 
 
 def spans(numbers: list[int]) -> tuple[Span, ...]:

@@ -29,15 +29,15 @@ class _Waiter:
         self.context_id = context_id
         self.after = after
         self._loop = asyncio.get_running_loop()
-        self.news: asyncio.Future[bool] = self._loop.create_future()
+        self.news: asyncio.Future[int] = self._loop.create_future()
 
-    def wake(self) -> None:
-        """From any thread."""
-        self._loop.call_soon_threadsafe(self._woken)
+    def wake(self, seq: int) -> None:
+        """There is a number ``seq`` now. From any thread."""
+        self._loop.call_soon_threadsafe(self._woken, seq)
 
-    def _woken(self) -> None:
+    def _woken(self, seq: int) -> None:
         if not self.news.done():
-            self.news.set_result(True)
+            self.news.set_result(seq)
 
 
 class MemoryStore:
@@ -183,35 +183,51 @@ class MemoryStore:
         self._check()
         return self._write_events(batch)
 
-    async def events(self, context_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+    async def events(
+        self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
+    ) -> list[EventRow]:
         """Events behind number ``after``, in order."""
         self._check()
         feed = self.feeds.get(context_id)
-        return feed.after(after, limit) if feed is not None else []
+        return feed.after(after, limit, children=children) if feed is not None else []
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> bool:
-        """Wait until the conversation has an event behind ``after``."""
+    async def changed(self, context_id: str, after: int, timeout: float) -> int:
+        """Wait until a number behind ``after`` is taken; the last one."""
         self._check()
         feed = self.feeds.get(context_id)
         if feed is not None and feed.seq > after:
-            return True
+            return feed.seq
         waiter = _Waiter(context_id, after)
         self._waiting.add(waiter)
         try:
             async with asyncio.timeout(timeout):
                 return await waiter.news
         except TimeoutError:
-            return False
+            return 0
         finally:
             self._waiting.discard(waiter)
 
     def _write_events(self, batch: Batch, *, recorded: bool = False) -> bool:
-        feed = self.feeds.setdefault(batch.context_id, MemoryFeed(batch.context_id))
+        feed = self._feed(batch)
         written = feed.write(batch, self._now(), recorded=recorded)
-        for waiter in [waiter for waiter in self._waiting if waiter.context_id == feed.context_id]:
-            if waiter.after < feed.seq:
-                waiter.wake()
+        for waiter in tuple(self._waiting):
+            of = self.feeds.get(waiter.context_id)
+            if of is not None and of.stream is feed.stream and waiter.after < feed.seq:
+                waiter.wake(feed.seq)
         return written
+
+    def _feed(self, batch: Batch) -> MemoryFeed:
+        """The first batch of a conversation says in whose stream its events stand."""
+        known = self.feeds.get(batch.context_id)
+        if known is not None:
+            return known
+        if batch.lineage is None:
+            made = MemoryFeed(batch.context_id)
+        else:
+            top = self.feeds.setdefault(batch.lineage.root, MemoryFeed(batch.lineage.root))
+            made = MemoryFeed(batch.context_id, top.stream, batch.lineage.path)
+        self.feeds[batch.context_id] = made
+        return made
 
     def _write_turn(self, turn: TurnRow) -> None:
         at = (turn.context_id, turn.task_id)

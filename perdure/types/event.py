@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+
+from pydantic import Field
+
+from .lineage import PathStep
 from .messages import Data
 
 
@@ -12,8 +17,11 @@ class Event(Data):
     """Id of the conversation."""
     task_id: str | None = None
     """Id of the turn."""
+    path: tuple[PathStep, ...] = Field(default=(), exclude_if=operator.not_)
+    """Of a subagent's event: the calls that lead from the run that is followed down to the subagent. Empty, and left
+    out, for the run's own."""
     seq: int = 0
-    """Its number in the conversation, from 1; 0 for one that is not recorded yet."""
+    """Its number in the conversation and the subagents it calls, from 1; 0 for one that is not recorded yet."""
     at: str = ""
     """When it happened: ISO 8601, UTC."""
     attempt: int = 1

@@ -12,8 +12,9 @@
     limit · error                                    a limit was reached; an attempt failed
 
 Events are kept in the store, beside the transcript, never in Temporal's history. ``seq`` orders those of one
-conversation and is what ``run.events(after=…)`` takes. Numbers are missing only where a ``model.completed`` names them
-in ``replaces``: the deltas of a reply go when the reply is whole.
+conversation and is what ``run.events(after=…)`` takes. Runs that calls of other agents have begun are numbered together
+with the run at the top, so one number says how far somebody has read in all of them. Numbers are missing only where a
+``model.completed`` names them in ``replaces``: the deltas of a reply go when the reply is whole.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .bounds import LimitName, LimitScope
 from .branch_events import BranchCompleted as BranchCompleted
 from .branch_events import BranchStarted as BranchStarted
 from .event import Event as _Event
+from .lineage import PathStep
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
 from .question_events import QuestionAnswered as QuestionAnswered
 from .question_events import QuestionAsked as QuestionAsked
@@ -298,7 +300,7 @@ Event = Annotated[
 ]
 
 _events: TypeAdapter[Event] = TypeAdapter(Event)
-_OWN = {"context_id", "task_id", "seq", "type", "replaces", "retracts", "partial"}
+_OWN = {"context_id", "task_id", "path", "seq", "type", "replaces", "retracts", "partial"}
 """What the store keeps apart, or makes."""
 
 
@@ -312,12 +314,20 @@ def event_body(event: Event) -> bytes:
 
 
 def read_event(
-    context_id: str, seq: int, task_id: str | None, type: str, body: bytes, spans: tuple[Span, ...] = ()
+    context_id: str,
+    seq: int,
+    task_id: str | None,
+    type: str,
+    body: bytes,
+    spans: tuple[Span, ...] = (),
+    path: tuple[PathStep, ...] = (),
 ) -> Event | None:
-    """The event again; None for a type that only a newer perdure knows. ``spans``: see ``EventRow``."""
+    """The event again; None for a type that only a newer perdure knows. ``spans``, ``path``: see ``EventRow``."""
     if type not in EVENT_TYPES:
         return None
     plain = json.loads(body) | {"context_id": context_id, "seq": seq, "task_id": task_id, "type": type}
+    if path:
+        plain["path"] = path
     if spans:
         plain["replaces" if type == "model.completed" else "retracts"] = spans
     return _events.validate_python(plain)

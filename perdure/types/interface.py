@@ -19,6 +19,7 @@ from .auth import Ref, Token, one_auth
 from .background import BackgroundStatus
 from .bounds import Bounds, Count, LimitUse, RunLimits
 from .duration import Seconds
+from .lineage import Lineage
 from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
 WORKFLOW = "AgentWorkflow"
@@ -116,6 +117,8 @@ class Parent(Strict):
     """What is left for it of the budgets of its parent."""
     background: bool = Field(default=False, exclude_if=operator.not_)
     """Nobody awaits it: it tells its parent when it has ended."""
+    lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)
+    """The way down to it; an engine before this one did not say it."""
 
 
 class Start(Strict):

@@ -15,6 +15,7 @@ from .background import AsCollect, AsTell
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
+from .lineage import Lineage
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 from .question import Answer, AsCallback, Question
 from .step import Kept
@@ -82,6 +83,8 @@ class CallFacts(Data):
     auth_context: str | None = None
     """On whose behalf the run acts, encrypted; or ``auth_ref``, which the worker resolves."""
     auth_ref: str | None = None
+    lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)
+    """Of a run that a call of another agent has begun: among whose events its own are."""
 
 
 class Closing(Data):

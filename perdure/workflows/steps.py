@@ -240,6 +240,7 @@ def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str
         "context": state.context,
         "auth_context": state.auth_context,
         "auth_ref": state.auth_ref,
+        "lineage": state.parent.lineage if state.parent else None,
     }
 
 

@@ -90,3 +90,24 @@ async def test_background(loopback: Loopback) -> None:
         "collect_agent: weather: known",
         "June.",
     ]
+
+
+async def test_a_tree_is_followed_as_one(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        heard, name = results(request), tools(request)[0]
+        if name == "search":
+            return f"So: {heard[0]}" if heard else Call("search", {"query": users(request)[0]})
+        return " ".join(heard) or [Call("call_researcher", {"task": topic}) for topic in ("whaling", "novels")]
+
+    loopback.model.rule = rule
+    *told, answer = succeeded(await loopback.python(EXAMPLES / "39_tree.py")).splitlines()
+    assert answer == "So: Three books about whaling. So: Three books about novels."
+    assert told[0].split() == ["1", "coordinator:", "run", "started"]
+    for number, topic in (("/1", "whaling"), ("/2", "novels")):
+        mine = [line.split(maxsplit=2)[2] for line in told if line.split()[1] == number]
+        assert mine[0] == "coordinator > researcher: run started"
+        assert f"coordinator > researcher: tool.completed Three books about {topic}." in mine
+        assert mine[-1].startswith(f"coordinator > researcher: turn So: Three books about {topic}.")
+    assert told[-1].split()[1:] == ["coordinator:", "run", "completed"]
+    numbers = [int(line.split()[0]) for line in told]
+    assert numbers == sorted(set(numbers))

@@ -60,7 +60,7 @@ async def test_calls_run_in_parallel_and_come_back_in_their_order(engine: Engine
         events = [event async for event in run.events()]
     started = [event for event in events if isinstance(event, ToolStarted)]
     assert [event.child_context_id for event in started] == [f"{run.id}/1", f"{run.id}/2", f"{run.id}/3"]
-    assert [event.content for event in events if isinstance(event, ToolCompleted)] == [
+    assert [event.content for event in events if isinstance(event, ToolCompleted) and not event.path] == [
         "slow: a",
         "researcher: b",
         "slow: c",
@@ -316,10 +316,18 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
         (2, f"{run.id}/1/1", "low", "completed"),
         (1, f"{run.id}/2", "failing", "failed"),
     ]
-    assert f"    {run.id}/1/1  completed  agent low" in lines(shown)
+    low_one, mid_one = (next(one for _, one in shown.children if one.agent == name) for name in ("low", "mid"))
+    tokens = low_one.usage.total_tokens
+    assert f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens" in lines(shown)
+    assert any(line.startswith("    MaxIterationsError: agent failing") for line in lines(shown))
     assert as_plain(shown)["children"][1] == {
         "id": f"{run.id}/1/1",
         "depth": 2,
         "agent": "low",
         "state": "completed",
+        "iterations": 1,
+        "tokens": tokens,
+        "cost_usd": None,
+        "activity": None,
     }
+    assert mid_one.usage.total_tokens > tokens > 0, "what a run took is said with what all below it took"

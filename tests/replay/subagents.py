@@ -94,6 +94,18 @@ async def _held(engine: Engine, stop: str) -> Run:
 
 
 @scenario
+async def subagents_of_a_subagent(engine: Engine) -> Run:
+    """A grandchild, and a tool of the child: each says the way down to it."""
+    middle = Agent(
+        "middle", ScriptedProvider([[*asked(1), call("add", a=1, b=1)], "Did."]), tools=TOOLS, subagents=[helper()]
+    )
+    async with engine.served(caller([call("call_middle", task="x"), "Done."], middle)) as client:
+        run = await client.start("recorded", "Go.")
+        await _end(run)
+        return client.run(f"{run.id}/1")
+
+
+@scenario
 async def subagent_of_a_cancelled_run(engine: Engine) -> Run:
     """It is cancelled too."""
     return await _held(engine, "cancel")

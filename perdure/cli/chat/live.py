@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..conversation import arguments, printable, styled
-from ..event_lines import retracted
+from ..conversation import printable, styled
+from ..event_lines import called, retracted, subagent
 
 if TYPE_CHECKING:
     from ...types.events import Event
@@ -30,6 +30,9 @@ class LiveTurn:
 
     def feed(self, event: Event) -> Iterator[str]:
         """Whole lines of text, and what else a person wants to know of it."""
+        if event.path:
+            yield from self._of_subagent(event)
+            return
         self.over = event.type == "turn" and event.state != "started"
         if piece := self._live.feed(event):
             self.shown = True
@@ -39,15 +42,21 @@ class LiveTurn:
         match event.type:
             case "model.completed":
                 yield from self.last()
-                for call in event.calls:
-                    said = "…" if call.arguments is None else arguments(call.arguments)
-                    yield styled(f"→ {printable(call.name)}({printable(said)})", "blue", on=self._colour)
+                for call in called(event):
+                    yield styled(call, "blue", on=self._colour)
             case "model.retracted":
                 yield from self.last()
                 if event.reason != "Interrupted":  # the end of the turn says so
                     yield styled(retracted(event.reason), "yellow", on=self._colour)
             case "tool.progress":
                 yield styled(f"… {printable(event.name)}: {printable(event.message)}", "dim", on=self._colour)
+
+    def _of_subagent(self, event: Event) -> Iterator[str]:
+        """The calls it makes, a line each, and no word of what it says: that is for the agent that asked."""
+        if event.type == "model.completed" and event.calls:
+            yield from self.last()
+            for call in called(event):
+                yield styled(f"[{subagent(event)}] {call}", "dim", on=self._colour)
 
     def last(self) -> Iterator[str]:
         """The line that is being written, as it stands."""

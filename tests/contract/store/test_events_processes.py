@@ -142,4 +142,4 @@ async def test_a_follower_is_woken_by_what_another_process_writes(database: Data
     with python(WRITER, url, "x") as writer:
         assert not any(task.done() for task in waiting)
         await asyncio.to_thread(writer.communicate, "\n" * 4)
-    assert await asyncio.gather(*waiting) == [True] * 3
+    assert all(latest >= 1 for latest in await asyncio.gather(*waiting))

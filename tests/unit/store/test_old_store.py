@@ -19,7 +19,8 @@ from perdure.ports import Batch, Claim, Commit, MemoryWrite, NewEvent, Node, Out
 from perdure.store import migrations
 from perdure.store.session import Session, SqliteDatabase
 from perdure.store.sqlite import SqliteStore
-from perdure.types.events import RunEvent
+from perdure.types.events import ModelCompleted, RunEvent
+from perdure.types.lineage import Lineage, PathStep
 
 THEN = "2025-12-24T10:00:00.000000+00:00"
 RUN = RunRow("c", "support", "s", "n2", "running", 3, b"{}", THEN, THEN, THEN)
@@ -38,8 +39,14 @@ INSERT INTO turns VALUES ('c', 'old', 'completed', 'n1', x'7b7d', 'THEN', 'THEN'
 INSERT INTO sent VALUES ('c', 'said', 'old');
 INSERT INTO memory VALUES ('old', 'k', x'31', 'THEN');
 """
-BEFORE = {"0001": DATA, "0002": DATA + DATA_2}
-NEW = {"0001": {"turns", "sent", "memory", "events", "feeds"}, "0002": {"events", "feeds"}}
+DATA_3 = """
+INSERT INTO events VALUES ('old', 1, 't', 'run', 'run/s', x'7b227374617465223a2273746172746564227d', NULL);
+INSERT INTO events VALUES ('old/1', 1, 't1', 'run', 'run/s1', x'7b227374617465223a2273746172746564227d', NULL);
+INSERT INTO events VALUES ('old/1', 2, 't1', 'model.delta', NULL, x'7b2274657874223a2278227d', NULL);
+INSERT INTO feeds VALUES ('old', 1, 'THEN/000001', 0, 0), ('old/1', 2, 'THEN/000001', 2, 2);
+"""
+BEFORE = {"0001": DATA, "0002": DATA + DATA_2, "0003": DATA + DATA_2 + DATA_3}
+NEW = {"0001": {"turns", "sent", "memory", "events", "feeds"}, "0002": {"events", "feeds"}, "0003": set()}
 """Tables that came later."""
 
 
@@ -53,7 +60,7 @@ def tables(path: Path) -> set[str]:
         return {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-@pytest.fixture(params=["0001", "0002"])
+@pytest.fixture(params=["0001", "0002", "0003"])
 def before(request: pytest.FixtureRequest) -> str:
     """The version that made the store."""
     return str(request.param)
@@ -124,6 +131,21 @@ async def test_it_keeps_its_data_and_works(old: Path, before: str):
         assert [(row.seq, row.type) for row in await store.events("c")] == [(1, "run")]
 
 
+async def test_a_subagent_of_then_goes_on_in_its_own_order(old: Path, before: str):
+    """Its events were numbered by themselves; whatever its worker says now, they stay so, and nothing is lost."""
+    if before < "0003":
+        pytest.skip("that one kept no events")
+    lineage = Lineage(root="old", path=(PathStep(agent="a", call_id="c"),))
+    async with opened(old) as store:
+        assert [(row.seq, row.type) for row in await store.events("old/1")] == [(1, "run"), (2, "model.delta")]
+        new = [NewEvent(ModelCompleted(text="x")), NewEvent(RunEvent(state="started"), key="run/s1")]
+        await store.commit(Commit(events=Batch("old/1", new, token(THEN), True, lineage)))
+        await store.append(Batch("old", [NewEvent(RunEvent(state="waiting"))], token(THEN), True))
+        rows = await store.events("old/1")
+        assert [(row.seq, row.type, row.spans) for row in rows] == [(1, "run", ()), (3, "model.completed", ((2, 2),))]
+        assert [(row.seq, row.child) for row in await store.events("old")] == [(1, None), (2, None)]
+
+
 def layout(connection: sa.Connection) -> dict[str, str]:
     return {row.name: row.sql for row in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master")}
 
@@ -181,8 +203,9 @@ async def test_who_has_it_open_goes_on_while_another_migrates(old: Path, before:
 async def test_an_earlier_perdure_refuses_the_new_one(old: Path, before: str, monkeypatch: pytest.MonkeyPatch):
     async with opened(old):
         pass
+    newest = migrations.CURRENT
     monkeypatch.setattr(migrations, "CURRENT", before)
-    with pytest.raises(StoreVersionError, match=f"schema 0003, this perdure knows up to {before}") as caught:
+    with pytest.raises(StoreVersionError, match=f"schema {newest}, this perdure knows up to {before}") as caught:
         async with opened(old):
             pass
     assert "Upgrade" in (caught.value.hint or "")

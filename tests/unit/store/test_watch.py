@@ -104,7 +104,7 @@ async def test_a_removed_file_is_told_and_found_again(store: SqliteStore):
             await store.changed("c", 1, 60)
     waiting = await begun(store.changed("c", 1, 60))
     await store.append(ONE)
-    assert await asyncio.gather(*waiting) == [True]
+    assert await asyncio.gather(*waiting) == [2]
 
 
 async def test_a_copy_in_its_place_is_followed(store: SqliteStore, tmp_path: Path):
@@ -121,7 +121,7 @@ async def test_a_copy_in_its_place_is_followed(store: SqliteStore, tmp_path: Pat
     for suffix in ("-wal", "-shm"):
         Path(f"{store.path}{suffix}").unlink()
     copy.replace(store.path)
-    assert await asyncio.gather(*waiting) == [True]
+    assert await asyncio.gather(*waiting) == [2]
     assert [row.seq for row in await store.events("c")] == [1, 2]
 
 
@@ -142,4 +142,4 @@ async def test_several_event_loops_wait(store: SqliteStore):
     [here] = await begun(store.changed("c", 0, 60))
     await eventually(lambda: store._watch is not None and len(store._watch._waiters["c"]) == 4)
     await store.append(ONE)
-    assert await asyncio.gather(here, *loops) == [True] * 4
+    assert await asyncio.gather(here, *loops) == [1] * 4
