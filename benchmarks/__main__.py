@@ -20,6 +20,7 @@ from benchmarks.events import events, following, streaming
 from benchmarks.hooks import hooks
 from benchmarks.lab import open_lab
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
+from benchmarks.parked import parked
 from benchmarks.report import tables
 
 MEASURES = {
@@ -30,16 +31,21 @@ MEASURES = {
     "events": events,
     "streaming": streaming,
     "hooks": hooks,
+    "parked": parked,
 }
+APART = ("parked",)
+"""Only where they are named: they compare nothing with a floor."""
 
 
 async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
     """What ``only`` names, measures or contestants; nothing named, everything."""
-    measures = [name for name in MEASURES if name in only] or list(MEASURES)
+    measures = [name for name in MEASURES if name in only] or [name for name in MEASURES if name not in APART]
     who = chosen([name for name in CONTESTANTS if name in only])
     if measures == ["hooks"]:
         who = [one for one in who if one.name in HOOKED]
-    if set(measures) <= {"events", "streaming"}:
+    if set(measures) <= set(APART):
+        who = []
+    elif set(measures) <= {"events", "streaming", *APART}:
         who = following(who) or following(chosen([]))  # no floor has to be there
     results: dict[str, Figures] = {}
     async with open_lab([one.name for one in who]) as lab:

@@ -46,9 +46,13 @@ class Scale:
     stream_rounds: int = 5
     hooks: int = 3
     """On each event, where their cost is measured."""
+    parked: int = 1000
+    """Runs that wait for approval at once."""
 
 
-QUICK = Scale(iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1, stream_rounds=1)
+QUICK = Scale(
+    iterations=20, rounds=3, runs=20, each=5, run_rounds=1, histories=(10, 20), kills=1, stream_rounds=1, parked=100
+)
 
 Figures = dict[str, dict[str, Any]]
 """By contestant."""

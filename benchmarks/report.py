@@ -52,6 +52,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
         lines += _streaming(results["streaming"], names, runs)
     if "hooks" in results:
         lines += _hooks(results["hooks"], names, runs)
+    if "parked" in results:
+        lines += _parked(results["parked"], names)
     return _aligned(lines) + "\n\n(ratio to floor2 in brackets; ✓ and ✗: perdure's target)"
 
 
@@ -110,6 +112,19 @@ def _hooks(figures: Figures, names: Sequence[str], runs: int) -> Iterable[list[s
         count = next((mine["hooks"] for mine in figures.values()), 0)
         cells = [_hooked(figures[name][which]) if name in figures else "-" for name in names]
         yield [f"{count} hooks on each event / none, {title}: wall, CPU", *cells]
+
+
+def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    for title, form in (
+        ("runs that wait for approval, cache of the worker", "{count}, {cache}"),
+        ("worker's memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
+        ("memory per parked run", "{kb_per_run:.1f} KB"),
+        ("started and waiting", "{park_s:.1f} s"),
+        ("inbox of all, for two approvers at once", "{inbox_s:.1f} s"),
+        ("approved by two who race, each call", "{burst_s:.1f} s"),
+        ("until all had ended", "{done_s:.1f} s"),
+    ):
+        yield [title, *(form.format(**figures[name]) if name in figures else "-" for name in names)]
 
 
 def _hooked(mine: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import random
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from .errors import (
 )
 from .listed import MAY_WAIT, listed, of_agent
 from .loop import repeats
+from .reading import NO_ANSWER
 from .runs import agent_of
 from .translate import closed_error, unreachable
 from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, WaitsFor
@@ -188,14 +190,22 @@ async def approvals(client: Client, *, agent: str | None = None, limit: int = 10
     """See ``Client.approvals``."""
     asking = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(seen: WorkflowExecution) -> list[PendingCall]:
+    async def ask(seen: WorkflowExecution) -> list[PendingCall] | None:
         async with asking:
             return await _of_run(client, seen, agent)
 
     open_runs = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
     narrower = (MAY_WAIT, *(() if agent is None else (of_agent(agent),)))
-    found = await asyncio.gather(*[ask(seen) async for seen in listed(client, open_runs, *narrower)])
-    waiting = [one for some in found for one in some]
+    runs = [seen async for seen in listed(client, open_runs, *narrower)]
+    random.shuffle(runs)  # so that several who look at once do not ask for the same one at the same moment
+    found = await asyncio.gather(*map(ask, runs))
+    silent = [seen for seen, some in zip(runs, found, strict=True) if some is None]
+    if silent and len(silent) < len(runs):  # there is a worker
+        found += (again := await asyncio.gather(*map(ask, silent)))
+        silent = [seen for seen, some in zip(silent, again, strict=True) if some is None]
+    for seen in silent:
+        logger.warning("run %s does not say what waits in it: no worker has answered", seen.id)
+    waiting = [one for some in found for one in some or ()]
     waiting.sort(key=lambda one: (one.since.timestamp() if one.since else 0.0, one.run_id, one.call_id))
     return waiting[:limit]
 
@@ -212,7 +222,8 @@ async def pending_of(run: Run) -> list[PendingCall]:
     return waiting
 
 
-async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall]:
+async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall] | None:
+    """None where nobody has answered."""
     name = await agent_of(client, seen)
     if agent is not None and name not in ("", agent):
         return []
@@ -220,6 +231,8 @@ async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) ->
     try:
         status = Status.model_validate(await run.query("status"))
     except (RPCError, WorkflowQueryFailedError, PerdureError) as error:
+        if isinstance(error, RPCError) and error.status in NO_ANSWER:
+            return None
         logger.warning("run %s cannot say what waits in it: %s", seen.id, error)
         return []
     if agent is not None and status.agent != agent:

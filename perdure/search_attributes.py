@@ -87,7 +87,7 @@ async def register(service: ServiceClient, namespace: str) -> tuple[str, ...]:
                 hint="Remove or rename it. Until then runs are served without; the inbox asks every open run.",
             )
         if found.missing:
-            wanted = {name: _type(ATTRIBUTES[name]) for name in found.missing}
+            wanted = {name: type_of(ATTRIBUTES[name]) for name in found.missing}
             request = AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
             await service.operator_service.add_search_attributes(request)
     except RPCError as error:
@@ -147,7 +147,19 @@ async def of_start(temporal: TemporalClient, agent: str) -> TypedSearchAttribute
     found = await known(temporal)
     if found is None or AGENT not in found.names:
         return TypedSearchAttributes.empty
-    return TypedSearchAttributes([SearchAttributePair(SearchAttributeKey.for_keyword(AGENT), agent)])
+    return typed({AGENT: agent})
+
+
+def typed(values: Mapping[str, object]) -> TypedSearchAttributes:
+    """Texts are keywords, numbers are whole."""
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(SearchAttributeKey.for_int(name), value)
+            if isinstance(value, int)
+            else SearchAttributePair(SearchAttributeKey.for_keyword(name), str(value))
+            for name, value in values.items()
+        ]
+    )
 
 
 def refuses(error: RPCError) -> bool:
@@ -155,7 +167,8 @@ def refuses(error: RPCError) -> bool:
     return error.status is RPCStatusCode.INVALID_ARGUMENT and "search attribute" in error.message
 
 
-def _type(name: str) -> IndexedValueType.ValueType:
+def type_of(name: str) -> IndexedValueType.ValueType:
+    """``"Keyword"`` as Temporal's interface has it."""
     return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{name.upper()}")
 
 

@@ -23,14 +23,17 @@ from temporalio.api.enums.v1 import (
 from temporalio.api.errordetails.v1 import MultiOperationExecutionFailure, WorkflowExecutionAlreadyStartedFailure
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import History, HistoryEvent
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest, ListSearchAttributesResponse
 from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.update.v1 import Outcome, UpdateRef
 from temporalio.api.workflow.v1 import WorkflowExecutionConfig, WorkflowExecutionInfo
 from temporalio.api.workflowservice import v1 as api
-from temporalio.converter import DataConverter, decode_typed_search_attributes
+from temporalio.converter import DataConverter, decode_typed_search_attributes, encode_search_attributes
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
+from ..search_attributes import type_of, typed
+from ..types.indexing import ATTRIBUTES
 from ..types.interface import WORKFLOW
 from ..worker import Engine
 from .execution import Execution, Started
@@ -208,6 +211,12 @@ class InProcessService(ServiceClient):
         newest = sorted(self._all(), key=lambda execution: execution.started.at, reverse=True)
         return api.ListWorkflowExecutionsResponse(executions=[_described(execution) for execution in newest])
 
+    async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
+        """Those of perdure."""
+        return ListSearchAttributesResponse(
+            custom_attributes={name: type_of(kind) for name, kind in ATTRIBUTES.items()}
+        )
+
     async def _on_describe_task_queue(self, req: api.DescribeTaskQueueRequest) -> Any:
         here = PollerInfo()
         here.last_access_time.FromDatetime(datetime.now(UTC))
@@ -274,6 +283,7 @@ def _described(execution: Execution) -> WorkflowExecutionInfo:
         memo=execution.started.memo,
         task_queue=execution.started.task_queue,
     )
+    encode_search_attributes(typed(execution.attributes), info.search_attributes)
     info.start_time.FromDatetime(execution.started.at)
     if execution.ended_at is not None:
         info.close_time.FromDatetime(execution.ended_at)

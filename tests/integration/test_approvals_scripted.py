@@ -143,3 +143,19 @@ async def test_what_waits_in_a_subagent_does_not_wait_in_silence(engine: Engine)
         response = await one.call("Go.", id=engine.task_queue, client=client, on_approval="approve")
         assert response.content == "Settled."
         assert results(response.messages) == ["Done."]
+
+
+async def test_runs_are_listed_by_what_they_wait_for() -> None:
+    """The workflow indexes them as on a server."""
+    async with scripted(support, REPLIES) as script:
+        client = script.client
+        run = await client.start("support", "Go.")
+
+        async def listed() -> list[tuple[str, str]]:
+            return [(one.agent, one.status) for one in await client.list(agent="support", status="waiting")]
+
+        assert await eventually(listed) == [("support", "waiting")]
+        await run.approve()
+        await run.result()
+        assert await listed() == []
+        assert [one.status for one in await client.list()] == ["completed"]

@@ -1,0 +1,162 @@
+"""Many runs that wait for approval at one worker, whose cache has room for few of them, and two approvers who race."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import uuid
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client as TemporalClient
+
+from benchmarks.contestants import Contestant
+from benchmarks.lab import Lab
+from benchmarks.measures import Figures, Scale
+from benchmarks.parking import AGENT, AMOUNT
+from perdure import Client, Run
+from perdure.types.indexing import PENDING
+
+APPROVERS = {"ana": 3, "bea": 0}
+"""With which the one changes every third call's arguments."""
+CACHE = 100
+"""Workflows that the worker keeps."""
+_WARM = 20
+"""Runs before the memory is looked at: what is loaded once is not the runs'."""
+_STARTS = 20
+_LINE = 64 * 1024 * 1024
+
+
+async def parked(lab: Lab, _: Sequence[Contestant], scale: Scale) -> Figures:
+    """``scale.parked`` runs. Raises ``AssertionError`` unless every call ran once with what its winner had approved."""
+    figures = await park(lab.client, lab.address, lab.root, scale.parked)
+    check(figures)
+    return {"perdure": figures}
+
+
+async def park(temporal: TemporalClient, address: str, root: Path, count: int) -> dict[str, Any]:
+    """What ``count`` parked runs take, and what came of every call: ``decided`` by approver, ``ran`` by order."""
+    queue, ledger = f"parked-{uuid.uuid4().hex[:8]}", root / "ledger.jsonl"
+    store = f"sqlite:///{root}/parked.db"
+    client = Client(temporal, store_url=store, task_queue=queue, actor="parker")
+    async with _process("worker", address, queue, store, str(ledger), str(CACHE)) as worker:
+        await _warm_up(client)
+        before = int(await _ask(worker))
+        began = time.perf_counter()
+        runs = await _start(client, range(count))
+        await _until_waiting(client, count)
+        parked_s = time.perf_counter() - began
+        after = int(await _ask(worker))
+        said, burst_s = await _burst(address, queue)
+        await asyncio.gather(*(run.result() for run in runs))
+        all_s = time.perf_counter() - began - parked_s
+        at_the_end = int(await _ask(worker))
+    await client.close()
+    ran = [json.loads(line) for line in ledger.read_text().splitlines()]
+    return {
+        "count": count,
+        "cache": CACHE,
+        "before_kb": before,
+        "after_kb": after,
+        "end_kb": at_the_end,
+        "kb_per_run": (after - before) / count,
+        "park_s": parked_s,
+        "inbox_s": max(one["inbox_s"] for one in said.values()),
+        "burst_s": burst_s,
+        "done_s": all_s,
+        "decided": {name: one["decided"] for name, one in said.items()},
+        "ran": [one for one in ran if int(one[0]) >= 0],
+    }
+
+
+def check(figures: dict[str, Any]) -> None:
+    """Every call ran once, with what its winner had approved, and the loser heard who that was."""
+    ran = Counter(order for order, _ in figures["ran"])
+    amounts = dict(figures["ran"])
+    decided = figures["decided"]
+    assert set(ran) == {str(n) for n in range(figures["count"])}, "every call ran"
+    assert set(ran.values()) == {1}, f"once: {ran.most_common(3)}"
+    for order, amount in amounts.items():
+        won = {name: mine[order]["won"] for name, mine in decided.items() if "won" in mine.get(order, {})}
+        assert list(won.values()) == [amount], f"call {order} ran with {amount}, approved was {won}"
+        (winner,) = won
+        edits = APPROVERS[winner]
+        assert amount == (1 if edits and int(order) % edits == 0 else AMOUNT), f"{winner} approved {amount} of {order}"
+        lost = [mine[order]["lost"] for mine in decided.values() if "lost" in mine.get(order, {})]
+        assert all(f"already decided: approved by {winner}" in text for text in lost), lost
+
+
+async def _warm_up(client: Client) -> None:
+    runs = await _start(client, range(-_WARM, 0))
+    await _until_waiting(client, _WARM)
+    for one in await client.approvals(agent=AGENT):
+        await one.approve()
+    await asyncio.gather(*(run.result() for run in runs))
+    await _until_waiting(client, 0)
+
+
+async def _start(client: Client, orders: range) -> list[Run]:
+    limit = asyncio.Semaphore(_STARTS)
+
+    async def start(order: int) -> Run:
+        async with limit:
+            return await client.start(AGENT, str(order), id=f"{client.task_queue}/{order}")
+
+    return list(await asyncio.gather(*map(start, orders)))
+
+
+async def _until_waiting(client: Client, count: int) -> None:
+    """Until one query finds so many runs that wait."""
+    query = f"{PENDING} > 0 AND TaskQueue = '{client.task_queue}' AND ExecutionStatus = 'Running'"
+    while True:
+        if (await client.temporal.count_workflows(query)).count == count:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def _burst(address: str, queue: str) -> tuple[dict[str, Any], float]:
+    """What the approvers, each a process of its own, say came of it; and how long it took until both were done."""
+    said: dict[str, Any] = {}
+
+    async def approve(name: str, process: Process) -> None:
+        said[name] = json.loads(await _ask(process))
+
+    first, second = APPROVERS
+    async with (
+        _process("approver", address, queue, first, str(APPROVERS[first])) as one,
+        _process("approver", address, queue, second, str(APPROVERS[second])) as other,
+    ):
+        began = time.perf_counter()
+        await asyncio.gather(approve(first, one), approve(second, other))
+        return said, time.perf_counter() - began
+
+
+@asynccontextmanager
+async def _process(*arguments: str) -> AsyncIterator[Process]:
+    command = (sys.executable, "-m", "benchmarks.parking", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LINE)
+    try:
+        assert process.stdout is not None
+        if (line := await process.stdout.readline()) != b"ready\n":
+            raise RuntimeError(f"a process did not start: {line!r}")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _ask(process: Process) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    line = await process.stdout.readline()
+    if not line:
+        raise RuntimeError("a process ended")
+    return line

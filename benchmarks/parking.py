@@ -1,0 +1,106 @@
+"""The processes of ``parked.py``: a worker whose cache is much smaller than the number of runs, and approvers.
+
+python -m benchmarks.parking worker ADDRESS TASK_QUEUE STORE_URL LEDGER CACHE
+python -m benchmarks.parking approver ADDRESS TASK_QUEUE NAME EDITS
+
+Both print ``ready``. The worker then says for every line of input how many KB of memory it has; it ends with its input.
+An approver waits for a line, decides on all that it finds in the inbox, and says what came of it as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client as TemporalClient
+from temporalio.worker import Worker
+
+from perdure import Agent, Client, PerdurePlugin, tool
+from perdure.errors import ApprovalDecidedError
+from perdure.inbox import PendingCall
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+
+AGENT = "desk"
+AMOUNT = 5
+"""What the model asks for."""
+_AT_ONCE = 10
+"""Decisions of one approver that are under way."""
+
+
+def _reply(request: ModelRequest) -> Any:
+    said = request.messages[-1]
+    return "Done." if said.role == "tool" else call("refund", order=said.text, amount=AMOUNT)
+
+
+class Book:
+    """A file with one line of JSON for each thing that was done."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def append(self, entry: Any) -> None:
+        """Written at once."""
+        self._file.write(json.dumps(entry) + "\n")
+
+
+async def worker(address: str, task_queue: str, store_url: str, ledger: str, cache: str) -> None:
+    """Serve until standard input ends. Every call of the tool is a line of the ledger."""
+
+    @tool(needs_approval=True)
+    async def refund(order: str, amount: float) -> str:
+        """Refund an order."""
+        book.append([order, amount])
+        return f"refunded {amount:g} of {order}"
+
+    book = Book(Path(ledger))
+    client = await TemporalClient.connect(address)
+    agent = Agent(AGENT, ScriptedProvider(_reply), tools=[refund])
+    plugin = PerdurePlugin([agent], store_url=store_url)
+    async with Worker(client, task_queue=task_queue, plugins=[plugin], max_cached_workflows=int(cache)):
+        print("ready", flush=True)
+        await asyncio.to_thread(_say_memory)
+
+
+def _say_memory() -> None:
+    for _ in sys.stdin:
+        gc.collect()
+        lines = Path("/proc/self/status").read_text().splitlines()
+        print(next(line.split()[1] for line in lines if line.startswith("VmRSS")), flush=True)
+
+
+async def approver(address: str, task_queue: str, name: str, edits: str) -> None:
+    """Approve all that waits; with ``edits`` N every Nth with another amount."""
+    client = Client(await TemporalClient.connect(address), task_queue=task_queue, actor=name)
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    began = asyncio.get_running_loop().time()
+    waiting = await client.approvals(agent=AGENT)
+    found = asyncio.get_running_loop().time()
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def decide(one: PendingCall) -> tuple[str, dict[str, Any]]:
+        assert one.arguments is not None, "they are short"
+        order = one.arguments["order"]
+        changed = {**one.arguments, "amount": 1} if int(edits) and int(order) % int(edits) == 0 else None
+        async with limit:
+            try:
+                await one.approve(arguments=changed)
+            except ApprovalDecidedError as error:
+                return order, {"lost": error.message}
+        return order, {"won": (changed or one.arguments)["amount"]}
+
+    decided = dict(await asyncio.gather(*map(decide, waiting)))
+    done = asyncio.get_running_loop().time()
+    print(json.dumps({"decided": decided, "inbox_s": found - began, "decide_s": done - found}), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run({"worker": worker, "approver": approver}[sys.argv[1]](*sys.argv[2:]))
+    sys.stdout.flush()
+    os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)
