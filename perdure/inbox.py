@@ -20,6 +20,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from .answering import answer
+from .decided import decision_of
 from .errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.client")
 
-_AT_ONCE = 20
-"""Runs that are asked at once what waits in them."""
+_AT_ONCE = 5
+"""Runs that are asked at once what waits in them. More are no quicker where the worker has to load them."""
 _ENDED = "AcceptedUpdateCompletedWorkflow"
 
 
@@ -281,12 +282,14 @@ def _last(status: Status) -> str:
 async def _too_late(run: Run, said: ApprovalDecision) -> DecidedApproval:
     """The run has ended. What the same decision came to before; else raises who had decided, where its workflow can
     still say so."""
-    try:
-        status = Status.model_validate(await run.query("status"))
-    except (RPCError, WorkflowQueryFailedError, PerdureError):
-        raise closed_error(run.id) from None
     call_id = said.call_id
-    past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
+    past = await decision_of(run, call_id)
+    if past is None:  # nobody sent it to the last execution: it ran out, or continued as new
+        try:
+            status = Status.model_validate(await run.query("status"))
+        except (RPCError, WorkflowQueryFailedError, PerdureError):
+            raise closed_error(run.id) from None
+        past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
     if past is None:
         raise closed_error(run.id)
     if repeats(said, past):
