@@ -120,7 +120,7 @@ def _parked(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
         ("worker's memory before / with them / after", "{before_kb} / {after_kb} / {end_kb} KB"),
         ("memory per parked run", "{kb_per_run:.1f} KB"),
         ("started and waiting", "{park_s:.1f} s"),
-        ("inbox of all, for two approvers at once", "{inbox_s:.1f} s"),
+        ("inbox of all, for one approver", "{inbox_s:.1f} s"),
         ("approved by two who race, each call", "{burst_s:.1f} s"),
         ("until all had ended", "{done_s:.1f} s"),
     ):
