@@ -27,6 +27,7 @@ from tests.replay import (  # noqa: F401 - their scenarios too
     hooks,
     indexing,
     limits,
+    questions,
     remote,
     schedules,
     sessions,

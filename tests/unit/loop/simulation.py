@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from perdure import loop
 from perdure.loop import background
@@ -10,6 +11,7 @@ from perdure.loop.finish import REMINDER_ID
 from perdure.types.background import AsCollect, AsTell
 from perdure.types.branch import BranchAsked
 from perdure.types.interface import Response
+from perdure.types.question import AsCallback, Question
 from perdure.types.state import PendingCall, RunState
 from perdure.types.wire import (
     Answered,
@@ -32,7 +34,7 @@ class Simulation:
         self.state = state
         self.flying: loop.CallModel | loop.RunCalls | loop.RunBranches | loop.Close | loop.StopChildren | None = None
         self.plain: set[str] = set()
-        """Calls about subagents in background: their results are texts."""
+        """Calls about subagents in background, and those that a client has answered: their results are texts."""
         self.running: list[int] = []
         self.transcript: list[tuple[str, str]] = []
         self.accepted: list[str] = []
@@ -83,8 +85,8 @@ class Simulation:
                 assert calls
                 assert not any(isinstance(one.call.disposition, AsCollect) for one in calls), "nothing is to be run"
                 self.running = [pending.op for pending in calls]
-                for op in self.running:
-                    self._spend(op)
+                for pending in calls:
+                    self._begin(pending)
                 self.flying = step
             case loop.StopChildren():
                 assert any(row.runs for row in self.state.background)
@@ -107,8 +109,8 @@ class Simulation:
                 pass
         return step
 
-    def _spend(self, op: int, *, keep: bool = False) -> None:
-        assert op not in self.spent, f"operation {op} is used again"
+    def _spend(self, op: int, *, keep: bool = False, again: bool = False) -> None:
+        assert again == (op in self.spent), f"operation {op} is used {'for the first time' if again else 'again'}"
         if not keep:  # a model call that pauses the run is the same operation when it is tried again
             self.spent.add(op)
 
@@ -213,13 +215,34 @@ class Simulation:
     def join(self) -> None:
         """What was decided meanwhile begins beside the calls in flight."""
         for pending in loop.joining(self.state, set(self.running)):
-            self._spend(pending.op)
+            self._begin(pending)
             self.running.append(pending.op)
+
+    def _begin(self, pending: PendingCall) -> None:
+        """A call that was answered is run again: the same operation, and another effect."""
+        how = pending.call.disposition
+        assert not isinstance(how, AsCallback), "nothing is to be run"
+        self._spend(pending.op, again=bool(pending.answers))
+
+    def ask(self, index: int) -> None:
+        """One of the calls in flight comes back with a question."""
+        op = self.running.pop(index)
+        loop.ask_person(self.state, op, Question(text="Sure?", form={"type": "boolean"}), self.now)
+        if not self.running:
+            self.flying = None
+
+    def answer(self, *, declined: bool) -> None:
+        """Somebody answers the first call that waits for it."""
+        waits = next(one for one in loop.status(self.state).approvals if one.kind != "approval")
+        said: dict[str, Any] = {"error": "no"} if declined else {"value": True}
+        loop.answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said}, self.now)
+        if waits.kind == "callback" and not declined:
+            self.plain.add(waits.call_id)
 
     def approval(self, decision: str) -> None:
         """Somebody decides on the first call that still waits; ``"always"`` approves all of its tool."""
         loop.ask(self.state, self.now)
-        waits = loop.status(self.state).approvals
+        waits = [one for one in loop.status(self.state).approvals if one.kind == "approval"]
         if not waits:
             return
         always = {"always": True} if decision == "always" else {}
@@ -231,7 +254,8 @@ class Simulation:
         if decision != "approve":
             assert bool(self.state.standing) == (decision == "always")
         if always:
-            assert not loop.status(self.state).approvals, "all are of this tool"
+            left = [one for one in loop.status(self.state).approvals if one.kind == "approval"]
+            assert not left, "all are of this tool"
 
     def later(self, seconds: float) -> None:
         """Time goes by; what is due is looked for beside the calls in flight."""

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from perdure import loop
 from perdure.types.approval import Asks
 from perdure.types.background import AsCollect, AsTell
+from perdure.types.question import AsCallback
 from perdure.types.wire import (
     AgentLimits,
     Answered,
@@ -35,12 +36,14 @@ DISPOSITIONS = st.sampled_from(
         Inline(key="k", content="42"),
         Inline(key="k", content="no", is_error=True),
         AsSubagent(agent="b", message="go"),
+        AsCallback(),
         AsSubagent(agent="b", message="go", background=2),
         AsCollect(handle="b1"),
         AsCollect(handle="b2", wait=False),
         AsTell(handle="b1", message="more"),
     ]
 )
+ASKED = AsActivity | AsSubagent | AsCallback
 LIMITS = st.builds(
     AgentLimits,
     max_iterations=st.integers(1, 4),
@@ -62,6 +65,10 @@ IDS = st.sampled_from([None, None, "m1", "m2", "m3", ""])
 
 def flying(kind):
     return precondition(lambda self: isinstance(self.run.flying, kind))
+
+
+def _waits(run, *kinds):
+    return any(one.kind in kinds for one in loop.status(run.state).approvals)
 
 
 alive = precondition(lambda self: self.run.ended is None)
@@ -127,7 +134,7 @@ class Loop(RuleBasedStateMachine):
                 id=f"c{self.run.replies}-{n}",
                 name="look",
                 disposition=how,
-                approval=asks.get(n) if isinstance(how, AsActivity | AsSubagent) else None,
+                approval=asks.get(n) if isinstance(how, ASKED) else None,
             )
             for n, how in enumerate(dispositions)
         ]
@@ -164,7 +171,18 @@ class Loop(RuleBasedStateMachine):
     def join(self):
         self.run.join()
 
-    @precondition(lambda self: self.run.ended is None and loop.status(self.run.state).approvals)
+    @flying(loop.RunCalls)
+    @rule(data=st.data())
+    def ask(self, data):
+        self.run.ask(data.draw(st.integers(0, len(self.run.running) - 1)))
+
+    @precondition(lambda self: self.run.ended is None and _waits(self.run, "question", "callback"))
+    @rule(declined=st.booleans())
+    def answer(self, declined):
+        if not self.run.state.cancelled and self.run.state.turn.failure is None:
+            self.run.answer(declined=declined)
+
+    @precondition(lambda self: self.run.ended is None and _waits(self.run, "approval"))
     @rule(decision=st.sampled_from(["approve", "deny", "always"]))
     def decided(self, decision):
         if not self.run.state.cancelled and self.run.state.turn.failure is None:
@@ -284,8 +302,10 @@ class Loop(RuleBasedStateMachine):
                 run.children_stopped()
             case None:
                 step = run.advance()
-                if isinstance(step, loop.Wait) and step.until == "approval":
+                if isinstance(step, loop.Wait) and step.until == "approval" and _waits(run, "approval"):
                     run.approval("approve")
+                elif isinstance(step, loop.Wait) and step.until == "approval":
+                    run.answer(declined=False)
                 elif step == loop.Wait("child"):
                     run.child_ends(next(n for n, row in enumerate(run.state.background) if row.runs), "completed")
                 elif isinstance(step, loop.Wait):

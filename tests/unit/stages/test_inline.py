@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.ports import ToolCall
+from perdure.ports import MemoryWrite, ToolCall
 from perdure.stages import InlineStage, JournalStage, compose_tool
 from perdure.stages.inline import BUDGET
 from perdure.stages.keys import tool_key
 from perdure.testing.store import MemoryStore
+from perdure.types.question import Question
 from perdure.types.wire import OUTPUT_BYTES, AsActivity, Call, Inline, ToolInput, ToolOutput
 from tests.unit.loop.build import opened
 from tests.unit.stages.build import FACTS, Inner, inline, model_call, reply, tool_call
@@ -167,3 +168,25 @@ async def test_a_reply_that_was_to_finish_runs_nothing() -> None:
 async def test_a_tool_activity_is_passed_on() -> None:
     inner = Inner("42")
     assert (await InlineStage(Inner("never")).tool(tool_call(), inner)).content == "42"
+
+
+async def test_one_that_asks_becomes_a_call_that_finds_its_question(store: MemoryStore) -> None:
+    ran: list[str] = []
+
+    async def asks(call: ToolCall) -> ToolOutput:
+        ran.append(call.key)
+        call.kept.append(MemoryWrite("n", "k", b"1"))
+        return ToolOutput(key=call.key, status="asking", question=Question(text="Sure?"))
+
+    stage = InlineStage(through(store, asks))
+    answer = await stage.model(model_call(op=5), Inner(reply("", inline("c1"))))
+    (how,) = (call.disposition for call in answer.output.calls)
+    assert isinstance(how, AsActivity)
+    assert not how.inline
+
+    state = opened(agent="a")
+    state.op = 5
+    loop.apply_model(state, loop.CallModel((), 0), answer.output)
+    output = await through(store, asks)(as_activity(state.calls[0]))
+    assert (output.status, output.question, len(ran)) == ("asking", Question(text="Sure?"), 1)
+    assert await store.recall("n", "k") is None

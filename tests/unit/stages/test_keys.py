@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure.stages.keys import model_key, tool_key
+from perdure.stages.keys import call_key, model_key, tool_key
 from perdure.types.messages import BlobRef
+from perdure.types.question import Answer
 from perdure.types.wire import Closing, ModelInput, NewMessage, NewResult, ToolInput
 from tests.unit.stages.build import FACTS
 
@@ -67,6 +68,7 @@ def test_what_makes_another_model_call(change: dict[str, Any]) -> None:
         {"name": "refund"},
         {"arguments": {"b": 1.5, "a": "e"}},
         {"arguments": {}},
+        {"answers": (Answer(),)},
     ],
     ids=str,
 )
@@ -90,3 +92,9 @@ def test_the_order_of_arguments_does_not_count() -> None:
 def test_a_model_and_a_tool_call_of_one_number_are_apart() -> None:
     assert len(set(keys().values())) == 4
     assert all(len(bytes.fromhex(key)) == hashlib.sha256().digest_size for key in keys().values())
+
+
+def test_a_call_is_one_call_however_often_it_asks() -> None:
+    asked = [ToolInput(**{**TOOL, "answers": (Answer(value=1),) * count}) for count in range(3)]
+    assert len({tool_key(one) for one in asked}) == 3
+    assert {call_key(one) for one in asked} == {tool_key(ToolInput(**TOOL))}
