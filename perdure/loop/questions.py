@@ -16,7 +16,7 @@ from ..types.interface import NESTED, too_deep
 from ..types.messages import clean
 from ..types.question import ANSWER_BYTES, ANSWERS_BYTES, Answer, AsCallback, CallAnswer, Question
 from ..types.state import DECIDED, PendingCall, RunState
-from ..types.wire import REMOTE_BYTES, NewResult
+from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect, end_at_limit
 from .asking import asks, expects
 from .remote import TOGETHER_BYTES
@@ -25,10 +25,18 @@ from .sizes import size
 
 def ask_person(state: RunState, op: int, question: Question, now: datetime) -> None:
     """The tool of the call of operation ``op`` asks; the call is run again when somebody has answered."""
+    open_now = sum(size(one.question.model_dump()) for one in state.calls if one.question is not None)
     for pending in state.calls:
-        if pending.op == op and pending.result is None:
+        if pending.op != op or pending.result is not None:
+            continue
+        if open_now + size(question.model_dump()) > OUTPUT_BYTES:  # ``status`` could not be told any more
+            text = f"ToolError: {pending.call.name} asks, and too much is asked at once: call it again later"
+            pending.result = _result(pending, text, is_error=True)
+        else:
             pending.question, pending.expects = question, None
     note(state, now)
+    collect(state)
+    end_at_limit(state)
 
 
 def note(state: RunState, now: datetime) -> None:
@@ -94,7 +102,8 @@ def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     else:
         text = error if error is not None else None if said.blob else _text(said.value)
         result = _result(pending, text, is_error=error is not None)
-        pending.result = result.model_copy(update={"blob": said.blob, "answered_by": by, "decided": pending.decided})
+        said_by = {"answered_by": by or "", "decided": pending.decided}
+        pending.result = result.model_copy(update={"blob": said.blob, **said_by})
     past = _remember(state, pending, "answered", now, by=by, comment=error, hash=answer_hash(said))
     collect(state)
     end_at_limit(state)

@@ -235,7 +235,7 @@ def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
                     content=item.text or "",
                     blob=item.blob,
                     is_error=item.is_error,
-                    answered_by=item.answered_by,
+                    answered_by=item.answered_by or None,
                 )
                 yield NewEvent(result, key=_result_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:

@@ -155,7 +155,7 @@ class TranscriptStage:
             name=item.name,
             content=item.text or "",
             is_error=item.is_error,
-            answered_by=item.answered_by,
+            answered_by=item.answered_by or None,
         )
         if item.key is None and item.blob is None:
             return said
@@ -165,8 +165,8 @@ class TranscriptStage:
             assert item.key is not None, "a result is somewhere"
             return said.model_copy(update=await self._outcome(item, item.key, recorded))
         except TranscriptCorruptedError as error:
-            if not ending:
-                raise
+            if not ending and not (item.blob is not None and item.answered_by is not None):
+                raise  # what a client has named, and nobody has, is for the model to hear of: nothing is lost
             text = f"[the result could not be read: {error.message}]"
             return said.model_copy(update={"content": text, "is_error": True})
 
@@ -257,16 +257,17 @@ def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
     left = far = OUTPUT_BYTES
     for call in calls:
         size = len(json.dumps(call.arguments))
-        if isinstance(call.disposition, AsRemote | AsCallback):
+        if isinstance(how := call.disposition, AsRemote | AsCallback):
+            size += len(how.model_dump_json()) if isinstance(how, AsCallback) else 0
             if size > min(REMOTE_BYTES, far):
-                whose = "remote" if isinstance(call.disposition, AsRemote) else "callback"
+                whose = "remote" if isinstance(how, AsRemote) else "callback"
                 text = f"not run: its arguments have {size:,} bytes; a {whose} tool takes up to {REMOTE_BYTES:,}"
                 call = call.model_copy(update={"arguments": None, "disposition": Refused(text=text)})
             else:
                 far -= size
         elif size > INLINE_BYTES or size > left:
             call = call.model_copy(update={"arguments": None})
-            if isinstance(how := call.disposition, AsSubagent | AsTell):
+            if isinstance(how, AsSubagent | AsTell):
                 blobs.append(Blob.of(how.message))
                 how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
                 call = call.model_copy(update={"disposition": how})

@@ -20,7 +20,7 @@ from perdure.tools.tool import NeedsApproval, Tool
 from perdure.types.duration import seconds
 from perdure.types.form import misfit
 from perdure.types.messages import clean
-from perdure.types.question import AsCallback
+from perdure.types.question import ERROR_CHARS, AsCallback
 
 
 class CallbackTool(Tool):
@@ -46,7 +46,7 @@ class CallbackTool(Tool):
         self.form = _form(name, output)
         """JSON Schema of the result; None takes anything."""
         self.expires = _expires(name, expires)
-        self.on_expiry = None if on_expiry is None else clean(on_expiry)
+        self.on_expiry = None if on_expiry is None else _said(name, on_expiry)
         self.spec = ToolSpec(self.name, self.description, self.parameters)
         seen = json.dumps([self.name, self.description, self.parameters, self.form, "callback"], sort_keys=True)
         self.definition = hashlib.sha256(seen.encode()).hexdigest()[:16]
@@ -167,3 +167,9 @@ def _expires(name: str, given: Any) -> float | None:
         return None if given is None else seconds(given)
     except ValueError as error:
         raise DefinitionError(f"callback tool {name!r}: expires: {error}") from None
+
+
+def _said(name: str, given: Any) -> str:
+    if not isinstance(given, str) or len(given) > ERROR_CHARS:
+        raise DefinitionError(f"callback tool {name!r}: on_expiry is a text of at most {ERROR_CHARS:,} characters")
+    return clean(given)

@@ -61,7 +61,7 @@ class NewResult(Data):
     decided: Decided | None = Field(default=None, exclude_if=operator.not_)
     """Of a call that was denied, or that nobody approved in time: who, and when. Of a callback: who approved it."""
     answered_by: str | None = None
-    """Of a callback: who gave the result."""
+    """Of a callback: who gave the result; empty where nobody said. ``blob`` is then what a client has named."""
 
 
 New = Annotated[NewMessage | NewResult, Field(discriminator="kind")]

@@ -175,6 +175,18 @@ def test_all_answers_of_a_call_have_a_size_together() -> None:
     answer(state, error="there is no room")
 
 
+def test_what_is_asked_at_once_has_a_size() -> None:
+    form = {"description": "x" * 16_000}
+    state = asked(*(call(f"c{n}") for n in range(40)))
+    for pending in list(state.calls):
+        loop.ask_person(state, pending.op, Question(text="?", form=form), NOW)
+    waits = loop.status(state).approvals
+    assert len(waits) == 32
+    results = [one.result for one in state.calls if one.result is not None]
+    assert all(isinstance(one, NewResult) and "too much is asked at once" in str(one.text) for one in results)
+    assert len(results) == 8
+
+
 def test_results_of_callbacks_have_a_size_alone_and_together() -> None:
     state = asked(*(handed(f"c{n}") for n in range(6)))
     with pytest.raises(InvalidInputError, match=f"may have {REMOTE_BYTES:,}"):
