@@ -71,7 +71,7 @@ async def asked(run: Run, count: int = 1, question: str | None = None) -> list[P
         fits = len(found) == count and (question is None or found[0].question == question)
         return found if fits else []
 
-    return await eventually(there, deadline=20, what=f"{count} questions")
+    return await eventually(there, deadline=45, what=f"{count} questions")
 
 
 async def told(run: Run) -> list[str]:
