@@ -46,8 +46,8 @@ _FIRST = timedelta(seconds=2)
 """After about so much of it the worker is asked again. Of two queries at once for a run that it has to load, while
 others push runs out of its cache, neither may ever be answered (measured: two inboxes over 200 runs, some of each 100).
 """
-NO_ANSWER = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
-"""How a query fails that no worker has answered in time."""
+NO_ANSWER = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION)
+"""How a query fails that no worker has answered in time; the last: none has polled lately, which a busy one has not."""
 _RPC = timedelta(seconds=5)
 """How long the server is given for what it answers by itself, before it counts as unreachable."""
 
