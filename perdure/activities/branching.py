@@ -15,6 +15,7 @@ from ..hooks.files import by_reference
 from ..hooks.step import Step
 from ..loop.edited import taken_over, unsound
 from ..loop.finish import REMINDER_ID
+from ..loop.sizes import OVERRIDE_BYTES, size
 from ..overriding import overridden
 from ..ports import Blob, Fork, ModelCall, ModelReply
 from ..tools.subagent import agent_name
@@ -57,7 +58,7 @@ class Branching:
 
     def begin(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
         """``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
-        found = self._agents.get(agent_name(agent))
+        found = self._agents.get(_name(agent))
         if messages not in get_args(Messages):
             raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
         models = self._models(found, model)
@@ -93,10 +94,13 @@ class Branching:
             )
 
     def _models(self, agent: Agent, model: Any) -> tuple[str, ...]:
-        models = () if model is None else (model,) if isinstance(model, str) else tuple(model)
-        if models:
-            overridden(agent, {"model": list(models)})  # what is wrong with them is said now
-        return models
+        if model is None:
+            return ()
+        given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
+        if (found := size(given) if isinstance(given, str | list) else 0) > OVERRIDE_BYTES:
+            raise DefinitionError(f"step.branch(model=…) has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}")
+        overridden(agent, {"model": given})  # what else is wrong with it is said now
+        return (given,) if isinstance(given, str) else tuple(given)
 
     def _fork(self, step: Step, text: str | None) -> tuple[Fork | None, list[Blob]]:
         """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
@@ -120,8 +124,9 @@ class Branching:
         """Without the engine's order to finish, which is for the agent of the run alone."""
         if self._call.input.purpose != "force_finish":
             return list(messages)
-        orders = [one for one in self._call.fresh if one.id == REMINDER_ID]
-        return [message for message in messages if not any(message is one for one in orders)]
+        # Behind a reply without an answer there is a reminder too, under the same id: without it the reply came last.
+        order = next((one for one in reversed(self._call.fresh) if one.id == REMINDER_ID), None)
+        return [message for message in messages if message is not order]
 
     def _answer(self, outcome: BranchOutcome) -> Any:
         """The answer of a branch that has ended. Raises ``BranchError``."""
@@ -140,6 +145,16 @@ class Branching:
             return kind.load(plain_output(outcome.content))
         except PerdureError as error:
             raise BranchError(f"{what}: {error}") from error
+
+
+def _name(agent: Any) -> str:
+    try:
+        return agent_name(agent)
+    except DefinitionError:
+        raise DefinitionError(
+            f"step.branch asks an Agent, or the name of one, not {agent!r:.100}",
+            hint='For instance await step.branch("critic", "Is this enough?").',
+        ) from None
 
 
 def _said(agent: Agent, message: Any) -> tuple[str | None, bool]:

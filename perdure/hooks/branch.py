@@ -171,12 +171,13 @@ class Branches:
         self.new.clear()
 
     def check(self) -> None:
-        """Raise ``DefinitionError`` for a branch that was begun, and nobody waited for."""
-        forgotten = [branch for branch in self.new if not branch.awaited]
-        if forgotten and not self.left:
+        """Raise ``DefinitionError`` for a branch that was begun, and nobody waited for; or not until it was left, as
+        with a timeout of its own or a task left behind: the step would go on as if nothing had been asked."""
+        if self.new and not self.left:
             raise DefinitionError(
-                f"the policy began the branch {forgotten[0].asked.said} and did not wait for its answer",
-                hint="Write await step.branch(…), or in a plain def step.branch(…).result().",
+                f"the policy began the branch {self.new[0].asked.said} and did not wait for its answer",
+                hint="Write await step.branch(…), without a timeout around it, or in a plain def "
+                "step.branch(…).result().",
             )
 
     def _in_thread(self, fn: Callable[..., Any], *args: Any) -> Any:

@@ -245,6 +245,19 @@ async def test_the_order_to_finish_is_for_the_agent_of_the_run(engine: Engine) -
     assert (response.content, response.finish_reason, len(users(response.messages))) == ("Over.", "limit", 3)
 
 
+async def test_a_reply_without_an_answer_keeps_the_reminder_behind_it(engine: Engine) -> None:
+    @hook("on_iteration")
+    async def ask(step: Step) -> None:
+        if step.forced:
+            await step.branch("echo")
+
+    other = echo()
+    replies = ["Hm.", finish(content="Done.")]
+    await answer(engine, boss(ask, replies=replies, finish="tool", max_iterations=1), other)
+    (asked,) = requests(other)
+    assert [message.role for message in asked.messages] == ["user", "assistant", "user"], "a reply is not answered"
+
+
 # --- what goes wrong
 
 
@@ -342,6 +355,18 @@ async def _model(step: Step) -> None:
     await step.branch("echo", "a", model="nobody:tiny")
 
 
+async def _number(step: Step) -> None:
+    await step.branch("echo", "a", model=5)  # type: ignore[arg-type]  # a mistake
+
+
+async def _long(step: Step) -> None:
+    await step.branch("echo", "a", model=f"openai:{'x' * 300_000}")
+
+
+async def _nobody(step: Step) -> None:
+    await step.branch(5, "a")
+
+
 async def _edited(step: Step) -> None:
     del step.messages[-1]
     await step.branch("echo")
@@ -363,6 +388,7 @@ def _other_plain(step: Step) -> None:
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
+        (_nobody, "DefinitionError: step.branch asks an Agent, or the name of one, not 5"),
         (_unknown, r"AgentNotFoundError: no agent 'nobody' on this worker \(it serves: boss, echo\)"),
         (_many, "DefinitionError: a step may have 10 branches"),
         (_forgotten, "DefinitionError: the policy began the branch 'echo: a' and did not wait"),
@@ -371,6 +397,8 @@ def _other_plain(step: Step) -> None:
         (_empty, "DefinitionError: a branch to agent 'echo' is given text, not ''"),
         (_some, 'is "all" or "none", not \'some\''),
         (_model, "nobody"),
+        (_number, r"DefinitionError: the override of agent 'echo': model: [\s\S]*the name of a model"),
+        (_long, r"DefinitionError: step.branch\(model=…\) has 300,\d+ bytes as JSON and may have 131,072"),
         (_edited, "cannot be sent to another agent"),
         (_other, "asks for the branch 'echo: number 2', where it asked for 'echo: number 1' when it ran before"),
         (_other_plain, "asks for the branch 'echo: number 2', where it asked for 'echo: number 1' when it ran before"),

@@ -186,3 +186,29 @@ async def test_one_that_nobody_waits_for_is_a_mistake() -> None:
     await ran(branches, policy)
     with pytest.raises(DefinitionError, match="began the branch 'a' and did not wait"):
         branches.check()
+
+
+async def test_one_that_nobody_waits_for_long_enough_is_a_mistake() -> None:
+    async def timed(ask: Any) -> Any:
+        try:
+            return await asyncio.wait_for(_await(ask("a")), 0)
+        except TimeoutError:
+            return "late"
+
+    async def behind(ask: Any) -> Any:
+        tasks.append(asyncio.ensure_future(_await(ask("a"))))
+        await asyncio.sleep(0)
+        return "gone on"
+
+    async def begun(ask: Any) -> Any:
+        waiting = asyncio.ensure_future(_await(ask("a")))
+        await asyncio.wait([waiting], timeout=0)
+        waiting.cancel()
+        return "gone on"
+
+    tasks: list[asyncio.Future[Any]] = []
+    for policy, came in ((timed, "late"), (behind, "gone on"), (begun, "gone on")):
+        branches = Branches((), lambda outcome: outcome.agent)
+        assert await ran(branches, policy) == came
+        with pytest.raises(DefinitionError, match="began the branch 'a' and did not wait"):
+            branches.check()
