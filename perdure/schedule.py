@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -21,7 +22,8 @@ from .errors import InvalidInputError, PerdureError, ScheduleNotFoundError
 from .runs import RunSummary, runs_of_schedule
 from .timetable import when
 from .translate import translated
-from .types.interface import WORKFLOW
+from .types.interface import WORKFLOW, too_deep
+from .types.messages import clean
 
 if TYPE_CHECKING:
     from .client import Client
@@ -45,7 +47,7 @@ class ScheduleStatus:
 
     id: str
     agent: str
-    """"" where this client cannot read what the schedule starts (another codec)."""
+    """"" where this client cannot read what the schedule starts (another codec), or it is no start of a run."""
     when: tuple[str, ...]
     """Cron expressions and intervals, as Temporal keeps them: ``("0 7 * * 1-5", "every 1h")``."""
     timezone: str | None
@@ -112,7 +114,7 @@ class Schedule:
 
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
         """Begin the runs that were due after ``start`` and up to ``end``, as if it were then; both with a time zone."""
-        if start.tzinfo is None or end.tzinfo is None:
+        if not all(isinstance(one, datetime) and one.tzinfo is not None for one in (start, end)):
             raise InvalidInputError(
                 "a backfill wants times with a time zone", hint="For instance datetime(2026, 1, 1, tzinfo=UTC)."
             )
@@ -137,7 +139,7 @@ class Schedule:
             raise self._translated(error) from error
 
     def _note(self, verb: str, note: str | None, by: str | None) -> str:
-        return f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}"
+        return clean(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
 
     def _translated(self, error: RPCError) -> PerdureError:
         return schedule_error(self.client.temporal, self.id, error)
@@ -148,6 +150,13 @@ def policy(overlap: str) -> ScheduleOverlapPolicy:
     if overlap not in get_args(Overlap):
         raise InvalidInputError(f"overlap is one of {', '.join(get_args(Overlap))}, not {overlap!r:.100}")
     return ScheduleOverlapPolicy[overlap.upper()]
+
+
+def checked_note(note: str | None) -> str | None:
+    """As it can be kept. Raises ``InvalidInputError``."""
+    if note is not None and not isinstance(note, str):
+        raise InvalidInputError(f"a schedule's note is text, not {note!r:.100}")
+    return None if note is None else clean(note)
 
 
 def schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
@@ -202,4 +211,8 @@ async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[st
         found = await temporal.data_converter.decode(list(action.args))
     except Exception:  # somebody else's codec wrote it
         return {}
-    return found[0] if found and isinstance(found[0], dict) else {}
+    start = found[0] if found else None
+    if not isinstance(start, dict) or any(map(too_deep, start.values())):  # no run would begin with it
+        return {}
+    read: dict[str, Any] = json.loads(clean(json.dumps(start, ensure_ascii=False)))
+    return read

@@ -14,12 +14,13 @@ from temporalio.service import RPCError
 
 from .errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
 from .options import scheduled
-from .schedule import Overlap, Schedule, ScheduleStatus, policy, schedule_error
+from .schedule import Overlap, Schedule, ScheduleStatus, checked_note, is_ours, policy, schedule_error
 from .sealing import Auth, sealed
-from .starting import ID_BYTES, History, checked_id, checked_input, start_input
+from .starting import ID_BYTES, History, checked_input, start_input
 from .timetable import timetable
 from .types.files import Asked
 from .types.interface import WORKFLOW, Mode, Override
+from .types.messages import clean
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -70,6 +71,7 @@ class Scheduling:
         """
         client = cast("Client", self)
         _check(id, message, auth_context, if_exists)
+        note, paused = checked_note(note), _checked_paused(paused)
         spec, policies = timetable(cron, every, timezone), api.SchedulePolicy(overlap=policy(overlap))
         start = await start_input(
             client,
@@ -100,26 +102,31 @@ class Scheduling:
     async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
         """The schedules that start agents, or ``agent``, by their ids; a new one is among them after a moment."""
         found: list[ScheduleStatus] = []
-        one_of = asyncio.Semaphore(_AT_ONCE)
+        one_of, each = asyncio.Semaphore(_AT_ONCE), max(1, limit)
 
         async def see(id: str) -> ScheduleStatus | None:
             async with one_of:
                 try:
                     return await self.get_schedule(id).describe()
-                except ScheduleNotFoundError:  # deleted meanwhile
+                except (ScheduleNotFoundError, InvalidInputError):  # deleted meanwhile, or somebody's own since
                     return None
 
-        try:
-            listed = [one async for one in await self.temporal.list_schedules()]
-        except RPCError as error:
-            raise schedule_error(self.temporal, "", error) from error
-        ours = sorted(one.id for one in listed if _starts(one) == WORKFLOW)
-        for at in range(0, len(ours), limit):
-            seen = await asyncio.gather(*map(see, ours[at : at + limit]))
-            found += [one for one in seen if one is not None and agent in (None, one.agent)]
+        ours = await schedule_ids(self.temporal)
+        for at in range(0, len(ours), each):
             if len(found) >= limit:
                 break
-        return found[:limit]
+            seen = await asyncio.gather(*map(see, ours[at : at + each]))
+            found += [one for one in seen if one is not None and agent in (None, one.agent)]
+        return found[: max(0, limit)]
+
+
+async def schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
+    """Of all schedules that start agents, those that begin with ``prefix``, sorted."""
+    try:
+        listed = [one async for one in await temporal.list_schedules()]
+    except RPCError as error:
+        raise schedule_error(temporal, "", error) from error
+    return sorted(one.id for one in listed if _starts(one) == WORKFLOW and one.id.startswith(prefix))
 
 
 def _starts(listed: api.ScheduleListDescription) -> str | None:
@@ -129,7 +136,7 @@ def _starts(listed: api.ScheduleListDescription) -> str | None:
 
 def _check(id: str, message: Asked | None, auth_context: Auth | None, if_exists: str) -> None:
     """Raises ``InvalidInputError``."""
-    if checked_id(id) is None or len(id.encode()) > SCHEDULE_ID_BYTES:
+    if not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > SCHEDULE_ID_BYTES:
         raise InvalidInputError(f"the id of a schedule is a text of 1 to {SCHEDULE_ID_BYTES} bytes, not {id!r:.100}")
     if message is None:
         raise InvalidInputError("a scheduled run needs a message: without one it would wait for somebody")
@@ -140,6 +147,12 @@ def _check(id: str, message: Asked | None, auth_context: Auth | None, if_exists:
         )
     if if_exists not in ("error", "replace"):
         raise InvalidInputError(f'if_exists is "error" or "replace", not {if_exists!r:.100}')
+
+
+def _checked_paused(paused: bool) -> bool:
+    if not isinstance(paused, bool):
+        raise InvalidInputError(f"paused is True or False, not {paused!r:.100}")
+    return paused
 
 
 async def _create(temporal: TemporalClient, id: str, wanted: api.Schedule, if_exists: str) -> api.ScheduleHandle:
@@ -155,6 +168,10 @@ async def _create(temporal: TemporalClient, id: str, wanted: api.Schedule, if_ex
         raise schedule_error(temporal, id, error) from error
 
     def renewed(given: api.ScheduleUpdateInput) -> api.ScheduleUpdate:
+        if not is_ours(given.description):
+            raise InvalidInputError(
+                f"schedule {id!r} starts no agent: it is somebody's own", hint="Give this one another id."
+            )
         before = given.description.schedule.state
         if not before.paused:
             return api.ScheduleUpdate(wanted)

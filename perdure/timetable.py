@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 from temporalio.client import ScheduleCalendarSpec, ScheduleIntervalSpec, ScheduleRange, ScheduleSpec
 
 from .errors import InvalidInputError
 from .types.duration import seconds
+from .types.messages import clean
 
 _EXAMPLE = 'For instance cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h".'
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -23,14 +25,16 @@ def timetable(
 
     Raises ``InvalidInputError``.
     """
-    listed = [cron] if isinstance(cron, str) else list(cron or ())
+    listed: list[Any] = list(cron) if isinstance(cron, list | tuple) else [] if cron is None else [cron]
     for one in listed:
-        if not isinstance(one, str) or not one.strip():
+        if not isinstance(one, str) or not one.strip() or one != clean(one):
             raise InvalidInputError(f"cron: {one!r:.100} is no cron expression", hint=_EXAMPLE)
     if not listed and every is None:
         raise InvalidInputError("a schedule needs cron or every: when is it due?", hint=_EXAMPLE)
     if timezone is not None and not listed:
         raise InvalidInputError("a time zone says what cron means, and there is none", hint=_EXAMPLE)
+    if timezone is not None and (not isinstance(timezone, str) or timezone != clean(timezone)):
+        raise InvalidInputError(f"{timezone!r:.100} is no time zone", hint=_EXAMPLE)
     intervals = [] if every is None else [ScheduleIntervalSpec(every=_interval(every))]
     return ScheduleSpec(cron_expressions=listed, intervals=intervals, time_zone_name=timezone)
 

@@ -188,11 +188,12 @@ async def _find(client: Client, prefix: str) -> Schedule:
     Raises ``ScheduleNotFoundError``; ``InvalidInputError`` when there are several, which it names.
     """
     from ..errors import InvalidInputError, ScheduleNotFoundError
+    from ..scheduling import schedule_ids
 
     try:
         await client.get_schedule(prefix).describe()
     except ScheduleNotFoundError:
-        ids = [one.id for one in await client.schedules() if one.id.startswith(prefix)]
+        ids = await schedule_ids(client.temporal, prefix)
         if not ids or not prefix:
             raise
         if len(ids) > 1:

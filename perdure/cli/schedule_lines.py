@@ -7,6 +7,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from .conversation import printable
+
 if TYPE_CHECKING:
     from ..schedule import ScheduleStatus
 
@@ -57,7 +59,8 @@ def due(status: ScheduleStatus) -> str:
 
 def table(found: Sequence[ScheduleStatus]) -> None:
     """A line each, under headings."""
-    rows = [("ID", "AGENT", "WHEN", "NEXT"), *((one.id, one.agent, _when(one), due(one)) for one in found)]
+    told = [tuple(map(printable, (one.id, one.agent, _when(one), due(one)))) for one in found]
+    rows = [("ID", "AGENT", "WHEN", "NEXT"), *told]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

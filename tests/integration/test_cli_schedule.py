@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from typing import Any
 
 import pytest
+from temporalio.client import Schedule as TemporalSchedule
+from temporalio.client import ScheduleActionStartWorkflow, ScheduleSpec
 
 from perdure import Agent
 from perdure.testing import ScriptedProvider
@@ -107,3 +111,56 @@ async def test_a_prefix_of_several(engine: Engine) -> None:
     assert (several.code, f"{name}-a, {name}-b" in several.err) == (2, True)
     for one in made:
         await one.delete()
+
+
+async def test_a_prefix_is_found_among_more_than_are_listed(engine: Engine) -> None:
+    cli, name = cli_of(engine), f"zz-{uuid.uuid4().hex[:8]}"
+    client = await engine.client()
+    made = await asyncio.gather(
+        *(client.schedule("desk", "Go.", id=f"{name}-{one:03}", every="1d", paused=True) for one in range(101))
+    )
+
+    async def listed() -> bool:
+        ids = [one.id async for one in await client.temporal.list_schedules()]
+        return sum(one.startswith(name) for one in ids) == len(made)
+
+    await eventually(listed, what="all in the list")
+    shown = await cli("schedule", "show", f"{name}-10", "--json")
+    assert (shown.code, shown.json["id"]) == (0, f"{name}-100"), shown.err
+    await asyncio.gather(*(one.delete() for one in made))
+
+
+async def test_what_others_have_scheduled_is_shown_whatever_it_is(engine: Engine) -> None:
+    cli, name = cli_of(engine), f"odd-{uuid.uuid4().hex[:8]}"
+    client = await engine.client()
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    inputs: list[Any] = [
+        {"agent": "a\x1b[31m\nred", "message": "half a \ud83d"},
+        {"agent": "a", "message": {"input": deep}},
+        {"agent": 5, "message": [1]},
+        ["no object"],
+    ]
+    for place, given in enumerate(inputs):
+        action = ScheduleActionStartWorkflow("AgentWorkflow", given, id=name, task_queue="nobody")
+        await client.temporal.create_schedule(f"{name}-{place}", TemporalSchedule(action=action, spec=ScheduleSpec()))
+
+    async def listed() -> bool:
+        return len([one async for one in await client.temporal.list_schedules() if one.id.startswith(name)]) == 4
+
+    await eventually(listed, what="all in the list")
+    table = await cli("schedule", "list")
+    assert (table.code, "\x1b" in table.out) == (0, False), table.err
+    assert [line.split()[1:] for line in table.out.splitlines() if line.startswith(name)] == [
+        ["a", "[31m", "red", "never"],
+        ["never"],
+        ["5", "never"],
+        ["never"],
+    ]
+    told = {one["id"]: one["start"] for one in (await cli("schedule", "list", "--json")).json}
+    assert told[f"{name}-0"]["message"] == "half a \ufffd"
+    assert told[f"{name}-1"] == {}, "no run begins with what is nested so deep"
+    for place in range(len(inputs)):
+        assert (await cli("schedule", "show", f"{name}-{place}")).code == 0
+        await client.get_schedule(f"{name}-{place}").delete()

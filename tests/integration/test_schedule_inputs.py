@@ -85,8 +85,14 @@ async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine,
         ({"cron": YEARLY, "auth_ref": ""}, "auth_ref"),
         ({"cron": YEARLY, "if_exists": "attach"}, "if_exists"),
         ({"cron": YEARLY, "message": None}, "needs a message"),
+        ({"cron": 7}, "cron: 7 is no cron expression"),
+        ({"cron": YEARLY, "timezone": "\udcff"}, "is no time zone"),
+        ({"cron": YEARLY, "note": 7}, "note is text, not 7"),
+        ({"cron": YEARLY, "paused": "no"}, "paused is True or False, not 'no'"),
+        ({"cron": YEARLY, "id": 7}, "id of a schedule is a text of 1 to 900 bytes, not 7"),
+        ({"cron": YEARLY, "id": "\udcff"}, "id of a schedule is a text"),
         ({"cron": YEARLY, "id": "x" * 901}, "id of a schedule"),
-        ({"cron": YEARLY, "id": ""}, "id of a"),
+        ({"cron": YEARLY, "id": ""}, "id of a schedule"),
     ]
     for options, says in wrong:
         with pytest.raises(InvalidInputError, match=says):
@@ -95,6 +101,18 @@ async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine,
         await client.schedule(typed, "Go", id=name, cron=YEARLY, override={"tools": ["nothing"]})
     with pytest.raises(ScheduleNotFoundError, match=name):
         await client.get_schedule(name).describe()
+
+
+async def test_notes_and_times_of_any_kind(engine: Engine, name: str) -> None:
+    client = await engine.client()
+    made = await client.schedule("desk", "Go", id=name, cron=YEARLY, note="half a \ud83d")
+    assert (await made.describe()).note == "half a \ufffd"
+    await made.pause(note="\udcff", by="a\ud800")
+    assert (await made.describe()).note == "paused by a\ufffd: \ufffd"
+    with pytest.raises(InvalidInputError, match="times with a time zone"):
+        await made.backfill("2026-01-01", datetime(2026, 1, 2, tzinfo=UTC))  # type: ignore[arg-type]  # a mistake
+    assert await client.schedules(limit=0) == []
+    await made.delete()
 
 
 async def test_a_schedule_that_is_not_there(engine: Engine, name: str) -> None:

@@ -259,5 +259,10 @@ async def test_schedules_are_listed_and_those_of_others_are_not(engine: Engine, 
     assert own.id not in [one.id for one in await client.schedules()]
     with pytest.raises(InvalidInputError, match="starts no agent"):
         await client.get_schedule(own.id).describe()
+    with pytest.raises(InvalidInputError, match="somebody's own"):
+        await client.schedule(agent, "Go", id=own.id, every="1h", if_exists="replace")
+    left = (await own.describe()).schedule.action
+    assert isinstance(left, ScheduleActionStartWorkflow)
+    assert left.workflow == "Own", "it is as it was"
     for schedule in (one, two, own):
         await schedule.delete()
