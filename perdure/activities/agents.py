@@ -97,8 +97,10 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
     for name, agent in agents.items():
         for subagent in map(_name, _called(agent)):
             if subagent not in below:
+                asked = any(subagent == _name(one) for hook in agent.hooks for one in hook.agents)
                 raise DefinitionError(
-                    f"agent {name!r} has a subagent {subagent!r}, which this worker does not serve",
+                    f"agent {name!r} has a {'hook that asks' if asked else 'subagent'} {subagent!r}, "
+                    "which this worker does not serve",
                     hint=f"Pass it to the worker too, or correct the name; it serves: {', '.join(sorted(below))}.",
                 )
     for name in below:

@@ -15,11 +15,11 @@ from ..hooks.files import by_reference
 from ..hooks.step import Step
 from ..loop.edited import taken_over, unsound
 from ..loop.finish import REMINDER_ID
-from ..loop.sizes import OVERRIDE_BYTES, size
+from ..loop.sizes import size
 from ..overriding import overridden
 from ..ports import Blob, Fork, ModelCall, ModelReply
 from ..tools.subagent import agent_name
-from ..types.branch import BRANCHES, SAID_CHARS, BranchAsked, BranchOutcome
+from ..types.branch import BRANCHES, MODEL_BYTES, SAID_CHARS, BranchAsked, BranchOutcome
 from ..types.interface import plain_output
 from ..types.messages import Message, clean
 from ..types.wire import ModelOutput
@@ -97,9 +97,12 @@ class Branching:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        if (found := size(given) if isinstance(given, str | list) else 0) > OVERRIDE_BYTES:
-            raise DefinitionError(f"step.branch(model=…) has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}")
-        overridden(agent, {"model": given})  # what else is wrong with it is said now
+        overridden(agent, {"model": given})  # what is wrong with it is said now
+        if (found := size(given)) > MODEL_BYTES:
+            raise DefinitionError(
+                f"step.branch(model=…) has {found:,} bytes as JSON and may have {MODEL_BYTES:,}",
+                hint="Give the name of a model, or a short list of names.",
+            )
         return (given,) if isinstance(given, str) else tuple(given)
 
     def _fork(self, step: Step, text: str | None) -> tuple[Fork | None, list[Blob]]:

@@ -10,6 +10,8 @@ from .messages import BlobRef, Data
 
 BRANCHES = 10
 """Branches of one step, all rounds of its policy together: what they answer stands in one activity's input."""
+MODEL_BYTES = 4 * 1024
+"""Of the models that one branch is asked with: those of all branches stand in one activity's outcome."""
 SAID_CHARS = 100
 """Of what a branch was asked, as errors name it."""
 

@@ -23,7 +23,8 @@ class BranchStarted(Event):
 
 
 class BranchCompleted(Event):
-    """What a branch came to. It is said when all branches that the policy waits for have ended."""
+    """What a branch came to. It is said when all branches that the policy waits for have ended and the step is tried
+    again: of a step that is stopped before (interrupted, cancelled, at a limit) it is not said."""
 
     type: Literal["branch.completed"] = "branch.completed"
     iteration: int = 0

@@ -360,7 +360,7 @@ async def _number(step: Step) -> None:
 
 
 async def _long(step: Step) -> None:
-    await step.branch("echo", "a", model=f"openai:{'x' * 300_000}")
+    await step.branch("echo", "a", model=f"openai:{'x' * 5_000}")
 
 
 async def _nobody(step: Step) -> None:
@@ -398,7 +398,7 @@ def _other_plain(step: Step) -> None:
         (_some, 'is "all" or "none", not \'some\''),
         (_model, "nobody"),
         (_number, r"DefinitionError: the override of agent 'echo': model: [\s\S]*the name of a model"),
-        (_long, r"DefinitionError: step.branch\(model=…\) has 300,\d+ bytes as JSON and may have 131,072"),
+        (_long, r"DefinitionError: step.branch\(model=…\) has 5,\d+ bytes as JSON and may have 4,096"),
         (_edited, "cannot be sent to another agent"),
         (_other, "asks for the branch 'echo: number 2', where it asked for 'echo: number 1' when it ran before"),
         (_other_plain, "asks for the branch 'echo: number 2', where it asked for 'echo: number 1' when it ran before"),
