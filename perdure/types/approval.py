@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from .messages import Data
+from .messages import CALL_ID_CHARS, Data
 
 OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
@@ -117,7 +117,7 @@ class ApprovalDecision(Data):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    call_id: str = Field(min_length=1, max_length=500)
+    call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     decision: Literal["approve", "deny"]
     by: str | None = Field(default=None, max_length=200)
     """Who decides, as the sender says."""

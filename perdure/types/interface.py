@@ -20,7 +20,7 @@ from .background import BackgroundStatus
 from .bounds import Bounds, Count, LimitUse, RunLimits
 from .duration import Seconds
 from .lineage import Lineage
-from .messages import BlobRef, ContentPart, Data, FinishReason, Message, Usage
+from .messages import CALL_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
 
 WORKFLOW = "AgentWorkflow"
 Mode = Literal["run", "session"]
@@ -108,7 +108,7 @@ class Parent(Strict):
     """Whose call a subagent answers. A parent says it of its child; nobody else needs to."""
 
     context_id: str = Field(min_length=1, max_length=2000)
-    call_id: str = Field(max_length=2000)
+    call_id: str = Field(max_length=CALL_ID_CHARS)
     scope: str = Field(min_length=1, max_length=200)
     """The journal scope of the child: the key of the call."""
     depth: int = Field(ge=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .messages import Data
+from .messages import CALL_ID_CHARS, Data
 
 
 class PathStep(Data):
@@ -12,7 +12,7 @@ class PathStep(Data):
 
     agent: str = Field(max_length=200)
     """The agent that was called."""
-    call_id: str = Field(max_length=2000)
+    call_id: str = Field(max_length=CALL_ID_CHARS)
     task_id: str | None = Field(default=None, max_length=200)
     """The turn of the caller that made the call."""
 

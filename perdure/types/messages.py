@@ -74,6 +74,10 @@ class ThinkingPart(Data):
     opaque: dict[str, Any] | None = None
 
 
+CALL_ID_CHARS = 16 * 1024
+"""Of a call's id. Gateways put whole signatures into it; it stands in the input of what the call starts."""
+
+
 class ToolCallPart(Data):
     """A call that the model asked for."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from .messages import BlobRef, Data
+from .messages import CALL_ID_CHARS, BlobRef, Data
 
 QUESTION_CHARS = 4000
 """Of what a tool asks."""
@@ -63,7 +63,7 @@ class CallAnswer(Data):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    call_id: str = Field(min_length=1, max_length=500)
+    call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     value: Any = None
     """Plain JSON; null is an answer too."""
     error: str | None = Field(default=None, max_length=ERROR_CHARS)
