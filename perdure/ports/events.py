@@ -44,7 +44,8 @@ class Batch:
 
     The events of a run with a ``lineage`` take their numbers from the run at the top, and stand in its order; token,
     open deltas and keys are the run's own all the same. The first batch of a conversation says where its events stand
-    for good: later ones may leave the lineage out, and nothing moves to where another one says.
+    for good: later ones may leave the lineage out, and nothing moves to where another one says. A run that is begun
+    again under its id, by another call, says another ``path`` from then on, and events of before keep theirs.
     """
 
     context_id: str

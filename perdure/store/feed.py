@@ -21,11 +21,12 @@ from ..types.events import Span, event_body, lost, read_event
 from ..types.lineage import Lineage
 from .statement import ByKeys, Database, Statement, insert
 from .tables import events_table, feeds
+from .ways import Ways, first_way
 
 _STATE = ("seq", "token", "open", "first_delta")
 
 
-def _reserve(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str | None]]:
+def _reserve(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str | None, str | None]]:
     """Take numbers, and with them the row's lock until the transaction ends: their order is that of the commits.
 
     The row of a run whose numbers are another one's is locked, and none are taken.
@@ -34,7 +35,7 @@ def _reserve(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str 
     new_row: Insert = insert(dialect, feeds).on_conflict_do_update(
         index_elements=["context_id"], set_={"seq": feeds.c.seq + taken}
     )
-    return new_row.returning(*[feeds.c[name] for name in (*_STATE, "root")])
+    return new_row.returning(*[feeds.c[name] for name in (*_STATE, "root", "path")])
 
 
 _OF_STREAM = events_table.c.context_id == bindparam("stream")
@@ -60,6 +61,9 @@ SETTLE = Statement(
 SETTLE_SEQ = Statement(
     lambda _: sa.update(feeds).values(seq=bindparam("seq")).where(feeds.c.context_id == bindparam("of"))
 )
+SETTLE_PATH = Statement(
+    lambda _: sa.update(feeds).values(path=bindparam("new_path")).where(feeds.c.context_id == bindparam("of"))
+)
 INSERT_EVENT = Statement(lambda dialect: insert(dialect, events_table))
 KEYS = ByKeys(lambda keys: sa.select(events_table.c.key).where(_OF_STREAM, events_table.c.key.in_(keys)))
 DELTAS = _of_run(lambda whose, _: sa.select(events_table.c.seq).where(*_DELTAS, whose).order_by(events_table.c.seq))
@@ -79,6 +83,7 @@ class _Row(NamedTuple):
     open: int
     first_delta: int
     root: str | None
+    path: str | None
 
 
 @dataclass(slots=True)
@@ -97,6 +102,8 @@ class _Feed:
     """Number of the first delta that is neither complete nor retracted; 0 without."""
     first_delta: int
     """Number of the first delta in the table; 0 without."""
+    path: str | None
+    """The way down to it, as it is recorded (``Ways``)."""
 
     @property
     def child(self) -> str | None:
@@ -114,6 +121,7 @@ def append(database: Database, batch: Batch, now: str, *, recorded: bool = False
     if batch.token and batch.token < feed.token and not recorded:
         _settle(database, feed)
         return False
+    _come_by(database, feed, batch.lineage)
     if batch.token > feed.token:
         if feed.open and not (recorded and _ends_deltas(batch)):
             _write(database, feed, _lost(database, feed, now))
@@ -136,15 +144,20 @@ def _reserved(database: Database, batch: Batch) -> _Feed:
     if root is not None:
         seq = _reserve_row(database, root, "", count).seq
     reserved = seq, state.token, state.open, state.first_delta
-    return _Feed(batch.context_id, root or batch.context_id, reserved, seq - count, *reserved[1:])
+    return _Feed(batch.context_id, root or batch.context_id, reserved, seq - count, *reserved[1:], state.path)
+
+
+def _come_by(database: Database, feed: _Feed, lineage: Lineage | None) -> None:
+    """Note another way than the last one: who opens a conversation again may call under the same ids once more."""
+    if lineage is None or feed.child is None or lineage.root != feed.stream or first_way(lineage) == feed.path:
+        return
+    if (path := Ways(feed.path).then(lineage, feed.seq + 1)) is not None:
+        SETTLE_PATH.run(database, of=feed.context_id, new_path=path)
 
 
 def _reserve_row(database: Database, of: str, token: str, count: int, lineage: Lineage | None = None) -> _Row:
     """Of a new row all is as given; of one that is there only numbers are taken."""
-    path = None
-    if lineage is not None:
-        steps = [step.model_dump(exclude_none=True) for step in lineage.path]
-        path = json.dumps(steps, ensure_ascii=False)
+    path = None if lineage is None else first_way(lineage)
     root = None if lineage is None else lineage.root
     row = {"context_id": of, "seq": count if root is None else 0, "token": token, "open": 0, "first_delta": 0}
     [reserved] = RESERVE.run(database, **row, root=root, path=path, count=count)

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from ..ports import EventRow
-from ..types.lineage import PathStep
 from .statement import ByKeys, Database, Statement
 from .tables import events_table, feeds
+from .ways import Ways
 
 PAGE_BYTES = 4 * 1024 * 1024
 """A page of events ends behind the one that brings it over this."""
@@ -67,13 +67,13 @@ def events(
     found = _rows(OWN[children].run(database, stream=context_id, **page), page_bytes)
     depth = 0
     if not found:  # it may stand in another one's stream: then it has no rows of that id
-        root, path = _places(database, [context_id]).get(context_id, (None, ()))
-        if root is None:
+        root, ways = _places(database, [context_id]).get(context_id, (None, None))
+        if root is None or ways is None:
             return []
         below = f"{context_id}/"
         scope = {"child": context_id, "prefix": below, "length": len(below)}
         found = _rows(OF_CHILD[children].run(database, stream=root, **scope, **page), page_bytes)
-        depth = len(path)
+        depth = ways.depth
     return _with_paths(database, found, context_id, depth)
 
 
@@ -100,18 +100,15 @@ def _with_paths(database: Database, rows: list[EventRow], context_id: str, depth
     below = {row.child for row in rows if row.child is not None and row.child != context_id}
     if not below and not depth:
         return rows
-    paths = {child: path[depth:] for child, (_, path) in _places(database, below).items()}
+    ways = {child: ways for child, (_, ways) in _places(database, below).items()}
     return [
-        EventRow(row.seq, row.task_id, row.type, row.body, row.spans, row.child, paths.get(row.child, ()))
-        if row.child in below
+        EventRow(row.seq, row.task_id, row.type, row.body, row.spans, row.child, ways[row.child].at(row.seq)[depth:])
+        if row.child in ways
         else EventRow(row.seq, row.task_id, row.type, row.body, row.spans)
         for row in rows
     ]
 
 
-def _places(database: Database, context_ids: Iterable[str]) -> dict[str, tuple[str | None, tuple[PathStep, ...]]]:
-    """In whose stream the events of each stand, where it has any, and the way down from there."""
-    return {
-        context_id: (root, tuple(PathStep.model_validate(step) for step in json.loads(path)) if path else ())
-        for context_id, root, path in PLACES.each(database, context_ids)
-    }
+def _places(database: Database, context_ids: Iterable[str]) -> dict[str, tuple[str | None, Ways]]:
+    """In whose stream the events of each stand, where it has any, and the ways down from there."""
+    return {context_id: (root, Ways(path)) for context_id, root, path in PLACES.each(database, context_ids)}

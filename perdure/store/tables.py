@@ -128,7 +128,7 @@ feeds = sa.Table(
     # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
     sa.Column("open", sa.Integer, nullable=False),
     sa.Column("first_delta", sa.Integer, nullable=False),
-    # The conversation in whose order the events stand, and the way down from there (JSON); NULL for one of its own.
+    # The conversation in whose order the events stand, and the ways down from there (JSON: ways.py); NULL for its own.
     sa.Column("root", sa.Text),
     sa.Column("path", sa.Text),
 )

@@ -23,8 +23,10 @@ class MemoryFeed:
 
     context_id: str
     stream: MemoryStream = field(default_factory=MemoryStream)
+    root: str | None = None
+    """The run at the top of the stream; None for that one itself."""
     path: tuple[PathStep, ...] = ()
-    """The way down from the run at the top of the stream."""
+    """The way down from there by which it was begun last."""
     token: str = ""
     keys: set[str] = field(default_factory=set)
     open: list[int] = field(default_factory=list)
@@ -44,6 +46,8 @@ class MemoryFeed:
         """See ``ports.events.Batch``; ``recorded`` for what comes with a recorded outcome. False for one too late."""
         if batch.token and batch.token < self.token and not recorded:
             return False
+        if batch.lineage is not None and batch.lineage.root == self.root:
+            self.path = batch.lineage.path
         settles = recorded and any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
         if batch.token > self.token:
             if self.open and not settles:

@@ -225,7 +225,7 @@ class MemoryStore:
             made = MemoryFeed(batch.context_id)
         else:
             top = self.feeds.setdefault(batch.lineage.root, MemoryFeed(batch.lineage.root))
-            made = MemoryFeed(batch.context_id, top.stream, batch.lineage.path)
+            made = MemoryFeed(batch.context_id, top.stream, batch.lineage.root, batch.lineage.path)
         self.feeds[batch.context_id] = made
         return made
 

@@ -256,3 +256,29 @@ async def test_the_same_without_a_server() -> None:
     assert {event.path[0].agent for event in below} == {"critic"}
     assert own == [event for event in events if not event.path]
     assert child[:-1] == seen_from(events, 1, f"{run.id}/1")
+
+
+async def test_a_conversation_that_is_opened_again_calls_under_the_same_ids(engine: Engine) -> None:
+    """What its subagents do belongs to the turn that called them, also where a run of that id has been before."""
+    agent = Agent("desk", answering("desk", call("call_critic", task="x")), subagents=[Agent("critic", answering("c"))])
+    async with engine.served(agent) as client:
+        first = await client.send("desk", "One.", id=f"again-{engine.task_queue}")
+        await first.result()
+        await first.run.close()
+        await first.run.result()
+        second = await client.run(first.run.id).send("Two.")
+        await second.result()
+        whole = await all_of(second.run.events(wait=False))
+        of = [await all_of(turn.events(wait=False)) for turn in (first, second)]
+        await second.run.close()
+        await second.run.result()
+    assert_whole(whole)
+    called = [event for event in whole if isinstance(event, ToolStarted)]
+    assert [event.child_context_id for event in called] == [f"{first.run.id}/1"] * 2
+    for turn, events, tool_started in zip((first, second), of, called, strict=True):
+        below = [event for event in events if event.path]
+        assert shown(below)[-1] == "turn completed"
+        assert {(event.path[0].task_id, event.path[0].call_id) for event in below} == {
+            (turn.task_id, tool_started.call_id)
+        }
+    assert [event for events in of for event in events if event.path] == [event for event in whole if event.path]

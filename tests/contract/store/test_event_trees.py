@@ -31,6 +31,7 @@ from tests.contract.store.test_events import numbered
 T1, T2 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2))
 FIRST = PathStep(agent="researcher", call_id="call-1", task_id="t")
 SECOND = PathStep(agent="critic", call_id="call-2", task_id="t1")
+AGAIN = PathStep(agent="researcher", call_id="call-1", task_id="later")
 OTHER = PathStep(agent="researcher", call_id="call-3", task_id="t")
 ON_THE_WAY = {
     "c": None,
@@ -141,6 +142,30 @@ async def test_the_first_batch_says_where_events_stand(store: Store):
     assert await told(store) == [(1, "c/10"), (2, "c/10")]
 
 
+async def test_a_run_that_is_begun_again_comes_by_another_way(store: Store):
+    """Who opens a conversation again may call under the same ids once more: each event keeps the way it came by."""
+    again = PathStep(agent="researcher", call_id="call-9", task_id="later")
+    ways = {"c/1": (again,), "c/1/2": (again, SECOND)}
+    for of in ("c/1", "c/1/2"):
+        await store.append(batch(of, LimitReached(), delta(), at=token(T2)))
+    for of, path in ways.items():
+        then = Lineage(root="c", path=path)
+        assert not await store.append(replace(batch(of, LimitReached(), at=token(T1)), lineage=then)), "too late"
+        await store.append(replace(batch(of, LimitReached(), at=token(T2)), lineage=then))
+        await store.append(replace(batch(of, RunEvent(state="terminated")), lineage=None))  # who says no way
+    rows = await store.events("c")
+    assert [row.path for row in rows] == [
+        *[(FIRST,)] * 2,
+        *[(FIRST, SECOND)] * 2,
+        *[(again,)] * 2,
+        *[(again, SECOND)] * 2,
+    ]
+    below = await store.events("c/1")
+    assert [row.path for row in below] == [*[()] * 2, *[(SECOND,)] * 2, *[()] * 2, *[(SECOND,)] * 2]
+    await store.append(replace(batch("c/1", LimitReached()), lineage=Lineage(root="else", path=(again,))))
+    assert [row.seq for row in await store.events("c", after=8)] == [9]
+
+
 async def test_changed_knows_what_is_there(store: Store):
     assert [await store.changed(of, 0, 0) for of in ON_THE_WAY] == [0, 0, 0, 0]
     await store.append(batch("c/1", LimitReached(), LimitReached()))
@@ -195,7 +220,7 @@ EVENTS = st.sampled_from(
 NEW = st.builds(NewEvent, EVENTS, st.sampled_from([None, None, None, "k1", "k2"]))
 TOKENS = st.sampled_from(["", *[token(at, attempt) for at in (T1, T2) for attempt in (1, 2, None)]])
 BATCHES = st.builds(Batch, st.sampled_from(list(ON_THE_WAY)), st.lists(NEW, max_size=4), TOKENS, st.booleans())
-WRITES = st.tuples(st.sampled_from(["append", "commit"]), BATCHES, st.sampled_from([True, True, True, False]))
+WRITES = st.tuples(st.sampled_from(["append", "commit"]), BATCHES, st.sampled_from(["first", "first", "again", ""]))
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +228,7 @@ def names() -> Iterator[str]:
     return (f"example-{n}-" for n in itertools.count())
 
 
-async def play(store: Store, name: str, writes: list[tuple[str, Batch, bool]]) -> list[object]:
+async def play(store: Store, name: str, writes: list[tuple[str, Batch, str]]) -> list[object]:
     """What ``store`` answers to ``writes``, and what is in it then, seen from each of the runs."""
     answers: list[object] = []
     gone: set[int] = set()
@@ -211,6 +236,8 @@ async def play(store: Store, name: str, writes: list[tuple[str, Batch, bool]]) -
     try:
         for n, (how, one, says) in enumerate(writes):
             way = ON_THE_WAY[one.context_id] if says else None
+            if way is not None and says == "again":
+                way = way.model_copy(update={"path": (AGAIN, *way.path[1:])})
             there = None if way is None else way.model_copy(update={"root": f"{name}c"})
             one = replace(one, context_id=f"{name}{one.context_id}", lineage=there)
             if how == "append":
@@ -229,7 +256,7 @@ async def play(store: Store, name: str, writes: list[tuple[str, Batch, bool]]) -
 @settings(max_examples=100, deadline=None)
 @given(st.lists(WRITES, max_size=25))
 def test_sqlite_and_memory_agree(
-    tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, Batch, bool]]
+    tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, Batch, str]]
 ):
     name, url = next(names), f"sqlite:///{tmp_path_factory.getbasetemp()}/trees.db"
     stores = MemoryStore(now=lambda: T2), SqliteStore(url, now=lambda: T2)
