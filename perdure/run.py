@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import Any
 
 from temporalio.service import RPCError
@@ -11,6 +10,7 @@ from temporalio.service import RPCError
 from .answering import answer
 from .differing import Difference, difference
 from .errors import RunClosedError
+from .following import begun
 from .forking import fork
 from .inbox import decide, revoke
 from .loop import read_limits
@@ -22,7 +22,6 @@ from .sending import deliver, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
 from .types.approval import DecidedApproval, StandingApproval
-from .types.events import BranchStarted, ToolStarted
 from .types.files import Asked
 from .types.interface import Override
 
@@ -62,9 +61,7 @@ class Run(Reading):
 
         A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
         """
-        async with aclosing(self.events(wait=False, children=False)) as events:
-            begun = [one.child_context_id async for one in events if isinstance(one, ToolStarted | BranchStarted)]
-        return [self.client.run(name) for name in dict.fromkeys(begun) if name is not None]
+        return [self.client.run(name) for name in await begun(self)]
 
     def turn(self, task_id: str | None = None) -> Turn:
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..toolsets import Artifact
     from ..types.interface import Status
     from ..types.messages import Message, Usage
+    from .tree import Below
 
 
 @dataclass
@@ -41,8 +42,8 @@ class Shown:
     whole: list[Message] | None = None
     """With what summaries stand for, where that is more."""
     artifacts: list[Artifact] = field(default_factory=list)
-    children: list[tuple[int, Status]] = field(default_factory=list)
-    """Runs of the agents that it called, with how deep they are below it, each behind its parent."""
+    children: list[Below] = field(default_factory=list)
+    """Runs of the agents that it called, each behind its parent."""
     note: str | None = None
     error: PerdureError | None = None
     """What a failed run failed with."""

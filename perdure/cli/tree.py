@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunNotFoundError
@@ -15,8 +16,16 @@ if TYPE_CHECKING:
 _AT_ONCE = 20
 """Runs that are asked at once: each may have to wait for a worker that does not answer."""
 
-Below = tuple[int, "Status"]
-"""How deep a run is below the one that is shown, from 1, and how it stands."""
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A run below the one that is shown."""
+
+    depth: int
+    """From 1."""
+    status: Status
+    background: bool
+    """Its parent goes on while it runs."""
 
 
 async def tree(run: Run) -> list[Below]:
@@ -28,17 +37,20 @@ async def tree(run: Run) -> list[Below]:
 
 
 async def _below(run: Run, depth: int, turn: asyncio.Semaphore) -> list[Below]:
-    branches = await asyncio.gather(*(_branch(child, depth, turn) for child in await run.children()))
+    from ..following import begun
+
+    children = [(run.client.run(name), background) for name, background in (await begun(run)).items()]
+    branches = await asyncio.gather(*(_branch(child, depth, background, turn) for child, background in children))
     return [one for branch in branches for one in branch]
 
 
-async def _branch(run: Run, depth: int, turn: asyncio.Semaphore) -> list[Below]:
+async def _branch(run: Run, depth: int, background: bool, turn: asyncio.Semaphore) -> list[Below]:
     try:
         async with turn:
             status = await status_of(run)
     except RunNotFoundError:
         return []
-    return [(depth, status), *await _below(run, depth + 1, turn)]
+    return [Below(depth, status, background), *await _below(run, depth + 1, turn)]
 
 
 async def status_of(run: Run) -> Status:
@@ -62,31 +74,34 @@ def as_plain(below: Sequence[Below]) -> list[dict[str, Any]]:
     """For ``-o json``."""
     return [
         {
-            "id": one.context_id,
-            "depth": depth,
-            "agent": one.agent,
-            "state": one.state,
-            "iterations": one.iteration,
-            "tokens": one.usage.total_tokens,
-            "cost_usd": one.cost_usd,
-            "activity": _activity(one),
+            "id": one.status.context_id,
+            "depth": one.depth,
+            "agent": one.status.agent,
+            "background": one.background,
+            "state": one.status.state,
+            "iterations": one.status.iteration,
+            "tokens": one.status.usage.total_tokens,
+            "cost_usd": one.status.cost_usd,
+            "activity": _activity(one.status),
         }
-        for depth, one in below
+        for one in below
     ]
 
 
 def lines(below: Sequence[Below]) -> Iterator[str]:
     """For people: what a run took is said with what all below it took."""
-    for depth, one in below:
+    for run in below:
+        one, indent = run.status, "  " * run.depth
         took = [f"{one.iteration} iteration{'' if one.iteration == 1 else 's'}"] if one.iteration else []
         if one.usage.total_tokens:
             took.append(f"{one.usage.total_tokens:,} tokens")
         if one.cost_usd is not None:
             took.append(f"${one.cost_usd:.4f}")
-        said = " · ".join([f"agent {one.agent}", *took])
-        yield f"{'  ' * depth}{one.context_id}  {one.state}  {said}"
+        who = f"agent {one.agent}{' in background' if run.background else ''}"
+        said = " · ".join([who, *took])
+        yield f"{indent}{one.context_id}  {one.state}  {said}"
         if doing := _activity(one):
-            yield f"{'  ' * depth}  {doing}"
+            yield f"{indent}  {doing}"
 
 
 def _activity(status: Status) -> str | None:

@@ -311,12 +311,13 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
         await run.result()
         assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/2"]
         shown = await gather(client, run)
-    assert [(depth, one.context_id, one.agent, one.state) for depth, one in shown.children] == [
+    assert [(one.depth, one.status.context_id, one.status.agent, one.status.state) for one in shown.children] == [
         (1, f"{run.id}/1", "mid", "completed"),
         (2, f"{run.id}/1/1", "low", "completed"),
         (1, f"{run.id}/2", "failing", "failed"),
     ]
-    low_one, mid_one = (next(one for _, one in shown.children if one.agent == name) for name in ("low", "mid"))
+    of = {one.status.agent: one.status for one in shown.children}
+    low_one, mid_one = of["low"], of["mid"]
     tokens = low_one.usage.total_tokens
     assert f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens" in lines(shown)
     assert any(line.startswith("    MaxIterationsError: agent failing") for line in lines(shown))
@@ -324,6 +325,7 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
         "id": f"{run.id}/1/1",
         "depth": 2,
         "agent": "low",
+        "background": False,
         "state": "completed",
         "iterations": 1,
         "tokens": tokens,

@@ -1,0 +1,208 @@
+"""Subagents in background are in their parent's stream, in ``perdure events`` and in the tree of ``perdure show``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Run, background
+from perdure.cli.show import as_plain, gather, lines
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call, scripted
+from perdure.types.events import Event, ToolStarted
+from tests.support.cli import Cli
+from tests.support.engine import Engine
+from tests.support.following import all_of, assert_whole, next_of, run_end, shown
+from tests.support.scripts import Gate, replied
+
+pytestmark = pytest.mark.server
+
+
+def told(request: ModelRequest) -> str:
+    """What the calls came to."""
+    return " | ".join(part.content for part in request.messages[-1].tool_results)
+
+
+def start(task: str) -> Any:
+    return call("start_agent", agent_name="worker", message=task)
+
+
+def replies(request: ModelRequest) -> Any:
+    """Starts one, asks another agent meanwhile, and collects in the end."""
+    said: list[Any] = [start("dig"), call("call_critic", task="Is it so?"), call("collect_agent", handle="b1"), told]
+    reply = said[replied(request)]
+    return reply(request) if callable(reply) else reply
+
+
+def crew(gate: Gate) -> list[Agent]:
+    """A boss whose worker in background waits for the gate, and asks a critic of its own then."""
+
+    async def works(request: ModelRequest) -> Any:
+        await gate()
+        return told(request) if request.messages[-1].role == "tool" else call("call_critic", task="Well?")
+
+    critic = Agent("critic", ScriptedProvider(lambda _: "It is."))
+    worker = Agent("worker", ScriptedProvider(works), subagents=[critic])
+    return [
+        Agent("boss", ScriptedProvider(replies), tools=background([worker]), subagents=[critic]),
+        worker,
+        critic,
+    ]
+
+
+async def reconnecting(run: Run, until: asyncio.Event) -> list[Event]:
+    """Goes away after every event, and comes back behind it; up to the end of the run."""
+    seen: list[Event] = []
+    while not (seen and seen[-1].type == "run" and not seen[-1].path and shown(seen[-1:]) == ["run completed"]):
+        async with aclosing(run.events(after=seen[-1].seq if seen else 0)) as events:
+            seen.append(await anext(events))
+        if seen[-1].type == "tool.completed" and not seen[-1].path:
+            until.set()
+    return seen
+
+
+def whole_replies(events: list[Event]) -> list[Event]:
+    return [event for event in events if event.type != "model.delta"]
+
+
+async def test_what_a_subagent_in_background_does_is_in_its_parents_stream(engine: Engine) -> None:
+    gate, parent_went_on = Gate(), asyncio.Event()
+    boss, *others = crew(gate)
+    async with engine.served(boss, *others) as client:
+        run = await client.start(boss, "Go.")
+        follower = asyncio.ensure_future(reconnecting(run, parent_went_on))
+        live = asyncio.ensure_future(all_of(run.events()))
+        await parent_went_on.wait()
+        gate.open()
+        response = await run.result()
+        seen, again = await asyncio.gather(live, follower)
+        late = await all_of(run.events(wait=False))
+        own = await all_of(run.events(wait=False, children=False))
+        of_turn = await all_of(run.turn().events(wait=False))
+        worker = await all_of(client.run(f"{run.id}/1").events(wait=False))
+    assert response.content == "It is."
+    for events in (seen, again, late):
+        assert_whole(events)
+    assert whole_replies(again) == late
+    assert whole_replies(seen) == late
+    assert own == [event for event in late if not event.path]
+    last = run_end(own).seq
+    assert [event for event in of_turn if event.seq < last] == [
+        event for event in late if event.seq < last and (event.path or event.task_id == of_turn[0].task_id)
+    ]
+    begun = {event.child_context_id: event for event in late if isinstance(event, ToolStarted)}
+    assert {name: event.background for name, event in begun.items() if name} == {
+        f"{run.id}/1": True,
+        f"{run.id}/3": False,
+        f"{run.id}/1/1": False,
+    }
+    of_worker = [event for event in late if event.context_id == f"{run.id}/1"]
+    (path,) = {tuple((step.agent, step.call_id, step.task_id) for step in event.path) for event in of_worker}
+    starting = begun[f"{run.id}/1"]
+    assert path == (("worker", starting.call_id, starting.task_id),)
+    assert {len(event.path) for event in late if event.context_id == f"{run.id}/1/1"} == {2}
+    *there, end = worker  # which is recorded as somebody follows that run itself
+    assert (end.type, end.path) == ("run", ())
+    assert [event.seq for event in there] == [event.seq for event in late if event.context_id.startswith(f"{run.id}/1")]
+
+
+async def test_a_session_that_is_between_turns_is_told_of_one_that_goes_on(engine: Engine) -> None:
+    """It belongs to the turn that started it, whichever there was since."""
+    gate = Gate()
+    _, worker, critic = crew(gate)
+    said: list[Any] = [start("dig"), "Started.", "Hello.", call("collect_agent", handle="b1"), told]
+    boss = Agent("boss", ScriptedProvider(said), tools=background([worker]))
+    async with engine.served(boss, worker, critic) as client:
+        first = await client.send("boss", "Go.", id=f"talk-{engine.task_queue}")
+        assert (await first.result()).content == "Started."
+        second = await first.run.send("Hi.")
+        assert (await second.result()).content == "Hello."
+        gate.open()
+        async with aclosing(first.run.events()) as events:
+            while (await next_of(events, "turn")).context_id != f"{first.run.id}/1":
+                pass
+        third = await first.run.send("And?")
+        assert (await third.result()).content == "It is."
+        below = [
+            [event for event in await all_of(turn.events(wait=False)) if event.path] for turn in (first, second, third)
+        ]
+        whole = await all_of(first.run.events(wait=False))
+        await first.run.close()
+        await first.run.result()
+    assert_whole(whole)
+    assert below[0] == [event for event in whole if event.path]
+    assert below[1:] == [[], []]
+
+
+async def test_show_says_which_are_in_background(engine: Engine) -> None:
+    gate = Gate()
+    boss, *others = crew(gate)
+    async with engine.served(boss, *others) as client:
+        run = await client.start(boss, "Go.")
+        async with aclosing(run.events()) as events:
+            while (await next_of(events, "tool.completed")).path:
+                pass
+        while_it_runs = await gather(client, run)
+        gate.open()
+        await run.result()
+        at_its_end = await gather(client, run)
+    (row,) = [one for one in while_it_runs.children if one.status.context_id == f"{run.id}/1"]
+    assert (row.depth, row.background, row.status.state) == (1, True, "running")
+    assert any(line.startswith(f"  {run.id}/1  running  agent worker in background") for line in lines(while_it_runs))
+    plain = [(one["depth"], one["id"], one["agent"], one["background"]) for one in as_plain(at_its_end)["children"]]
+    assert plain == [
+        (1, f"{run.id}/1", "worker", True),
+        (2, f"{run.id}/1/1", "critic", False),
+        (1, f"{run.id}/3", "critic", False),
+    ]
+    said = [line.split(" · ")[0] for line in lines(at_its_end) if line.strip().startswith(f"{run.id}/")]
+    assert said == [
+        f"  {run.id}/1  completed  agent worker in background",
+        f"    {run.id}/1/1  completed  agent critic",
+        f"  {run.id}/3  completed  agent critic",
+    ]
+
+
+async def test_events_on_the_command_line_with_and_without_children(engine: Engine) -> None:
+    gate = Gate()
+    gate.open()
+    boss, *others = crew(gate)
+    async with engine.served(boss, *others) as client:
+        run = await client.start(boss, "Go.")
+        await run.result()
+        env = {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)}
+        cli = Cli(engine.folder, {**env, "PERDURE_HOME": str(engine.folder / "home")})
+        everything = (await cli("events", run.id, "--json")).json
+        own = (await cli("events", run.id, "--no-children", "--json")).json
+        lined = await cli("events", run.id)
+        lined_own = await cli("events", run.id, "--no-children")
+        tree = await cli("show", run.id)
+        await cli.close()
+    assert own == [event for event in everything if "path" not in event]
+    assert {event["context_id"] for event in own} == {run.id}
+    below = {event["context_id"]: [step["agent"] for step in event["path"]] for event in everything if "path" in event}
+    assert below == {f"{run.id}/1": ["worker"], f"{run.id}/1/1": ["worker", "critic"], f"{run.id}/3": ["critic"]}
+    for marked in ("[worker/1] → call_critic", "[worker/1 critic/1] It is.", "[critic/3] It is."):
+        assert any(line.startswith(marked) for line in lined.out.splitlines()), (marked, lined.out)
+    assert not any(line.startswith("[") for line in lined_own.out.splitlines())
+    assert "run completed" in lined_own.out
+    assert f"{run.id}/1  completed  agent worker in background" in tree.out
+
+
+async def test_the_same_without_a_server() -> None:
+    worker = Agent("worker", "openai:gpt-5-mini")
+    boss = Agent("boss", "openai:gpt-5", tools=background([worker]))
+    said = [start("dig"), call("collect_agent", handle="b1"), "Done."]
+    async with scripted(boss, said, others={worker: ["Found."]}) as script:
+        run = await script.client.start(boss, "Go.")
+        await run.result()
+        events = await all_of(run.events(wait=False))
+        own = await all_of(run.events(wait=False, children=False))
+    assert_whole(events)
+    assert own == [event for event in events if not event.path]
+    assert {event.path[0].agent for event in events if event.path} == {"worker"}
+    assert json.loads(events[0].model_dump_json(exclude_none=True)).get("path") is None
