@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from typing import Any
 
 from ..types.lineage import Lineage, PathStep
 
@@ -15,7 +16,7 @@ class Ways:
 
     def __init__(self, kept: str | None) -> None:
         read = json.loads(kept) if kept else []
-        pairs = read if read and isinstance(read[0], list) else [[0, read]]
+        pairs: list[Any] = read if read and isinstance(read[0], list) else [[0, read]]
         self._from = [first for first, _ in pairs]
         self._steps = [steps for _, steps in pairs]
         self._paths: dict[int, Path] = {}
