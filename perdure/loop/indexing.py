@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..types.indexing import AGENT, PENDING, STATUS, IndexedStatus
 from ..types.state import RunState
-from .approvals import waiting
+from .asking import waits
 from .decide import Next, Wait
 
 Value = str | int
@@ -18,9 +18,9 @@ def to_index(state: RunState, step: Next | None, shown: Mapping[str, object]) ->
     A run that never waits, for a person or for a message, is not worth an event; from its first wait on it is kept up
     to date, but for whether a session is in a turn. Only attributes that the namespace is known to have.
     """
-    pending = len(waiting(state)) if state.calls else 0
-    waits = isinstance(step, Wait) and step.until != "child"
-    if not pending and not waits and PENDING not in shown and STATUS not in shown:
+    pending = sum(map(waits, state.calls))
+    idle = isinstance(step, Wait) and step.until != "child"
+    if not pending and not idle and PENDING not in shown and STATUS not in shown:
         return {}
     status: IndexedStatus = "waiting" if pending else "running"
     wanted: dict[str, Value] = {
