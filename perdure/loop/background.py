@@ -65,6 +65,7 @@ def started(state: RunState, row: BackgroundRun) -> None:
 def not_started(state: RunState, row: BackgroundRun, error: str) -> None:
     """It could not begin."""
     name = _name(state, row)
+    row.state = "failed"
     state.background.remove(row)
     apply_result(state, row.op, NewResult(call_id=row.call_id, name=name, text=f"not started: {error}", is_error=True))
 

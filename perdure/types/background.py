@@ -52,8 +52,6 @@ class Used(Data):
 class ChildEnded(Data):
     """How a run in background ended, as it tells its parent: the argument of the signal ``child_ended``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     context_id: str = Field(max_length=2000)
     """Its id."""
     scope: str = Field(max_length=200)

@@ -89,9 +89,10 @@ class AgentWorkflow:
                 case loop.Close():
                     await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
                 case loop.Wait():
-                    if step.until in ("approval", "child"):  # for months, maybe
+                    look = children.next_look(step, now.timestamp())
+                    if step.until in ("approval", "child") or look is not None:  # for months, maybe
                         await self._continue_as_new_if_long(state)
-                    await self._wait(state, step, children.next_look(step, now.timestamp()))
+                    await self._wait(state, step, look)
                     loop.tick(state, host.now(), working=step.until == "child")
                 case loop.StopChildren():
                     await work.finish(children.stop(), stop=False)

@@ -69,6 +69,10 @@ class Children:
         """Send the message. Sent twice, it counts once."""
         state = self._state
         row = background.to_tell(state, pending, how.handle)
+        if row is not None and row.state == "starting":  # by a call beside this one: nobody is there yet to hear it
+            began = row
+            await _whole(host.wait_condition(lambda: began.state != "starting"))
+            row = background.to_tell(state, pending, how.handle)
         if row is None:
             return
         message: dict[str, Any] = {"content": how.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
@@ -161,7 +165,9 @@ class Children:
 
     async def _stop(self, row: BackgroundRun) -> None:
         row.stopped = True
-        if row.handle not in self._watched and await self._signal(row, "probe") is not None:
+        if row.handle not in self._watched:
+            await self._signal(row, "probe")
+        if not row.runs:
             return
         try:
             await _whole(host.cancel_external(run_id(self._state, row)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, Client, Limits, Run, Veto, ask, background, deny, hook, tool
 from perdure.errors import InvalidInputError, RunCancelledError
@@ -13,7 +14,9 @@ from perdure.inbox import pending_of
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ToolStarted
+from perdure.types.interface import WORKFLOW
 from perdure.workflows import background as watching
+from perdure.workflows import host
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
@@ -241,6 +244,25 @@ async def test_they_end_with_their_parent(engine: Engine, cans: bool) -> None:
         assert row.status == "completed"
 
 
+async def test_one_that_takes_no_more_signals_is_stopped_all_the_same(engine: Engine, monkeypatch: Any) -> None:
+    """Temporal lets a run have so many. That a look at one fails does not say that it has ended."""
+    send = host.signal_external
+
+    async def full(id: str, signal: str, *arguments: Any) -> None:
+        if signal == "probe":
+            raise ApplicationError("it has as many signals as it may", type="SignalCountLimitExceeded")
+        await send(id, signal, *arguments)
+
+    monkeypatch.setattr(host, "signal_external", full)
+    gate = Gate()
+    parent = boss(start("a"), collect("b1", wait=False), collect("b1", wait=False), "Enough.")
+    async with engine.served(parent, worker(held(gate))) as client:
+        run = await client.start(parent, "Go.", max_history_events=15)
+        assert (await run.result()).content == "Enough."
+        assert await _has_continued(run)
+        assert await closed_as(client, f"{run.id}/1") == WorkflowExecutionStatus.CANCELED
+
+
 async def test_a_cancelled_parent_takes_them_with_it(engine: Engine) -> None:
     gate = Gate()
 
@@ -348,6 +370,54 @@ async def test_a_session_ends_with_those_that_still_run(engine: Engine) -> None:
         assert await closed_as(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.CANCELED
 
 
+async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
+    """A run has its id already, and the reply that starts it speaks to it too."""
+    gate, name = Gate(), f"taken-{engine.task_queue}"
+    parent = boss([start("a"), tell("b1", "more")], told)
+    async with engine.served(parent, worker(held(gate))) as client:
+        other = await client.temporal.start_workflow(
+            WORKFLOW, {"agent": "worker", "message": "x"}, id=f"{name}/1", task_queue=client.task_queue
+        )
+        response = await (await client.start(parent, "Go.", id=name)).result()
+        gate.open()
+        assert (await other.result())["content"] == "heard x"
+    first, second = results(response.messages)
+    assert first.startswith("not started: WorkflowAlreadyStartedError: ")
+    assert second == "no agent 'b1' (this run has started no agent in background)"
+
+
+async def test_one_that_is_paused_for_long_continues_as_new(engine: Engine, monkeypatch: Any) -> None:
+    """It looks for its parent all the while, and Temporal ends a run whose history becomes too long."""
+    monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.05)
+
+    @tool
+    async def more() -> str:
+        """More."""
+        return "more"
+
+    helper = worker(lambda _: call("more"), tools=[more], max_iterations=1, on_limit="pause")
+    parent = boss(start("a"), collect("b1"), "Done.")
+    async with engine.served(parent, helper) as client:
+        run = await client.start(parent, "Go.", max_history_events=30)
+        await eventually(lambda: _waits_for(run, 1))
+        child = client.run(f"{run.id}/1")
+        await eventually(lambda: _has_continued(child))
+        await eventually(lambda: _paused(child))
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        assert_closed(await child.transcript())
+
+
+async def _has_continued(run: Run) -> bool:
+    found = await run.handle.describe()
+    return found.raw_description.workflow_execution_info.first_run_id != found.run_id
+
+
+async def _paused(run: Run) -> bool:
+    return (await run.status()).state == "paused"
+
+
 async def test_so_many_at_once(engine: Engine) -> None:
     gate = Gate()
     parent = boss([start("a"), start("b"), start("c")], told, workers=["worker"], at_once=2)
@@ -424,7 +494,7 @@ async def test_long_texts_go_by_the_store(engine: Engine) -> None:
 
 
 async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypatch: Any) -> None:
-    monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.2)
+    monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.01)
     gate = Gate()
 
     @tool

@@ -106,6 +106,9 @@ SCENES = {
         ],
         talked,
     ),
+    "talked to by the reply that starts it": Scene(
+        [[start("a"), call("tell_agent", handle="b1", message="c")], collect("b1"), "Done."], talked
+    ),
     "left behind": Scene([[start("a"), start("b")], collect("b1", wait=False), "Enough."], left),
     "cancelled": Scene([start("a"), collect("b1")], cancelled),
     "terminated": Scene([start("a"), collect("b1"), "Done."], terminated),

@@ -77,6 +77,17 @@ async def background_child(engine: Engine) -> Run:
 
 
 @scenario
+async def background_told_as_it_starts(engine: Engine) -> Run:
+    """The reply that starts one speaks to it too."""
+    scene = Scene([start("a"), call("tell_agent", handle="b1", message="more")], collect("b1"), "Done.")
+    scene.gate.open()
+    async with engine.served(scene.agent) as client:
+        run = await client.start("recorded", "Go.")
+        await _end(run)
+    return run
+
+
+@scenario
 async def background_left_behind(engine: Engine) -> Run:
     """The parent has its answer: they are stopped."""
     scene = Scene([start("a"), start("b")], "Done.")

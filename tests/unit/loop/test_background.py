@@ -166,6 +166,25 @@ def test_what_is_no_end_is_refused(said: Any) -> None:
     assert state.refused[-1].startswith("child_ended: ")
 
 
+def test_what_a_newer_engine_says_besides_is_left_out() -> None:
+    """A deploy may reach the child before its parent: an end that is refused would be an answer that is lost."""
+    state = going()
+    end(state, content="Found.", mood="new", used={"tool_calls": 2, "watts": 3})
+    assert (row_of(state, "b1").text, state.refused) == ("Found.", [])
+
+
+def test_one_that_could_not_begin_runs_no_more() -> None:
+    """Whoever waits for its beginning looks at the row."""
+    state = opened()
+    model(state, asks(starts("c1")))
+    (pending,) = state.calls
+    found = background.prepare(state, pending)
+    assert found is not None
+    assert found[0].runs
+    background.not_started(state, found[0], "no")
+    assert (found[0].runs, state.background) == (False, [])
+
+
 def test_an_interrupt_ends_the_wait() -> None:
     state = going(mode="session")
     model(state, asks(collects("b1")))
