@@ -8,6 +8,7 @@ that reads the answer does.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,11 @@ STEPS = 10_000
 DEPTH = 100
 """Forms in each other; what is further in is not looked at."""
 _SHOWN = 80
+_NAMED = 20
+"""Options or fields that a message names."""
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
-    "integer": lambda value: _number(value) and value == int(value),
+    "integer": lambda value: _number(value) and math.isfinite(value) and value == int(value),
     "number": lambda value: _number(value),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
@@ -58,6 +61,10 @@ class _Check:
         self._root = root
         self._left = STEPS
         self._depth = 0
+        # By identity, of what stands in form and value: each is written once, however often it is looked at.
+        self._texts: dict[int, str] = {}
+        self._names: dict[int, Any] = {}
+        self._options: dict[int, frozenset[Any]] = {}
 
     def misfits(self, form: Any, value: Any, at: str) -> Generator[str, None, None]:
         """Why ``value``, which stands at ``at``, does not fit."""
@@ -77,7 +84,7 @@ class _Check:
             return
         if isinstance(ref := form.get("$ref"), str):
             yield from self.misfits(self._found(ref), value, at)
-        yield from _plain(form, value, at)
+        yield from self._plain(form, value, at)
         yield from self._inside(form, value, at)
         for part in _listed(form.get("allOf")):
             yield from self.misfits(part, value, at)
@@ -85,7 +92,7 @@ class _Check:
             ways = _listed(form.get(name))
             found = [self._first(way, value, at) for way in ways]
             if ways and None not in found:
-                yield str(found[0]) if len(found) == 1 else f"{_at(at, value)} fits none of the {len(found)} ways"
+                yield str(found[0]) if len(found) == 1 else f"{self._at(at, value)} fits none of the {len(found)} ways"
 
     def _first(self, form: Any, value: Any, at: str) -> str | None:
         """The first of them; whatever else there is, is not looked for."""
@@ -113,7 +120,7 @@ class _Check:
             if name in fields:
                 yield from self.misfits(fields[name], item, _below(at, name))
             elif form.get("additionalProperties") is False and "patternProperties" not in form:
-                yield f"{_below(at, name)}: there is no such field; there is: {', '.join(map(str, fields)) or 'none'}"
+                yield f"{_below(at, name)}: there is no such field; there is: {_some(list(map(str, fields))) or 'none'}"
             else:
                 yield from self.misfits(form.get("additionalProperties"), item, _below(at, name))
 
@@ -124,39 +131,53 @@ class _Check:
             found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
         return found
 
+    def _plain(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
+        """What the value itself, without what is in it, breaks."""
+        kinds = form.get("type")
+        known = [kind for kind in ([kinds] if isinstance(kinds, str) else _listed(kinds)) if kind in _KINDS]
+        if known and not any(_KINDS[kind](value) for kind in known):
+            yield f"{self._at(at, value)} is no {' or '.join(known)}"
+        if "const" in form and self._name(form["const"]) != self._name(value):
+            yield f"{self._at(at, value)} is not {self._shown(form['const'])}"
+        options = form.get("enum")
+        if isinstance(options, list) and self._name(value) not in self._named(options):
+            yield f"{self._at(at, value)} is none of {_some(options, self._shown)}"
+        if _number(value):
+            for name, fits, why in _BOUNDS:
+                if _number(bound := form.get(name)) and not fits(value, bound):
+                    yield f"{self._at(at, value)} {why} {bound}"
+        for kind, (least, most, unit) in _SIZES.items():
+            if isinstance(value, kind):
+                if _number(bound := form.get(least)) and len(value) < bound:
+                    yield f"{self._at(at, value)} has fewer than {bound} {unit}"
+                if _number(bound := form.get(most)) and len(value) > bound:
+                    yield f"{self._at(at, value)} has more than {bound} {unit}"
 
-def _plain(form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
-    """What the value itself, without what is in it, breaks."""
-    kinds = form.get("type")
-    known = [kind for kind in ([kinds] if isinstance(kinds, str) else _listed(kinds)) if kind in _KINDS]
-    if known and not any(_KINDS[kind](value) for kind in known):
-        yield f"{_at(at, value)} is no {' or '.join(known)}"
-    if "const" in form and not _same(form["const"], value):
-        yield f"{_at(at, value)} is not {_shown(form['const'])}"
-    options = form.get("enum")
-    if isinstance(options, list) and not any(_same(option, value) for option in options):
-        yield f"{_at(at, value)} is none of {', '.join(map(_shown, options))}"
-    if _number(value):
-        for name, fits, why in _BOUNDS:
-            if _number(bound := form.get(name)) and not fits(value, bound):
-                yield f"{_at(at, value)} {why} {bound}"
-    for kind, (least, most, unit) in _SIZES.items():
-        if isinstance(value, kind):
-            if _number(bound := form.get(least)) and len(value) < bound:
-                yield f"{_at(at, value)} has fewer than {bound} {unit}"
-            if _number(bound := form.get(most)) and len(value) > bound:
-                yield f"{_at(at, value)} has more than {bound} {unit}"
+    def _named(self, options: list[Any]) -> frozenset[Any]:
+        if id(options) not in self._options:
+            self._options[id(options)] = frozenset(map(self._name, options))
+        return self._options[id(options)]
+
+    def _name(self, value: Any) -> Any:
+        """The same for what is equal as JSON: true is not 1, and 1.0 is."""
+        if _number(value):
+            return value
+        if id(value) not in self._names:
+            self._names[id(value)] = json.dumps(value, sort_keys=True)
+        return self._names[id(value)]
+
+    def _at(self, at: str, value: Any) -> str:
+        return f"{at}: {self._shown(value)}" if at else self._shown(value)
+
+    def _shown(self, value: Any) -> str:
+        if id(value) not in self._texts:
+            text = json.dumps(value, ensure_ascii=False)
+            self._texts[id(value)] = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+        return self._texts[id(value)]
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON: true is not 1."""
-    if _number(one) and _number(other):
-        return bool(one == other)
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -167,10 +188,6 @@ def _below(at: str, name: Any) -> str:
     return f"{at}.{name}" if at else str(name)
 
 
-def _at(at: str, value: Any) -> str:
-    return f"{at}: {_shown(value)}" if at else _shown(value)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+def _some(what: Sequence[Any], shown: Callable[[Any], str] = str) -> str:
+    more = len(what) - _NAMED
+    return ", ".join(map(shown, what[:_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -22,6 +22,7 @@ from .. import loop
 from ..errors import InvalidInputError, PerdureError
 from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
+from ..types.messages import clean
 from ..types.state import NewerStateError, RunState
 from . import host, steps
 from .background import Children, report
@@ -299,4 +300,4 @@ def _timer(step: loop.Wait) -> str:
 
 
 def _as_failure(error: PerdureError) -> ApplicationError:
-    return ApplicationError(str(error), type=type(error).__name__, non_retryable=True)
+    return ApplicationError(clean(str(error)), type=type(error).__name__, non_retryable=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +79,32 @@ def test_a_form_that_is_made_to_take_long_does_not() -> None:
     assert misfit(endless, 1) is None
     wide = {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"$ref": "#"}], "items": {"$ref": "#"}}
     assert misfit(wide, [[1, 2], [3]]) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        ({"items": {"enum": [[i] for i in range(2000)]}}, [[1999]] * 9000),
+        ({"items": {"anyOf": [{"enum": list(range(3000))}, {"type": "string"}]}}, ["x"] * 4000),
+    ],
+)
+def test_options_are_written_once_for_all_values(form: Any, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workflow asks this: a minute of it would be the end of the run."""
+    written = 0
+
+    def counted(*args: Any, **more: Any) -> str:
+        nonlocal written
+        written += 1
+        return json.dumps(*args, **more)
+
+    monkeypatch.setattr("perdure.types.form.json", SimpleNamespace(dumps=counted))
+    assert misfit(form, value) is None
+    assert written <= 10_000
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_no_number_of_json_is_no_integer(value: float) -> None:
+    assert "is no integer" in str(misfit({"type": "integer"}, value))
 
 
 @given(
