@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import uuid
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
-from temporalio.client import WorkflowQueryFailedError, WorkflowUpdateFailedError
-from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnswer
-from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError
 
-from .errors import ApprovalDecidedError, InvalidInputError, PerdureError, RunClosedError, from_type
+from .decided import past_of
+from .errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
 from .loop import repeats_answer
-from .translate import closed_error, unreachable
 from .types.approval import DecidedApproval, PendingApproval
 from .types.interface import Status
 from .types.question import CallAnswer
+from .updates import updated
 from .uploading import SENT_BYTES, uploaded
 
 if TYPE_CHECKING:
     from .run import Run
-
-_ENDED = "AcceptedUpdateCompletedWorkflow"
 
 
 async def answer(
@@ -55,7 +47,7 @@ async def answer(
     except ValidationError as wrong:
         first = wrong.errors(include_url=False)[0]
         raise InvalidInputError(f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}") from None
-    return DecidedApproval.model_validate(await _sent(run, said, since))
+    return await _sent(run, said, since)
 
 
 async def _said(run: Run, value: Any) -> dict[str, Any]:
@@ -71,47 +63,27 @@ async def _said(run: Run, value: Any) -> dict[str, Any]:
     return {"value": plain}
 
 
-async def _sent(run: Run, said: CallAnswer, since: str | None) -> Any:
+async def _sent(run: Run, said: CallAnswer, since: str | None) -> DecidedApproval:
     payload = said.model_dump(mode="json", exclude_none=True)
     if said.error is None and said.blob is None:
         payload["value"] = said.value  # null is an answer too
     try:
-        return await run.handle.execute_update("answer_call", payload, id=_update_id(payload, since))
-    except WorkflowUpdateFailedError as error:
-        cause = error.cause
-        kind = cause.type if isinstance(cause, ApplicationError) else None
-        if kind == _ENDED:
-            return await _too_late(run, said)
-        raise from_type(kind, getattr(cause, "message", str(cause))) from None
-    except NoAnswer as error:
-        raise unreachable(run.client.temporal, "it did not say that it has the answer; send it again") from error
-    except RPCError as error:
-        why = run.translated(error)
-        if not isinstance(why, RunClosedError):
-            raise why from None
-        return await _too_late(run, said)
+        unheard = "it did not say that it has the answer; send it again"
+        raw = await updated(run, "answer_call", payload, unheard=unheard, since=since)
+    except RunClosedError as closed:
+        return await _too_late(run, said, closed)
+    return DecidedApproval.model_validate(raw)
 
 
-def _update_id(payload: Mapping[str, Any], since: str | None) -> str:
-    """The same for whoever sends the same answer to the same question again: Temporal then knows the update."""
-    if since is None:
-        return uuid.uuid4().hex
-    return hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
-
-
-async def _too_late(run: Run, said: CallAnswer) -> Any:
-    """The run has ended: what its workflow says of the same answer, or who was quicker."""
-    try:
-        status = Status.model_validate(await run.query("status"))
-    except (RPCError, WorkflowQueryFailedError, PerdureError):
-        raise closed_error(run.id) from None
-    past = next((one for one in reversed(status.decided) if one.call_id == said.call_id), None)
+async def _too_late(run: Run, said: CallAnswer, closed: RunClosedError) -> DecidedApproval:
+    """What the same answer came to before; else raises who was quicker, where that can still be told."""
+    past = await past_of(run, said.call_id)
     if past is None or past.state == "approved":
-        raise closed_error(run.id)
+        raise closed
     if repeats_answer(said, past):
         return past
     if past.state == "expired":
-        raise from_type("ApprovalExpiredError", f"the time to answer call {said.call_id!r} is over")
+        raise ApprovalExpiredError(f"the time to answer call {said.call_id!r} is over")
     raise ApprovalDecidedError(f"call {said.call_id!r} is already {past}")
 
 

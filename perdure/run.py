@@ -8,11 +8,11 @@ from typing import Any
 from temporalio.service import RPCError
 
 from .answering import answer
+from .approving import decide, revoke
 from .differing import Difference, difference
 from .errors import RunClosedError
 from .following import begun
 from .forking import fork
-from .inbox import decide, revoke
 from .loop import read_limits
 from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
@@ -200,18 +200,25 @@ class Run(Reading):
         return await decide(self, call_id, "deny", by=by, comment=comment)
 
     async def answer(
-        self, call_id: str | None = None, value: Any = None, *, error: str | None = None, by: str | None = None
+        self,
+        call_id: str | None = None,
+        value: Any = None,
+        *,
+        error: str | None = None,
+        by: str | None = None,
+        hash: str | None = None,
     ) -> DecidedApproval:
         """Answer a call that waits for it, by default the only one: what its tool asks (``ctx.ask``), or the result of
         a call that a client runs (``callback_tool``).
 
         ``value`` is plain JSON, or what pydantic makes that of; a long text goes by way of the store. ``error`` says
         why there is none: a callback's result is that error, and ``ctx.ask`` raises it. Whoever sends the same answer
-        once more gets back what it was.
+        once more gets back what it was: of a call that asks again, each further question is answered under its
+        ``hash``, as ``status`` shows it.
         Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
         a call that waits for no answer and for what does not fit its form; ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await answer(self, call_id, value, error=error, by=by)
+        return await answer(self, call_id, value, error=error, by=by, digest=hash)
 
     async def revoke(self, tool: str, *, by: str | None = None) -> list[StandingApproval]:
         """Let later calls of ``tool`` wait again, which somebody has approved for ``always``; what had stood.

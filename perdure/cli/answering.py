@@ -28,7 +28,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..run import Run
-    from ..types.approval import DecidedApproval
+    from ..types.approval import DecidedApproval, PendingApproval
 
 
 def answer(
@@ -68,8 +68,9 @@ def answer(
     given = json_value(message_of(input), "--input") if input is not None else None
 
     async def act(run: Run) -> DecidedApproval:
-        said = given if text is None else await _read(run, call, message_of(text))
-        return await run.answer(call, said, error=error)
+        one = await _waiting(run, call)
+        said = given if text is None else value_of(message_of(text), one.form if one else None)
+        return await run.answer(call, said, error=error, hash=one.hash if one else None)
 
     answered = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
     if (output := chosen(output, as_json)) is not Output.TEXT:
@@ -86,11 +87,10 @@ def json_value(text: str, what: str) -> Any:
         raise InvalidInputError(f"{what} is not JSON: {error}", hint="""For instance: '{"amount": 3}'""") from None
 
 
-async def _read(run: Run, call: str | None, text: str) -> Any:
-    """``text`` as it is, or as JSON where the form of the call takes no text."""
+async def _waiting(run: Run, call: str | None) -> PendingApproval | None:
+    """What is answered: it waits now. None where that is not clear, which the run is to say."""
     waiting = [one for one in (await run.status()).approvals if one.kind != "approval" and call in (None, one.call_id)]
-    form = waiting[0].form if len(waiting) == 1 else None
-    return value_of(text, form)
+    return waiting[0] if len(waiting) == 1 else None
 
 
 def value_of(text: str, form: dict[str, Any] | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..types.approval import Decided
 from ..types.question import AsCallback
 from ..types.state import PendingCall, RunState
 
@@ -16,6 +17,11 @@ def expects(pending: PendingCall) -> bool:
     if pending.result is not None or pending.held or asks(pending):
         return False
     return pending.question is not None or isinstance(pending.call.disposition, AsCallback)
+
+
+def let_go(pending: PendingCall) -> Decided | None:
+    """Who has let a client run the call: its result tells so. Of other calls their activities do."""
+    return pending.decided if isinstance(pending.call.disposition, AsCallback) else None
 
 
 def waits(pending: PendingCall) -> bool:

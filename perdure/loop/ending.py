@@ -7,7 +7,7 @@ from typing import Any
 from ..types.state import Answer, Failure, Pause, RunState
 from ..types.wire import NewResult
 from .apply import collect, drop_reminder, end_at_limit
-from .asking import asks
+from .asking import asks, let_go
 from .branching import drop_branches
 from .limits import unused
 from .receive import open_turn, receive
@@ -52,7 +52,10 @@ def _close_calls(state: RunState, text: str) -> None:
         if pending.result is None:
             if asks(pending):
                 unused(state, pending)
-            pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
+            call = pending.call
+            pending.result = NewResult(
+                call_id=call.id, name=call.name, text=text, is_error=True, decided=let_go(pending)
+            )
     collect(state)
 
 

@@ -18,9 +18,11 @@ from ..types.question import ANSWER_BYTES, ANSWERS_BYTES, Answer, AsCallback, Ca
 from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect, end_at_limit
-from .asking import asks, expects
+from .asking import asks, expects, let_go
 from .remote import TOGETHER_BYTES
 from .sizes import size
+
+_SEND = "To answer that, send its `hash`, as `status` shows it."
 
 
 def ask_person(state: RunState, op: int, question: Question, now: datetime) -> None:
@@ -53,7 +55,7 @@ def note(state: RunState, now: datetime) -> None:
             how = pending.call.disposition
             said = how.on_expiry if isinstance(how, AsCallback) and pending.question is None else None
             text = said or f"Expired: nobody answered the call of {pending.call.name} in time"
-            pending.result = _result(pending, text, is_error=True)
+            pending.result = _result(pending, text, is_error=True).model_copy(update={"decided": let_go(pending)})
             _remember(state, pending, "expired", now)
 
 
@@ -73,10 +75,10 @@ def check_answer(state: RunState | None, raw: Any, now: datetime) -> CallAnswer:
     pending = _expecting(state, said.call_id)
     if pending is None:
         raise _none_waits(state, said.call_id)
-    if said.hash is not None and said.hash != asked_hash(pending):
-        raise _answered(state, said.call_id) or InvalidInputError(
+    if not _meant(pending, said):
+        raise _answered(state, said.call_id, "It asks something else now") or InvalidInputError(
             f"call {said.call_id!r} asks something else than what was looked at",
-            hint="Look at what waits now, and answer that.",
+            hint=f"Look at what waits now. {_SEND}",
         )
     if _late(pending, now):
         raise ApprovalExpiredError(f"the time to answer call {said.call_id!r} is over")
@@ -102,7 +104,7 @@ def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     else:
         text = error if error is not None else None if said.blob else _text(said.value)
         result = _result(pending, text, is_error=error is not None)
-        said_by = {"answered_by": by or "", "decided": pending.decided}
+        said_by = {"answered_by": by or "", "decided": let_go(pending)}
         pending.result = result.model_copy(update={"blob": said.blob, **said_by})
     past = _remember(state, pending, "answered", now, by=by, comment=error, hash=answer_hash(said))
     collect(state)
@@ -164,9 +166,14 @@ def _expecting(state: RunState, call_id: str) -> PendingCall | None:
 def _before(state: RunState, said: CallAnswer) -> DecidedApproval | None:
     """What the same answer came to, unless it may be meant for what the call asks now."""
     pending = _expecting(state, said.call_id)
-    if pending is not None and said.hash in (None, asked_hash(pending)):
+    if pending is not None and _meant(pending, said):
         return None
     return next((past for past in reversed(state.decided) if repeats(said, past)), None)
+
+
+def _meant(pending: PendingCall, said: CallAnswer) -> bool:
+    """Whether it is what the call asks now that is answered. Who sends no hash answers what a call asks first."""
+    return not pending.answers if said.hash is None else said.hash == asked_hash(pending)
 
 
 def _terms(pending: PendingCall) -> Question | AsCallback:
@@ -259,14 +266,14 @@ def _read(raw: Any) -> CallAnswer:
         raise InvalidInputError(f"{where}: {first['msg']}", hint=expected) from None
 
 
-def _answered(state: RunState, call_id: str) -> PerdureError | None:
+def _answered(state: RunState, call_id: str, but: str = "") -> PerdureError | None:
     """What whoever comes too late is told; None where nobody was quicker."""
     past = next((one for one in reversed(state.decided) if one.call_id == call_id), None)
     if past is None or past.state == "approved":
         return None
     if past.state == "expired":
         return ApprovalExpiredError(f"the time to answer call {call_id!r} is over")
-    return ApprovalDecidedError(f"call {call_id!r} is already {past}")
+    return ApprovalDecidedError(f"call {call_id!r} is already {past}", hint=f"{but}. {_SEND}" if but else None)
 
 
 def _none_waits(state: RunState, call_id: str) -> PerdureError:

@@ -107,9 +107,10 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         head=output.head,
     )
     events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
-    events += _delegated(call, reply)
-    events += requested(output, said)
-    events += handed(output, said)
+    if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
+        events += _delegated(call, reply)
+        events += requested(output, said)
+        events += handed(output, said, call.owner)
     for one in output.calls:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
@@ -138,7 +139,7 @@ def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
     """The calls of other agents, which begin as soon as this is recorded: what happens in them is in their own runs."""
     task = call.input
     for index, one in enumerate(reply.output.calls):
-        if isinstance(one.disposition, AsSubagent) and task.purpose == "call":
+        if isinstance(one.disposition, AsSubagent):
             child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
             began = ToolStarted(
                 **facts(call),
@@ -227,6 +228,8 @@ def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
             if item.decided is not None:
                 key = _result_key(task.scope, head, item.call_id)
                 yield decided(item.decided, item.call_id, item.name, key, said)
+                if item.decided.state == "approved":  # a client was to run it since then
+                    yield NewEvent(ToolStarted(**said, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
                 result = ToolCompleted(
                     **said,

@@ -6,16 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..ports import NewEvent, ToolCall
-from ..types.events import QuestionAnswered, QuestionAsked
+from ..types.events import QuestionAnswered, QuestionAsked, ToolStarted
 from ..types.question import AsCallback, Question
 from ..types.wire import ModelOutput
 
 
-def handed(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """The calls of a reply that a client is to run; not those that somebody has to approve first."""
+def handed(output: ModelOutput, said: dict[str, Any], owner: str) -> Iterator[NewEvent]:
+    """The calls of a reply that a client is to run; not those that somebody has to approve first.
+
+    They begin as any other call does, under the ``owner`` of the model call.
+    """
     for call in output.calls:
         how = call.disposition
         if isinstance(how, AsCallback) and call.approval is None:
+            begins = ToolStarted(**said, call_id=call.id, name=call.name, arguments=call.arguments)
+            yield NewEvent(begins, key=f"tool/{owner}/{call.id}")
             event = QuestionAsked(
                 **said,
                 call_id=call.id,

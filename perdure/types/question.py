@@ -74,7 +74,8 @@ class CallAnswer(Data):
     by: str | None = Field(default=None, max_length=200)
     """Who answers, as the sender says."""
     hash: str | None = Field(default=None, max_length=100)
-    """The ``hash`` of what was looked at, as ``status`` has it: refused if the call asks something else now."""
+    """The ``hash`` of what was looked at, as ``status`` has it: refused if the call asks something else now. Without
+    one, what the call asks first is answered: so whoever repeats himself does not answer the next question."""
 
     @model_validator(mode="before")
     @classmethod

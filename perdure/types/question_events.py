@@ -10,7 +10,8 @@ from .event import Event
 class QuestionAsked(Event):
     """A call waits for an answer: its tool asks something, or a client is to run it (``kind="callback"``).
 
-    Not said of a callback that somebody has to approve first.
+    Of a callback, ``tool.started`` stands before it. Not said of one that somebody has to approve first: of that
+    ``tool.started`` comes with the result.
     """
 
     type: Literal["question.asked"] = "question.asked"

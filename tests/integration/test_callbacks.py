@@ -30,6 +30,8 @@ class Selection(BaseModel):
 
 show = callback_tool("show", "Show a file in the editor, and get what the user selects.", Place, output=Selection)
 read = callback_tool("read", "Read the page.")
+KINDS = ("tool.started", "question.asked", "tool.completed")
+"""Of a call that a client runs, in order."""
 
 
 def agent(*replies: Any, **options: Any) -> Agent:
@@ -126,7 +128,8 @@ async def test_somebody_approves_it_before_a_client_is_to_run_it(engine: Engine)
         await run.result()
         assert await told(run) == ["open", "Denied by ana"]
         events = [event async for event in run.events(wait=False) if getattr(event, "call_id", "") == first.call_id]
-        assert [event.type for event in events] == ["approval.requested", "approval.decided", "tool.completed"]
+        kinds = ["approval.requested", "approval.decided", "tool.started", "tool.completed"]
+        assert [event.type for event in events] == kinds
 
 
 async def test_a_long_text_goes_by_way_of_the_store(engine: Engine) -> None:
@@ -168,10 +171,14 @@ async def test_events_and_hooks_say_what_a_client_is_to_run(engine: Engine) -> N
         await asked(run)
         assert heard == [("callback", "show", {"path": "/a"}, None)]
         events = [event async for event in run.events(wait=False) if event.type == "question.asked"]
+        heard_id = events[0].call_id
         assert [(one.kind, one.name, one.arguments) for one in events] == [("callback", "show", {"path": "/a"})]
         await run.answer(value={"text": "x"}, by="ana")
         await run.result()
-        (done,) = [event async for event in run.events(wait=False) if event.type == "tool.completed"]
+        said = [event async for event in run.events(wait=False) if event.type in KINDS]
+        assert [one.type for one in said] == list(KINDS)
+        assert {one.call_id for one in said} == {heard_id}
+        done = said[-1]
         assert (done.content, done.answered_by) == ('{"text": "x"}', "ana")
 
 

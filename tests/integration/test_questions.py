@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, field_validator
+from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Approval, Run, RunContext, ToolContext, hook, tool
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, QuestionDeclinedError
@@ -177,6 +178,9 @@ async def test_what_is_no_answer_is_refused_without_a_trace(engine: Engine) -> N
         for raw in wrong:
             with pytest.raises(Exception, match="Workflow update failed"):
                 await run.handle.execute_update("answer_call", raw)
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await run.handle.execute_update("answer_call", {"call_id": ids["pay"], "value": "\ud800"})
+        assert "does not fit what is asked" in str(refused.value.cause)
         with pytest.raises(InvalidInputError, match="no call 'other' waits for an answer"):
             await run.answer("other", 1)
         with pytest.raises(InvalidInputError, match="2 calls of run"):
@@ -240,7 +244,7 @@ async def test_an_inline_tool_that_asks_waits_like_any_other(engine: Engine) -> 
         for one in await asked(run, 2):
             await run.answer(one.call_id, "x")
         for one in await asked(run, 2, "Second?"):
-            await run.answer(one.call_id, 1)
+            await run.answer(one.call_id, 1, hash=one.hash)
         await run.result()
         assert await told(run) == ["x and 2", "x and 2"]
 

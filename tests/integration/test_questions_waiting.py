@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -92,3 +93,12 @@ async def test_a_tool_that_is_gone_when_it_was_answered_is_an_error(engine: Engi
         await run.answer(value="savings")
         await run.result()
         assert (await told(run))[0].startswith("tool not found: transfer")
+
+
+async def test_who_stops_waiting_for_his_answer_to_be_taken_is_not_told_that_the_server_is_gone(engine: Engine) -> None:
+    async with engine.served(Agent("reader", ScriptedProvider([call("read"), "Done."]), tools=[read])) as client:
+        run = await client.start("reader", "Go.")
+        (one,) = await asked(run)
+    with pytest.raises(TimeoutError):  # there is no worker that could take it
+        async with asyncio.timeout(0.3):
+            await run.answer(one.call_id, "x")

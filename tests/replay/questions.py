@@ -59,11 +59,10 @@ async def questions_answered(engine: Engine) -> Run:
             except PerdureError as error:
                 print(f"  refused with {type(error).__name__}")
 
-        async def again() -> bool:
-            return any(one.question == "Sure?" for one in (await run.status()).approvals)
+        async def again() -> str | None:
+            return next((one.hash for one in (await run.status()).approvals if one.question == "Sure?"), None)
 
-        await eventually(again)
-        await run.answer(waits["ask"].call_id, True, by="ana")
+        await run.answer(waits["ask"].call_id, True, by="ana", hash=await eventually(again))
         await run.approve(waits["careful"].call_id, by="ana")
         await run.answer(waits["careful"].call_id, error="it is locked", by="bea")
         await _end(run)

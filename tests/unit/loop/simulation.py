@@ -235,7 +235,7 @@ class Simulation:
         """Somebody answers the first call that waits for it."""
         waits = next(one for one in loop.status(self.state).approvals if one.kind != "approval")
         said: dict[str, Any] = {"error": "no"} if declined else {"value": True}
-        loop.answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said}, self.now)
+        loop.answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said, "hash": waits.hash}, self.now)
         if waits.kind == "callback" and not declined:
             self.plain.add(waits.call_id)
 

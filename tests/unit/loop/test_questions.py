@@ -33,6 +33,12 @@ def answer(state: RunState, id: str = "c1", at: float = 0, **said: Any) -> Any:
     return loop.answer_call(state, {"call_id": id, **said}, NOW + timedelta(seconds=at))
 
 
+def again(state: RunState, **said: Any) -> Any:
+    """Answer what the only call that waits asks now, whatever it has asked before."""
+    (waits,) = loop.status(state).approvals
+    return answer(state, hash=waits.hash, **said)
+
+
 def test_a_callback_waits_beside_the_others_and_its_answer_is_its_result() -> None:
     state = asked(handed("c1"), call("c2"))
     step = loop.decide(state)
@@ -60,7 +66,7 @@ def test_a_call_that_asks_is_run_again_with_its_answers() -> None:
     loop.ask_person(state, one.op, Question(text="Really?"), NOW)
     (waits,) = loop.status(state).approvals
     assert (waits.question, waits.form) == ("Really?", None)
-    answer(state, error="no", by="bea")
+    again(state, error="no", by="bea")
     (one,) = state.calls
     assert [(said.value, said.error) for said in one.answers] == [(True, None), (None, "no")]
 
@@ -124,10 +130,10 @@ def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
     state = questioned(question=Question(text="?", form={"default": None}))
     answer(state, value={"a": None})
     loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
-    answer(state, value=None)
-    again = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
-    assert again == state
-    assert [said.value for said in again.calls[0].answers] == [{"a": None}, None]
+    again(state, value=None)
+    later = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    assert later == state
+    assert [said.value for said in later.calls[0].answers] == [{"a": None}, None]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +174,11 @@ def test_a_value_that_is_nested_too_deep_is_refused() -> None:
 def test_all_answers_of_a_call_have_a_size_together() -> None:
     state, large = questioned(question=Question(text="?")), "x" * 60_000
     for _ in range(ANSWERS_BYTES // 60_000):
-        answer(state, value=large)
+        again(state, value=large)
         loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
     with pytest.raises(InvalidInputError, match="as JSON and may have"):
-        answer(state, value=large)
-    answer(state, error="there is no room")
+        again(state, value=large)
+    again(state, error="there is no room")
 
 
 def test_what_is_asked_at_once_has_a_size() -> None:
@@ -219,8 +225,11 @@ def test_who_comes_later_hears_who_was_quicker_and_who_repeats_himself_gets_it_b
     with pytest.raises(ApprovalDecidedError, match="already answered by ana"):
         answer(state, value=False, by="bea", hash=first.hash)
     assert answer(state, value=True, by="ana", hash=first.hash) == past
+    assert answer(state, value=True, by="ana") == past  # who repeats himself does not answer the next question
+    with pytest.raises(ApprovalDecidedError, match=r"already answered by ana.*\n.*send its `hash`"):
+        answer(state, value=False, by="bea")
     assert len(state.calls[0].answers) == 1
-    answer(state, value=True, by="ana")
+    again(state, value=True, by="ana")
     assert len(state.calls[0].answers) == 2
 
 
@@ -253,3 +262,19 @@ def test_lone_surrogates_do_not_get_in() -> None:
     answer(state, value={"a": "\ud800"})
     (said,) = state.calls[0].answers
     assert said.value["a"].encode()
+
+
+@pytest.mark.parametrize("ends", ["in time", "cancelled"])
+def test_who_let_a_client_run_a_call_is_told_however_it_ends(ends: str) -> None:
+    state = asked(waiting("c1").model_copy(update={"disposition": AsCallback(expires=10)}), call("c2"))
+    decide(state, "c1", "approve", by="ana")
+    if ends == "cancelled":
+        loop.cancel(state)
+    else:
+        loop.ask(state, NOW)
+        loop.ask(state, NOW + timedelta(seconds=11))
+    result = state.calls[0].result if state.calls else state.carry[0]
+    assert isinstance(result, NewResult)
+    assert result.is_error
+    assert result.decided is not None
+    assert (result.decided.state, result.decided.by) == ("approved", "ana")
