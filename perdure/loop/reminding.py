@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ..types.approval import Reminder
 from ..types.state import PendingCall, RunState
-from .asking import asks
+from .asking import asks, expects
 
 _SAME = 1e-6
 """Of an interval: so much of it is the error of a float, and no time."""
@@ -65,3 +65,9 @@ def beside(state: RunState) -> float | None:
     """
     waits = [one.waiting for one in state.calls if asks(one) and one.waiting and one.waiting.next is not None]
     return min((at for one in waits for at in (one.until, one.next) if at is not None), default=None)
+
+
+def answer_due(state: RunState) -> float | None:
+    """When the next call that waits for an answer expires: seconds since 1970."""
+    ends = [one.expects.until for one in state.calls if expects(one) and one.expects and one.expects.until is not None]
+    return min(ends, default=None)

@@ -15,6 +15,9 @@ from .work import Work
 BESIDE = "calls-begin-when-decided"
 """An execution of an engine before this one began such a call when the others had ended."""
 
+EXPIRES = "answers-expire-beside-calls"
+"""An execution of an engine before this one ended the wait for an answer when the other calls had ended."""
+
 
 async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, children: Children) -> None:
     """Run ``calls`` to their end, and those that are decided on by then."""
@@ -37,6 +40,9 @@ class _Calls:
         self._flying: set[int] = set()
         """Operations of the calls that are under way."""
         self._may = True
+        self._due: float | None = None
+        """When a call expires that waits for an answer, as far as that is known here."""
+        self._looks = False
 
     def of(self, calls: Iterable[PendingCall]) -> list[Coroutine[Any, Any, None]]:
         """``calls``, to be awaited."""
@@ -44,20 +50,27 @@ class _Calls:
 
     def there(self) -> bool:
         """See base."""
-        return bool(loop.due(self._state)) or self._joins()
+        return bool(loop.due(self._state)) or self._joins() or loop.answer_due(self._state) != self._due
 
     def _joins(self) -> bool:
         return self._may and bool(loop.joining(self._state, self._flying))
 
     def timeout(self) -> float | None:
-        """See base: when a reminder is due."""
-        at = loop.beside(self._state)
+        """See base: when a reminder is due, or the wait for an answer ends."""
+        self._due = loop.answer_due(self._state)
+        if self._due is not None:
+            self._looks = host.patched(EXPIRES)
+        at = self._next()
         return None if at is None else max(at - host.now().timestamp(), 0.001)
+
+    def _next(self) -> float | None:
+        ends = [loop.beside(self._state), self._due if self._looks else None]
+        return min((at for at in ends if at is not None), default=None)
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
         """See base. Asked only where a call could begin: a run that has none keeps the history that it always had."""
         begun: list[Coroutine[Any, Any, None]] = []
-        if loop.beside(self._state) is not None:
+        if self._next() is not None:
             loop.ask(self._state, host.now())
         if loop.due(self._state):
             begun.append(steps.remind(self._state, self._work.stopping))

@@ -270,6 +270,35 @@ async def test_an_answered_call_goes_on_while_others_are_still_running(engine: E
         assert await told(run) == ["at last", "paid bo 3 of savings"]
 
 
+async def test_a_question_expires_while_other_calls_are_still_running(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        await gate()
+        return "at last"
+
+    @tool
+    async def hasty(ctx: ToolContext) -> str:
+        """Ask in a hurry."""
+        return str(await ctx.ask("Quick?", expires=0.3))
+
+    one = agent([call("slow"), call("hasty")], "Done.", tools=[slow, hasty])
+    async with engine.served(one) as client:
+        run = await client.start("clerk", "Go.")
+
+        async def expired() -> bool:
+            status = await run.status()
+            return not status.approvals and [one.state for one in status.decided] == ["expired"]
+
+        await eventually(expired, what="the end of the time to answer")
+        assert gate.left == 0
+        gate.open()
+        await run.result()
+        assert await told(run) == ["at last", "Expired: nobody answered the call of hasty in time"]
+
+
 async def test_a_call_is_approved_first_and_then_asks(engine: Engine) -> None:
     approved = tool(pay.fn, name="pay", needs_approval=Approval(expires="1d"))
     async with engine.served(agent(call("pay", who="bo"), "Done.", tools=[approved])) as client:
