@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .decided import past_of
 from .errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
@@ -52,6 +55,17 @@ async def decide(
     return await _sent(run, said, since)
 
 
+def _plain(arguments: dict[str, Any]) -> Any:
+    """As they are, and not as pydantic would mend them: somebody approves these. Raises ``InvalidInputError``."""
+    try:
+        plain = to_jsonable_python(arguments, by_alias=True)
+        json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        hint = "Give plain values: finite numbers, texts without lone surrogates."
+        raise InvalidInputError(f"the arguments cannot be written as JSON: {error}", hint=hint) from None
+    return plain
+
+
 async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
     """See ``Run.revoke``."""
     payload = {"tool": tool, "by": by or run.client.actor}
@@ -60,7 +74,9 @@ async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
 
 
 async def _sent(run: Run, said: ApprovalDecision, since: str | None) -> DecidedApproval:
-    payload = said.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    payload = said.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"arguments"})
+    if said.arguments is not None:
+        payload["arguments"] = _plain(said.arguments)
     try:
         unheard = "no answer to a decision; it can be sent again"
         raw = await updated(run, "decide_approval", payload, unheard=unheard, since=since)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..types.approval import (
     Waiting,
     arguments_hash,
 )
+from ..types.interface import NESTED, too_deep
 from ..types.messages import clean
 from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import AsActivity, NewResult
@@ -65,6 +67,11 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalD
     the same person has decided the same before, ``ApprovalExpiredError``; ``RunClosedError`` where the run is ending.
     """
     decision = _read(raw)
+    _check_plain(decision)
+    return _checked(state, decision, now)
+
+
+def _checked(state: RunState | None, decision: ApprovalDecision, now: datetime) -> ApprovalDecision:
     if state is None or _before(state, decision) is not None:
         return decision
     if state.cancelled or (state.turn is not None and state.turn.failure is not None):
@@ -92,7 +99,7 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalD
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Carry a decision out; one that was carried out before is given back. Raises as :func:`check_approval`."""
     ask(state, now)
-    decision = check_approval(state, raw, now)
+    decision = _checked(state, _read(raw), now)
     if (past := _before(state, decision)) is not None:
         return past
     pending = next(one for one in state.calls if one.call.id == decision.call_id and asks(one))
@@ -209,6 +216,19 @@ def _read(raw: Any) -> ApprovalDecision:
         if (found := size(decision.arguments)) > CHANGED_BYTES:
             raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
     return decision
+
+
+def _check_plain(decision: ApprovalDecision) -> None:
+    """Asked before a decision is taken, and not as it is carried out: histories have some that earlier engines took."""
+    if decision.arguments is None:
+        return
+    if too_deep(decision.arguments):
+        raise InvalidInputError(f"arguments: they are nested deeper than {NESTED} levels")
+    try:
+        json.dumps(decision.arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        hint = "Numbers are finite, and texts have no lone surrogates."
+        raise InvalidInputError(f"arguments: they are no plain JSON: {error}", hint=hint) from None
 
 
 def _none_waits(state: RunState, call_id: str) -> Exception:
