@@ -23,7 +23,7 @@ from .branching import drop_branches, open_branches
 from .compacting import after_reply
 from .decide import CallModel, Close
 from .finish import REMINDER_ID, reminder
-from .limits import admit, failure, most_iterations, uses
+from .limits import admit, failure, largest, most_iterations, uses
 from .overrides import keep
 
 
@@ -112,6 +112,8 @@ def _count(state: RunState, turn: Turn, output: ModelOutput) -> None:
     turn.unasked += output.unasked
     state.iterations += 1
     state.usage += output.usage
+    if not output.unasked:
+        state.largest = largest(state, output.usage.total_tokens, output.cost_usd)
     if output.cost_usd is not None:
         state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
 

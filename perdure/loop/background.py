@@ -20,7 +20,7 @@ from .decide import Ending
 from .receive import refuse
 from .remote import fits_beside
 from .sizes import size
-from .subagents import CANCELLED, INTERRUPTED, Ended, child_start, refused
+from .subagents import CANCELLED, INTERRUPTED, SPENT, Ended, child_start, refused, unanswered
 
 WAITING_BYTES = 256 * 1024
 """Of answers, as JSON, that nobody has collected: with more of them no other subagent is started in background."""
@@ -130,6 +130,8 @@ def report(state: RunState, status: Ending) -> ChildEnded:
         error = f"{failure.type}: {failure.message}"
     elif answer.finish_reason == "interrupted":
         status, error = "cancelled", answer.content or INTERRUPTED
+    elif unanswered(answer):
+        status, error = "failed", SPENT
     good = status == "completed"
     return ChildEnded(
         context_id=state.context_id,

@@ -111,8 +111,31 @@ def _inherited(state: RunState, bounds: dict[str, Any]) -> dict[str, Any]:
     """``bounds``, and no more than what the parent of a subagent had left for it."""
     if state.parent is None or state.parent.limits is None:
         return bounds
-    both = {name: (bounds[name], getattr(state.parent.limits, name)) for name in BUDGETS}
+    left: dict[str, Any] = {name: getattr(state.parent.limits, name) for name in BUDGETS}
+    for name, free in _kept_free(state).items():
+        left[name] = None if left[name] is None else max(0, left[name] - free)
+    both = {name: (bounds[name], left[name]) for name in BUDGETS}
     return {name: min((one for one in two if one is not None), default=None) for name, two in both.items()}
+
+
+def _kept_free(state: RunState) -> dict[str, float]:
+    """Of what its parent had left for a subagent: room for the call that exceeds a limit, and for its answer.
+
+    Its siblings run at the same time: if each went one call too far, the tree would go as many too far.
+    """
+    assert state.parent is not None, "a subagent"
+    call, calls = state.largest, 2 if state.limits.on_limit == "finish" else 1
+    if state.parent.largest is None:  # an engine before this one started it
+        return {}
+    if call is None:
+        call, calls = state.parent.largest, 1
+    return {"tokens": calls * (call.tokens or 0), "cost_usd": calls * (call.cost_usd or 0.0)}
+
+
+def largest(state: RunState, tokens: int, cost_usd: float | None) -> Bounds:
+    """The largest model call so far, one of ``tokens`` and ``cost_usd`` included."""
+    before = state.largest or Bounds()
+    return Bounds(tokens=max(before.tokens or 0, tokens), cost_usd=max(before.cost_usd or 0.0, cost_usd or 0.0))
 
 
 def _bounds(bounds: Bounds | None, over: dict[str, Any]) -> dict[str, Any]:

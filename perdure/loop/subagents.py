@@ -15,12 +15,13 @@ from ..types.wire import AsSubagent, NewResult
 from . import branching
 from .apply import apply_result
 from .children import running
-from .limits import left, uses
+from .limits import largest, left, uses
 from .remote import fits_beside
 from .sizes import RUN_ID_BYTES
 
 CANCELLED = "RunCancelledError: the subagent was cancelled"
 INTERRUPTED = "Interrupted: the subagent was interrupted before it had an answer"
+SPENT = "BudgetExceededError: the subagent ended at its limit, before it had an answer"
 MAX_DEPTH = 5
 """How deep subagents may be nested: agents that call each other by name would go on without end."""
 _PAID = ("tokens", "cost_usd")
@@ -70,6 +71,7 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
         scope=_key(state, pending, how),
         depth=depth,
         limits=limits,
+        largest=None if limits is None else _largest(state),
         background=how.background is not None,
         lineage=lineage(state, pending.call.id, how.agent),
     )
@@ -110,6 +112,9 @@ def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping
             text = response.content or INTERRUPTED
             apply_result(state, pending.op, refused(pending, text))
         return
+    if unanswered(response):
+        apply_result(state, pending.op, refused(pending, SPENT))
+        return
     said = None if response.blob is not None else response.content
     if not fits_beside(state, said):
         text = f"too long: with the answer of {child_id(state, pending)} those of this reply are: ask fewer at once"
@@ -127,6 +132,11 @@ def count_child(state: RunState, ended: Ended) -> None:
         state.tool_calls += used.tool_calls or 0
         if used.cost_usd is not None:
             state.cost_usd = (state.cost_usd or 0.0) + used.cost_usd
+
+
+def unanswered(response: Response) -> bool:
+    """Whether it ended at a limit before it could say anything."""
+    return response.finish_reason == "limit" and not response.content and response.blob is None
 
 
 def was_stopped(ended: Ended) -> bool:
@@ -168,6 +178,12 @@ def _share(state: RunState, how: AsSubagent) -> Bounds | None:
         if name in parts:
             parts[name] = parts[name] / max(1, sharers) if name == "cost_usd" else parts[name] // max(1, sharers)
     return Bounds.model_validate(parts)
+
+
+def _largest(state: RunState) -> Bounds | None:
+    """The largest model call of this run and of those above it."""
+    above = state.parent.largest if state.parent else None
+    return state.largest if above is None else largest(state, above.tokens or 0, above.cost_usd)
 
 
 def _key(state: RunState, pending: PendingCall, how: AsSubagent) -> str:

@@ -115,6 +115,8 @@ class Parent(Strict):
     """1 for the child of a run that somebody started."""
     limits: Bounds | None = None
     """What is left for it of the budgets of its parent."""
+    largest: Bounds | None = None
+    """Tokens and cost of the largest model call above it: as much is kept free for its own first."""
     background: bool = Field(default=False, exclude_if=operator.not_)
     """Nobody awaits it: it tells its parent when it has ended."""
     lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)

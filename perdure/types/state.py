@@ -204,6 +204,8 @@ class RunState(Part):
     """The list of the tools of the agent's toolsets, as the run took it."""
     usage: Usage = Usage()
     cost_usd: float | None = None
+    largest: Bounds | None = None
+    """Tokens and cost of the largest model call so far."""
     iterations: int = 0
     """Model calls of all turns."""
     tool_calls: int = 0

@@ -266,9 +266,9 @@ async def test_a_tree_keeps_to_the_budget_of_its_root(engine: Engine) -> None:
         response = await run.result()
         children = [await client.run(f"{run.id}/{n}").result() for n in (1, 2, 3)]
     largest = max(message.usage.total_tokens for one in children for message in one.messages if message.usage)
-    assert all(child.usage.total_tokens >= 20_000 / 3 * 0.9 for child in children)
-    assert 20_000 <= response.usage.total_tokens <= 20_000 + 2 * 3 * largest
-    assert response.finish_reason == "limit"
+    assert all(child.finish_reason == "limit" for child in children)
+    assert all(20_000 / 3 - 3 * largest <= child.usage.total_tokens <= 20_000 / 3 for child in children)
+    assert response.usage.total_tokens <= 20_000 + largest
 
 
 async def test_a_child_killed_with_its_worker_goes_on(engine: Engine) -> None:

@@ -60,6 +60,16 @@ async def subagents_under_a_limit(engine: Engine) -> Run:
 
 
 @scenario
+async def subagent_at_its_limit(engine: Engine) -> Run:
+    """It would go on for ever, and keeps room for its answer."""
+    endless = helper(lambda r: call("add", a=1, b=1) if r.tools else "Stopped.")
+    async with engine.served(caller([asked(2), "Done."], endless, limits=Limits(tokens=2000))) as client:
+        run = await client.start("recorded", "Go.")
+        await _end(run)
+        return client.run(f"{run.id}/1")
+
+
+@scenario
 async def subagents_too_deep(engine: Engine) -> Run:
     """The agent calls itself."""
 

@@ -13,7 +13,7 @@ from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
-from tests.unit.loop.build import asks, call, model, opened
+from tests.unit.loop.build import asks, call, model, opened, says
 
 BUDGET = AgentLimits(run=Bounds(tokens=100, cost_usd=1.0, tool_calls=10, wall_time=60))
 
@@ -103,6 +103,37 @@ def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
         "tool_calls": 9,
         "max_iterations": 50,
     }
+
+
+@pytest.mark.parametrize("on_limit", ["finish", "return", "error"])
+def test_a_child_that_reaches_its_limit_has_not_exceeded_it(on_limit: Any) -> None:
+    """Its siblings reach theirs at the same time: together they would exceed the tree's by a call each."""
+    state = opened()
+    model(state, asks(*map(ask, range(3)), limits=AgentLimits(run=Bounds(tokens=340)), usage=Usage(input_tokens=40)))
+    child = loop.open_state(started(state), "c", "s")
+    took = 0
+    while isinstance(step := loop.decide(child), loop.CallModel):
+        took += 15
+        asked = asks(call(), limits=AgentLimits(on_limit=on_limit), usage=Usage(input_tokens=15))
+        model(child, says("Done.", usage=Usage(input_tokens=15)) if step.purpose == "force_finish" else asked)
+        for pending in list(child.calls):
+            loop.apply_result(child, pending.op, NewResult(call_id=pending.call.id, name="look", text="x"))
+        loop.settle(child)
+    assert 100 - 2 * 15 < took <= 100
+    assert child.usage.total_tokens == took
+
+
+def test_a_child_that_has_no_room_for_a_call_asks_no_model() -> None:
+    state = opened()
+    model(state, asks(*map(ask, range(3)), limits=AgentLimits(run=Bounds(tokens=150)), usage=Usage(input_tokens=40)))
+    child = loop.open_state(started(state), "c", "s")
+    loop.settle(child)
+    assert not isinstance(loop.decide(child), loop.CallModel)
+    loop.apply_child(state, state.calls[0], loop.Ended(loop.response(child)), stopping=False)
+    result = state.calls[0].result
+    assert isinstance(result, NewResult)
+    assert result.is_error
+    assert result.text == "BudgetExceededError: the subagent ended at its limit, before it had an answer"
 
 
 def test_what_a_child_used_counts() -> None:
