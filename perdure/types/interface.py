@@ -104,8 +104,13 @@ class UserMessage(Strict):
         return {**raw, "content": None}
 
 
-class Parent(Strict):
-    """Whose call a subagent answers. A parent says it of its child; nobody else needs to."""
+class Parent(Data):
+    """Whose call a subagent answers. A parent says it of its child; nobody else needs to.
+
+    One of a newer engine may say more than the worker that takes the child understands: that is let pass.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     context_id: str = Field(min_length=1, max_length=2000)
     call_id: str = Field(max_length=CALL_ID_CHARS)

@@ -136,6 +136,14 @@ def test_a_child_that_has_no_room_for_a_call_asks_no_model() -> None:
     assert result.text == "BudgetExceededError: the subagent ended at its limit, before it had an answer"
 
 
+def test_what_a_parent_of_a_newer_engine_says_besides_is_let_pass() -> None:
+    """In a rolling deploy an older worker may take the child."""
+    start = started(asking())
+    start["parent"]["of a later version"] = 7
+    child = loop.open_state(start, "c", "s")
+    assert child.parent == loop.open_state(started(asking()), "c", "s").parent
+
+
 def test_what_a_child_used_counts() -> None:
     state = asking(2)
     used = Response(content="Found.", usage=Usage(input_tokens=7, output_tokens=3), cost_usd=0.25, tool_calls=4)
