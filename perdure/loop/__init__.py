@@ -31,7 +31,7 @@ from .past import turn_status
 from .questions import answer_call, ask_person, check_answer
 from .questions import repeats as repeats_answer
 from .receive import check_message, receive, send
-from .reminding import Reminding, answer_due, beside, due, remind
+from .reminding import Reminding, beside, due, expiry, remind
 from .settling import read_limits, settle
 from .standing import check_revocation, revoke
 from .start import carry_over, open_state, parse_start
@@ -54,7 +54,6 @@ __all__ = [
     "Wait",
     "abort",
     "answer_call",
-    "answer_due",
     "apply_branch",
     "apply_child",
     "apply_closed",
@@ -79,6 +78,7 @@ __all__ = [
     "decide",
     "decide_approval",
     "due",
+    "expiry",
     "fail",
     "gather",
     "interrupt",

@@ -59,15 +59,12 @@ def remind(state: RunState, now: datetime) -> Reminding:
 
 
 def beside(state: RunState) -> float | None:
-    """When it is to be looked while other calls run: seconds since 1970. None where no call has reminders.
-
-    Engines before this one looked when they had ended.
-    """
+    """When it is to be looked while other calls run: seconds since 1970. None where no call has reminders."""
     waits = [one.waiting for one in state.calls if asks(one) and one.waiting and one.waiting.next is not None]
     return min((at for one in waits for at in (one.until, one.next) if at is not None), default=None)
 
 
-def answer_due(state: RunState) -> float | None:
-    """When the next call that waits for an answer expires: seconds since 1970."""
-    ends = [one.expects.until for one in state.calls if expects(one) and one.expects and one.expects.until is not None]
-    return min(ends, default=None)
+def expiry(state: RunState) -> float | None:
+    """When the next call's wait for a person ends by itself: seconds since 1970."""
+    waits = [one.waiting for one in state.calls if asks(one)] + [one.expects for one in state.calls if expects(one)]
+    return min((wait.until for wait in waits if wait is not None and wait.until is not None), default=None)

@@ -15,8 +15,8 @@ from .work import Work
 BESIDE = "calls-begin-when-decided"
 """An execution of an engine before this one began such a call when the others had ended."""
 
-EXPIRES = "answers-expire-beside-calls"
-"""An execution of an engine before this one ended the wait for an answer when the other calls had ended."""
+EXPIRES = "waits-end-beside-calls"
+"""An execution of an engine before this one ended the wait for a person when the other calls had ended."""
 
 
 async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, children: Children) -> None:
@@ -41,7 +41,7 @@ class _Calls:
         """Operations of the calls that are under way."""
         self._may = True
         self._due: float | None = None
-        """When a call expires that waits for an answer, as far as that is known here."""
+        """When a call expires that waits for a person, as far as that is known here."""
         self._looks = False
 
     def of(self, calls: Iterable[PendingCall]) -> list[Coroutine[Any, Any, None]]:
@@ -50,14 +50,14 @@ class _Calls:
 
     def there(self) -> bool:
         """See base."""
-        return bool(loop.due(self._state)) or self._joins() or loop.answer_due(self._state) != self._due
+        return bool(loop.due(self._state)) or self._joins() or loop.expiry(self._state) != self._due
 
     def _joins(self) -> bool:
         return self._may and bool(loop.joining(self._state, self._flying))
 
     def timeout(self) -> float | None:
-        """See base: when a reminder is due, or the wait for an answer ends."""
-        self._due = loop.answer_due(self._state)
+        """See base: when a reminder is due, or the wait for a person ends."""
+        self._due = loop.expiry(self._state)
         if self._due is not None:
             self._looks = host.patched(EXPIRES)
         at = self._next()

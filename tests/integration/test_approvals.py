@@ -125,6 +125,40 @@ async def test_an_approved_call_begins_while_others_are_still_running(engine: En
         assert await told(run) == ["at last", "refunded 5 of a", "refunded 6 of b"]
 
 
+async def test_an_approval_expires_while_other_calls_are_still_running(engine: Engine) -> None:
+    gate = Gate()
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        await gate()
+        return "at last"
+
+    @tool(needs_approval=Approval(expires=0.3))
+    async def denied() -> str:
+        """Run only if somebody says so."""
+        return "ran"
+
+    @tool(needs_approval=Approval(expires=0.3, on_expiry="approve"))
+    async def approved() -> str:
+        """Run unless somebody says no."""
+        RAN.append(("approved", 0.0))
+        return "ran"
+
+    replies = [[call("slow"), call("denied"), call("approved")], "Done."]
+    async with engine.served(agent(*replies, tools=[slow, denied, approved])) as client:
+        run = await client.start("support", "Go.")
+
+        async def over() -> bool:
+            return len((await run.status()).decided) == 2 and len(RAN) == 1
+
+        await eventually(over, what="the end of the time to decide")
+        assert gate.left == 0
+        gate.open()
+        await run.result()
+        assert [one.split(":")[0] for one in await told(run)] == ["at last", "Expired", "ran"]
+
+
 async def test_a_call_that_began_beside_others_is_stopped_with_them(engine: Engine) -> None:
     gate = Gate()
 

@@ -75,6 +75,30 @@ async def approvals_continue_as_new(engine: Engine) -> Run:
 
 
 @scenario
+async def approval_expires_beside_others(engine: Engine) -> Run:
+    """Its time ends while another call runs."""
+    gate = Gate()
+
+    @tool(name="gated")
+    async def gated() -> str:
+        """Wait."""
+        await gate()
+        return "at last"
+
+    replies = ScriptedProvider([[call("gated"), call("quick", a=2, b=2)], "Done."])
+    async with engine.served(Agent("recorded", replies, tools=[gated, quick])) as client:
+        run = await client.start("recorded", "Go.")
+
+        async def expired() -> bool:
+            return bool((await run.status()).decided)
+
+        await eventually(expired, deadline=30, what="the end of the time")
+        gate.open()
+        await _end(run)
+    return run
+
+
+@scenario
 async def approvals_reminded(engine: Engine) -> Run:
     """Reminders beside a call that runs, while nothing runs, and over continue-as-new; one expires, one is decided."""
     gate = Gate()
