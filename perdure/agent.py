@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,7 +22,7 @@ from .definition import (
 )
 from .errors import DefinitionError
 from .hooks import Hook, HookSet, checked_hooks
-from .hooks.hook import with_brought
+from .hooks.hook import listed_hooks, with_brought
 from .overriding import COPIES, check_agent_settings, overridden
 from .ports import Provider, Toolset, ToolSpec
 from .structured.typed import PARSE_RETRIES, Typed
@@ -90,7 +90,7 @@ class Agent(Typed):
         on_limit: OnLimit = "finish",
         limits: Limits | None = None,
         compaction: Compaction | Sequence[Compaction] | None = None,
-        hooks: Sequence[Hook | HookSet] = (),
+        hooks: Iterable[Hook | HookSet] = (),
         approvals: Sequence[Rule] = (),
     ) -> None:
         self.name = checked_name(name)
@@ -115,10 +115,11 @@ class Agent(Typed):
         self._declare(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.limits = checked_limits(name, limits)
+        hooks = listed_hooks(f"agent {name!r}", hooks)
+        self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = checked_compaction(name, with_brought(compaction, hooks))
         """How its conversations are kept short; None where they are not."""
         self.max_iterations = iterations(name, max_iterations, self.limits)
-        self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.approvals = checked_rules(name, approvals)
         """Which calls run unasked, wait for a person, or are denied: the first rule that matches."""
         self._overridden: dict[str, Agent] = {}

@@ -16,7 +16,7 @@ from . import config
 from .agent import Agent
 from .client import Client
 from .deciding import Deciding, checked_way
-from .errors import ApprovalPendingError, NoWorkerError, PerdureError
+from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError
 from .following.stream import text_of
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
@@ -77,6 +77,7 @@ async def call(
     on_approval: Any = None,
 ) -> Response:
     """See ``Agent.call``."""
+    _check_asked(agent, message)
     how = checked_way(on_approval)
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     options: dict[str, Any] = {
@@ -126,6 +127,7 @@ async def stream(
     on_approval: Any = None,
 ) -> AsyncGenerator[str, None]:
     """See ``Agent.stream``."""
+    _check_asked(agent, message)
     how = checked_way(on_approval)
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     options: dict[str, Any] = {
@@ -156,6 +158,15 @@ async def stream(
         finally:
             if id is None and not over:  # as of a call: nobody could come back for the rest
                 await _cancel(starting)
+
+
+def _check_asked(agent: Agent, message: Any) -> None:
+    """A run that is started without a message waits for one, and a call would wait with it."""
+    if message is None:
+        raise InvalidInputError(
+            f"agent {agent.name!r} was asked nothing: the message is None",
+            hint="Give it one. The answer of a run that there is already: await client.run(id).result().",
+        )
 
 
 async def _next(pieces: AsyncGenerator[str]) -> str | None:

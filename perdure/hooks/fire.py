@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AbortError, HookError
-from .hook import Hook
+from .hook import MAY_VETO, Hook, Veto
 
 logger = logging.getLogger("perdure.worker")
 
@@ -129,6 +129,9 @@ class _Group:
         return hook.fn(**{name: self._given[name] for name in hook.takes})
 
     def _took(self, value: Any) -> None:
+        if isinstance(value, Veto) and self.hook.event not in MAY_VETO:
+            can = ", ".join(MAY_VETO)
+            raise HookError(f"{_named(self.hook)} returned a Veto, and there is nothing to veto: {can} can")
         if not self.abandoned:
             self.stopped = bool(self._take(self.hook, value, self._given))
 
@@ -192,8 +195,14 @@ def _failed(hook: Hook, error: Exception) -> None:
     """Raise what is to be raised, or log it."""
     if isinstance(error, AbortError):
         raise error
-    why = f"{type(error).__name__}: {error}"
+    named, why = _named(hook), f"{type(error).__name__}: {error}"
     if hook.on_error == "log":
-        logger.warning("the hook %s (%s) failed, and the call goes on: %s", hook.name, hook.event, why)
+        logger.warning("%s failed, and the call goes on: %s", named, why)
         return
-    raise HookError(f"the hook {hook.name} ({hook.event}) failed: {why}") from error
+    if isinstance(error, HookError) and error.message.startswith(f"{named} "):  # what it returned will not do
+        raise error
+    raise HookError(f"{named} failed: {why}") from error
+
+
+def _named(hook: Hook) -> str:
+    return f"the hook {hook.name} ({hook.event})"

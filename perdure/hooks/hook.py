@@ -43,6 +43,14 @@ EVENTS: dict[Event, tuple[str, ...]] = {
 }
 """Every event, and what its hooks may ask for: a parameter is given what has its name."""
 
+MAY_VETO: tuple[Event, ...] = (
+    "before_llm_call",
+    "before_tool_call",
+    "before_subagent",
+    "on_user_message",
+    "on_user_injection",
+)
+"""What hooks may return a ``Veto`` for."""
 OF_TOOLS: tuple[Event, ...] = ("before_tool_call", "after_tool_call", "on_error")
 """What hooks of a tool may be for."""
 TIMEOUT = 60.0
@@ -95,8 +103,13 @@ def hook(
 
     Raises ``DefinitionError`` for an event that there is not, and for a parameter that the event does not give.
     """
-    if event not in EVENTS:
-        raise DefinitionError(f"there is no hook event {event!r}", hint=f"There is: {', '.join(EVENTS)}.")
+    if callable(event):
+        raise DefinitionError(
+            "@hook says which event the function is for",
+            hint=f'Write @hook("before_llm_call"). There is: {", ".join(EVENTS)}.',
+        )
+    if not isinstance(event, str) or event not in EVENTS:
+        raise DefinitionError(f"there is no hook event {event!r:.100}", hint=f"There is: {', '.join(EVENTS)}.")
     if on_error not in get_args(OnError):
         raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
@@ -127,6 +140,9 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
     called = name or str(getattr(fn, "__name__", type(fn).__name__))
     if isinstance(fn, Hook) or not callable(fn):
         raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")
+    called_as = (fn, getattr(fn, "__call__", None))  # noqa: B004  # asks what kind its call is, not whether it has one
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in called_as):
+        raise DefinitionError(f"hook {called!r}: a generator would never run", hint="Write return for yield.")
     given = EVENTS[event]
     takes: list[str] = []
     for parameter in _parameters(called, fn):
@@ -138,7 +154,7 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
             raise DefinitionError(
                 f"hook {called!r}: {event} gives no {parameter.name!r}", hint=f"It gives: {', '.join(given)}."
             )
-    is_async = any(map(inspect.iscoroutinefunction, (fn, getattr(fn, "__call__", None))))  # noqa: B004  # asks what kind its call is, not whether it has one
+    is_async = any(map(inspect.iscoroutinefunction, called_as))
     return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)), is_async)
 
 
@@ -151,6 +167,15 @@ def _parameters(called: str, fn: Callable[..., Any]) -> Iterable[inspect.Paramet
         ) from None
 
 
+def listed_hooks(owner: str, hooks: Any) -> tuple[Any, ...]:
+    """What ``owner`` was given; a set alone is a list of one. Raises ``DefinitionError`` for what is no list."""
+    if isinstance(hooks, HookSet):
+        return (hooks,)
+    if isinstance(hooks, Hook | str) or not isinstance(hooks, Iterable):
+        raise DefinitionError(f"{owner}: hooks must be a list, not {hooks!r:.100}", hint="Write hooks=[audit].")
+    return tuple(hooks)
+
+
 def checked_hooks(
     owner: str, hooks: Iterable[Any], events: Iterable[Event] = EVENTS, *, of_agent: bool = False
 ) -> tuple[Hook, ...]:
@@ -158,10 +183,8 @@ def checked_hooks(
 
     Raises ``DefinitionError`` for what is none, and for what only an agent can have.
     """
-    if isinstance(hooks, Hook) or not isinstance(hooks, Iterable) or isinstance(hooks, str):
-        raise DefinitionError(f"{owner}: hooks must be a list, not {hooks!r:.100}", hint="Write hooks=[audit].")
     listed: list[Hook] = []
-    for one in hooks:
+    for one in listed_hooks(owner, hooks):
         if not isinstance(one, Hook | HookSet):
             raise DefinitionError(
                 f"{owner}: {one!r:.100} is no hook", hint='Say which event it is for: @hook("before_llm_call").'

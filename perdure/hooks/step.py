@@ -49,6 +49,30 @@ class Step:
     fails has changed nothing.
     """
 
+    __slots__ = (
+        "_facts",
+        "_injected",
+        "_kept",
+        "_models",
+        "_tools",
+        "cost_usd",
+        "finished",
+        "forced",
+        "instructions",
+        "iteration",
+        "messages",
+        "settings",
+        "usage",
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(Step, name):
+            raise DefinitionError(
+                f"a step has no {name!r}",
+                hint=f"A setting is step.settings[{name!r}] = …; what a policy wants to remember goes into ctx.memory.",
+            )
+        super().__setattr__(name, value)
+
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self.iteration = facts.iteration
@@ -113,7 +137,7 @@ class Step:
 
     @model.setter
     def model(self, model: str | Sequence[str]) -> None:
-        models = (model,) if isinstance(model, str) else tuple(model)
+        models = (model,) if isinstance(model, str) else tuple(model) if isinstance(model, Sequence) else ()
         if not models or not all(isinstance(one, str) for one in models):
             raise DefinitionError(
                 f"step.model is the name of a model, or a list of names, not {model!r:.100}",
@@ -150,6 +174,8 @@ class Step:
 
     def trim(self, keep: int) -> None:
         """Leave out all messages but the first user's and the last ``keep``; a result keeps its call."""
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+            raise DefinitionError(f"step.trim: keep is a whole number of messages, not {keep!r:.100}")
         self.messages[:] = trimmed(self.messages, keep)
 
     def keep(self, scope: Literal["turn", "run"] = "turn") -> None:
@@ -207,6 +233,11 @@ class Step:
     def changes(self) -> dict[str, Any]:
         """What is other than it was, as plain JSON of a ``StepOverride``."""
         facts, changes = self._facts, cast(dict[str, Any], {})
+        if not isinstance(self.settings, Mapping):
+            raise DefinitionError(
+                f"step.settings is a dictionary, not {self.settings!r:.100}",
+                hint='del step.settings["seed"] takes one away, step.settings.clear() all of them.',
+            )
         if self._models != facts.models:
             changes["model"] = list(self._models)
         settings = {name: value for name, value in self.settings.items() if facts.settings.get(name, _MISSING) != value}

@@ -71,8 +71,9 @@ class MCPServer(Toolset):
 
         ``env`` is added to a few harmless variables (``PATH``, ``HOME``, …): the worker's own are not handed on. It is
         ``name``d after its command by default. ``options``: ``prefix``, ``on_change``, ``timeout``, ``recheck`` of
-        :class:`perdure.Toolset`.
+        :class:`perdure.Toolset`. Raises ``DefinitionError``.
         """
+        _check_command(command, args, env)
 
         def transport(_: Mapping[str, str], __: Status) -> AbstractAsyncContextManager[Any]:
             from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -204,6 +205,19 @@ class MCPServer(Toolset):
         if given is not None and not isinstance(given, Mapping):
             raise ToolError(f"the headers of MCP server {self.name!r} are {type(given).__name__}, and no mapping")
         return {str(key): str(value) for key, value in (given or {}).items()}
+
+
+def _check_command(command: Any, args: Any, env: Any) -> None:
+    """Raise ``DefinitionError`` for what no program can be started with."""
+    hint = 'For instance MCPServer.stdio("python", ["weather.py"], env={"KEY": "…"}).'
+    if not isinstance(command, str) or not command.strip():
+        raise DefinitionError(f"MCP server: the command is the name of a program, not {command!r:.200}", hint=hint)
+    if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(one, str) for one in args):
+        raise DefinitionError(f"MCP server {command}: its arguments are a list of texts, not {args!r:.200}", hint=hint)
+    if env is not None and not (
+        isinstance(env, Mapping) and all(isinstance(one, str) for pair in env.items() for one in pair)
+    ):
+        raise DefinitionError(f"MCP server {command}: env is a mapping of texts to texts", hint=hint)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +137,7 @@ def compactions(name: str, given: Any) -> Compactions | None:
     """The ways of agent ``name``, one of a kind; None without any. Raises ``DefinitionError``."""
     if given is None:
         return None
-    ways = [given] if isinstance(given, Compaction) or not isinstance(given, Iterable) else list(given)
+    ways = [given] if isinstance(given, Compaction | str | Mapping) or not isinstance(given, Iterable) else list(given)
     kinds = {Truncate: "truncate", ClearResults: "clear_results", Window: "window", Summarise: "summarise"}
     by_kind: dict[str, Any] = {}
     for way in ways:

@@ -224,6 +224,15 @@ async def test_the_reference_server_of_npm_over_stdio_and_over_http(engine: Engi
 def test_what_is_no_server_is_refused_where_it_is_written() -> None:
     with pytest.raises(DefinitionError, match=r"is no http\(s\) URL"):
         MCPServer.http("localhost:8000")
+    for command in (["python", "server.py"], "", None):
+        with pytest.raises(DefinitionError, match="the command is the name of a program"):
+            MCPServer.stdio(command)  # type: ignore[arg-type]
+    for args in ("server.py", ["--port", 8000], 7):
+        with pytest.raises(DefinitionError, match="MCP server python: its arguments are a list of texts"):
+            MCPServer.stdio("python", args)  # type: ignore[arg-type]
+    for env in ({"PORT": 8000}, ["KEY=x"]):
+        with pytest.raises(DefinitionError, match="MCP server python: env is a mapping of texts to texts"):
+            MCPServer.stdio("python", env=env)  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="two toolsets are called 'x'"):
         Agent("host", "openai:gpt-5", toolsets=[MCPServer.stdio("x"), MCPServer.stdio("x")])
 

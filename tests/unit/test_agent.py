@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Limits, Toolset, tool
+from perdure import Agent, Compaction, HookSet, Limits, Toolset, hook, tool
 from perdure.activities import Agents
+from perdure.contrib.hooks import auto_summarise
 from perdure.errors import AgentNotFoundError, DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider
 
@@ -214,3 +215,20 @@ def test_a_toolset_that_cannot_say_which_tools_there_are_is_refused() -> None:
 
     with pytest.raises(DefinitionError, match="agent 'a': toolset Crm has no method `list`"):
         Agent("a", "openai:gpt-5", toolsets=[Crm()])
+
+
+@pytest.mark.parametrize("wrong", [hook("on_finish")(lambda: None), None, "audit", 7])
+def test_hooks_that_are_no_list_are_refused(wrong: Any) -> None:
+    with pytest.raises(DefinitionError) as refused:
+        Agent("a", MODEL, hooks=wrong)
+    assert str(refused.value) == f"agent 'a': hooks must be a list, not {wrong!r}\nWrite hooks=[audit]."
+
+
+def test_a_set_of_hooks_alone_and_an_iterator_are_as_good_as_a_list() -> None:
+    first = hook("on_finish")(lambda: None)
+    assert list(Agent("a", MODEL, hooks=iter([first])).hooks) == [first]
+    assert list(Agent("a", MODEL, hooks=HookSet([first])).hooks) == [first]
+    assert (
+        Agent("a", MODEL, hooks=auto_summarise(80_000)).compaction
+        == Agent("a", MODEL, compaction=Compaction.summarise(at=80_000)).compaction
+    )

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from perdure import HookSet, hook
+from perdure import HookSet, Veto, hook
 from perdure.activities import AuthorLoop
 from perdure.errors import AbortError, DefinitionError, HookError
-from perdure.hooks import Given, Hook, fire, fire_all
+from perdure.hooks import Event, Given, Hook, fire, fire_all
+from perdure.hooks.hook import EVENTS, MAY_VETO
+from perdure.hooks.returned import request_from
 
 
 @pytest.fixture
@@ -188,6 +190,51 @@ def test_a_hook_is_checked_when_it_is_made() -> None:
         hook("on_finish")(lambda answer: answer)
     with pytest.raises(DefinitionError, match="on_error is 'fail' or 'log'"):
         hook("on_finish", on_error="ignore")  # type: ignore[arg-type]
+    for unhashable in ([], {}):
+        with pytest.raises(DefinitionError, match="no hook event"):
+            hook(unhashable)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match=r'Write @hook\("before_llm_call"\)'):
+        hook(print)  # type: ignore[arg-type]  # @hook without its event
+
+
+def test_a_generator_would_never_run() -> None:
+    def plain(step: Any) -> Iterator[Any]:
+        yield step
+
+    async def asynchronous(step: Any) -> Any:
+        yield step
+
+    for fn in (plain, asynchronous):
+        with pytest.raises(DefinitionError, match=f"hook '{fn.__name__}': a generator would never run"):
+            hook("on_iteration")(fn)
+
+
+@pytest.mark.parametrize("event", sorted(set(EVENTS) - set(MAY_VETO)))
+async def test_a_veto_of_what_has_happened_is_an_error(author: AuthorLoop, event: Event) -> None:
+    late = hook(event, name="late")(lambda: Veto("no"))
+    with pytest.raises(HookError) as raised:
+        await fire_all(author.run, [late], {})
+    assert raised.value.message.startswith(f"the hook late ({event}) returned a Veto, and there is nothing to veto: ")
+
+
+async def test_what_a_hook_may_not_return_is_said_once(author: AuthorLoop) -> None:
+    wrong = hook("before_llm_call", name="wrong")(lambda: 7)
+
+    def read(hook: Hook, returned: Any, given: Given) -> None:
+        request_from(hook, returned, given["request"])
+
+    with pytest.raises(HookError) as raised:
+        await fire_all(author.run, [wrong], {"request": None}, read)
+    assert raised.value.message.startswith("the hook wrong (before_llm_call) returned 7; it may return None, ")
+
+
+async def test_a_hook_that_raises_a_hook_error_of_its_own_is_named(author: AuthorLoop) -> None:
+    def check() -> None:
+        raise HookError("the log is full")
+
+    with pytest.raises(HookError) as raised:
+        await fire_all(author.run, [hook("on_finish")(check)], {})
+    assert raised.value.message == "the hook check (on_finish) failed: HookError: the log is full"
 
 
 def test_a_set_is_read_added_to_and_cleared() -> None:

@@ -152,6 +152,11 @@ def fewer_results(step: Step) -> None:
     del step.results[0]
 
 
+def no_settings(step: Step) -> None:
+    step.settings = None  # type: ignore[assignment]  # what an author may try
+    step.changes()
+
+
 @pytest.mark.parametrize(
     ("do", "says"),
     [
@@ -162,6 +167,12 @@ def fewer_results(step: Step) -> None:
         (lambda step: step.finish(), "needs the answer, or its fields"),
         (lambda step: step.finish("a", b=1), "and not both"),
         (wrong_model, "step.model is the name of a model"),
+        (lambda step: setattr(step, "model", 5), "step.model is the name of a model"),
+        (lambda step: setattr(step, "temperature", 0), "a step has no 'temperature'"),
+        (lambda step: setattr(step, "max_tokens", 9), "A setting is step.settings['max_tokens'] = …"),
+        (no_settings, "step.settings is a dictionary, not None"),
+        (lambda step: step.trim(-1), "keep is a whole number of messages, not -1"),
+        (lambda step: step.trim("4"), "keep is a whole number of messages, not '4'"),
         (longer_results, "every call has one result"),
         (fewer_results, "every call has one result"),
     ],

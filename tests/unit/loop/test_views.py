@@ -294,6 +294,9 @@ def test_an_agent_has_one_of_a_kind() -> None:
     assert ways(Compaction.truncate(after=2)) == Compactions(truncate=Compaction.truncate(after=2))
     with pytest.raises(DefinitionError, match="agent 'a': compaction has window twice"):
         compactions("a", [Compaction.window(messages=9), Compaction.window(tokens=900)])
-    for wrong in (7, "window", [None], Compaction):
-        with pytest.raises(DefinitionError, match="agent 'a': compaction must be a Compaction or a list"):
+    for wrong in (7, "window", {"window": 9}, Compaction):
+        with pytest.raises(DefinitionError) as refused:
             compactions("a", wrong)
+        assert f"agent 'a': compaction must be a Compaction or a list of them, not {wrong!r:.100}" in str(refused.value)
+    with pytest.raises(DefinitionError, match="or a list of them, not None"):
+        compactions("a", [None])

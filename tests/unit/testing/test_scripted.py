@@ -389,3 +389,12 @@ async def test_cancelling_in_process_goes_down_the_tree() -> None:
         for name in ("tree", "tree/1", "tree/1/1"):
             assert (await script.client.run(name).status()).state == "cancelled"
             assert_closed(await script.client.run(name).transcript())
+
+
+async def test_a_call_that_asks_nothing_is_refused_and_does_not_wait() -> None:
+    agent = Agent("shy", "openai:gpt-5")
+    async with scripted(agent, []):
+        with pytest.raises(InvalidInputError, match="agent 'shy' was asked nothing"):
+            await agent.call(None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="agent 'shy' was asked nothing"):
+            await anext(agent.stream(None))  # type: ignore[arg-type]
