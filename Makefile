@@ -7,7 +7,6 @@ LOCK   := requirements/dev.txt
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 ARGS   ?=
-BESIDE := -q -n 2 --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Some images set it: each of the hundreds of processes that the tests start would compile perdure anew, for 0.25 s.
@@ -45,12 +44,9 @@ server: venv ## fetch the Temporal dev server once (cached under PERDURE_HOME)
 demo: setup ## a run on real files, killed and resumed; make demo ARGS='--path DIR "question"'
 	@$(VENV)/bin/perdure demo $(ARGS)
 
-# The quick ones first. Those of real servers mostly wait, so two processes, each with a server of its own, halve them.
 test: setup ## the whole test suite
 ifeq ($(strip $(ARGS)),)
-	@$(VENV)/bin/pytest $(BESIDE) tests/unit
-	@$(VENV)/bin/pytest $(BESIDE) --ignore=tests/unit -m "not alone"
-	@$(VENV)/bin/pytest --ignore=tests/unit -m alone
+	@$(PY) scripts/run_tests.py
 else
 	@$(VENV)/bin/pytest $(ARGS)
 endif

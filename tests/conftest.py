@@ -17,6 +17,7 @@ from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from tests.support import npm
 from tests.support.engine import Engine
+from tests.support.patience import be_patient
 
 # A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
 # pytest --hypothesis-profile=thorough. Neither is timed: that would be a test of the machine.
@@ -26,14 +27,9 @@ settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of real processes and servers gets a second try, which pytest reports as RERUN.
-
-    They share a small machine with whatever else runs there. A test that needs its second try is looked into
-    (CONTRIBUTING.md); one that fails twice fails the suite. Unit tests get one try.
-    """
+    """No test waits for ever."""
     for item in items:
-        if item.get_closest_marker("server") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        be_patient(item)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,0 +1,67 @@
+"""``pytest --tried=FILE``: tests that passed in an earlier session with this file are left out; what became of the
+others is added to it. ``scripts/run_tests.py``, which is ``make test``, gives what did not pass a second try with it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Tried:
+    """What became of the tests of this session, and which passed in those before."""
+
+    def __init__(self, path: Path, config: pytest.Config) -> None:
+        self.path = path
+        self.config = config
+        self.before = set(_read(path)["passed"])
+        self._ended: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._broken = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Every process of xdist leaves out the same ones: the file is not written before the end."""
+        again = [item for item in items if item.nodeid not in self.before]
+        if len(again) < len(items):
+            self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid in self.before])
+            items[:] = again
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed[report.nodeid] = f"{report.when}: {_reason(report)}"
+        elif report.when == "call" or report.skipped:
+            self._ended.add(report.nodeid)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """The first one is the cause: xdist reports the error of a process, and stumbles over its absence then."""
+        self._broken = self._broken or str(excrepr)[-2000:]
+
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self.config, "workerinput"):
+            return  # a process of xdist: the one that started it has all reports
+        passed = sorted(self.before | (self._ended - self._failed.keys()))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"passed": passed, "failed": self._failed, "broken": self._broken}, indent=1))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tried", metavar="FILE", help="leave out what passed before, according to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--tried"):
+        config.pluginmanager.register(Tried(Path(path), config))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {"passed": []}
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The last line of what pytest shows of a failure which says something."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = crash.message if crash is not None else str(report.longrepr)
+    return next((line for line in said.splitlines() if line.strip()), "")[:300]
