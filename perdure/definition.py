@@ -9,7 +9,7 @@ from typing import Any
 from .errors import DefinitionError
 from .ports import ModelRef, Toolset
 from .ports.toolset import ON_CHANGE
-from .providers.registry import parse_model
+from .providers.registry import check_stream, parse_model
 from .types.compaction import Compactions, compactions
 from .types.limits import Limits
 
@@ -55,6 +55,7 @@ def _checked_model(name: str, model: Any) -> ModelRef:
             if isinstance(model, type)
             else "For instance 'openai:gpt-5'.",
         )
+    check_stream(f"agent {name!r}: model {type(model).__name__}", model)
     return ModelRef(type(model).__name__, "custom", model)
 
 

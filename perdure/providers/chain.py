@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..errors import PerdureError, ProviderError, ProviderTimeoutError, RuntimeSetupError, TruncatedStreamError
 from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
+from .shape import check_event, unexpected
 from .throttle import Throttle
 
 logger = logging.getLogger("perdure.worker")
@@ -53,8 +54,8 @@ class ModelChain:
         self._waiting = waiting
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """The reply of the first model that has one. ``Completed`` says which. Raises ``ProviderError``, or
-        ``RuntimeSetupError`` where a model's SDK is not installed."""
+        """The reply of the first model that has one. ``Completed`` says which. Raises ``ProviderError``, also for what
+        an author's provider raises instead; ``RuntimeSetupError`` where a model's SDK is not installed."""
         failed: list[tuple[ModelRef, PerdureError]] = []
         for model in self._models:
             if failed:
@@ -74,32 +75,46 @@ class ModelChain:
 
     async def _ask(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """What one model streams, to its end."""
+        last: StreamEvent | None = None
+        try:
+            async with aclosing(self._stream(model, request)) as events:
+                async for event in events:
+                    last = event
+                    yield event
+        except PerdureError:
+            raise
+        except Exception as error:
+            logger.exception("the provider of %s raised what is no ProviderError", model)
+            raise unexpected(model, error, begun=last is not None) from None
+        if not isinstance(last, Completed):
+            raise TruncatedStreamError(f"the stream of {model} ended before its reply was complete")
+
+    async def _stream(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         provider = self._find(model)
         throttle = self._throttles.get(model.provider)
         async with throttle.turn(self._waiting) if throttle is not None else nullcontext():
             events = provider.stream(replace(request, model=model.name))
-            last: StreamEvent | None = None
             try:
                 while (event := await self._next(events)) is not None:
+                    check_event(model, event)
                     if isinstance(event, Completed):
                         provider_name, name = event.provider or model.provider, event.model or model.name
                         event = replace(event, provider=provider_name, model=name)
-                    last = event
                     yield event
             finally:
                 close = getattr(events, "aclose", None)
                 if close is not None:
                     await close()
-        if not isinstance(last, Completed):
-            raise TruncatedStreamError(f"the stream of {model} ended before its reply was complete")
 
     async def _next(self, events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
         try:
-            async with asyncio.timeout(self._idle):
+            async with asyncio.timeout(self._idle) as clock:
                 return await anext(events)
         except StopAsyncIteration:
             return None
         except TimeoutError:
+            if not clock.expired():
+                raise  # the provider's own
             raise ProviderTimeoutError(f"the model sent nothing for {self._idle:g} s") from None
 
 

@@ -17,6 +17,8 @@ from weakref import WeakKeyDictionary
 from ..errors import DefinitionError
 from ..ports import Provider
 from .endpoint import missing_sdk
+from .shape import METHOD
+from .shape import check_stream as check_stream
 
 ProviderFactory = Callable[[], Provider]
 
@@ -66,6 +68,8 @@ def register_provider(name: str, provider: Provider | ProviderFactory) -> None:
     """
     if not name or name.strip() != name or ":" in name:
         raise DefinitionError(f"A provider's name is a text without blanks at its ends and without ':', not {name!r}.")
+    if hasattr(provider, "stream"):
+        check_stream(f"provider {name!r}", provider)
     _providers.pop(name, None)
     if not isinstance(provider, type) and hasattr(provider, "stream"):
         _factories.pop(name, None)
@@ -75,7 +79,7 @@ def register_provider(name: str, provider: Provider | ProviderFactory) -> None:
     else:
         raise DefinitionError(
             f"The provider {name!r} has no stream method and is no factory: {provider!r}.",
-            hint="A provider is one async generator method: async def stream(self, request): yield …",
+            hint=METHOD,
         )
 
 
@@ -87,18 +91,21 @@ def known_providers() -> tuple[str, ...]:
 def get_provider(name: str) -> Provider:
     """The provider of that name, made when first asked for.
 
-    Raises ``DefinitionError`` for an unknown name, ``RuntimeSetupError`` for an SDK that is not installed.
+    Raises ``DefinitionError`` for an unknown name, or where the factory gives no provider; ``RuntimeSetupError`` for an
+    SDK that is not installed.
     """
     name = _canonical(name)
     if name not in _providers:
-        _providers[name] = _factories[name]()
+        made = _factories[name]()
+        check_stream(f"provider {name!r}, as its factory made it,", made)
+        _providers[name] = made
     return _providers[name]
 
 
 def parse_model(model: str) -> tuple[str, str]:
     """``"openai:gpt-5"`` → ``("openai", "gpt-5")``. Raises ``DefinitionError``."""
     provider, colon, name = model.partition(":")
-    if not colon or not provider or not name.strip():
+    if not colon or not provider or not name or name != name.strip():
         raise DefinitionError(
             f"A model is named provider:model, for instance 'openai:gpt-5', not {model!r}.",
             hint=f"Known providers: {', '.join(known_providers())}.",

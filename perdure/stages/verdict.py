@@ -22,7 +22,8 @@ TOOLSET_ATTEMPTS = 7
 SILENT_ATTEMPTS = 3
 """How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
 UNEXPECTED_ATTEMPTS = 5
-"""How often an attempt may fail with something that is no ``PerdureError`` before the run fails with it."""
+"""How often an attempt may fail with something that is no ``PerdureError``, or that an author's provider has raised
+and nobody knows, before the run fails with it."""
 FAILURE_CHARS = 1000
 """Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
 "Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
@@ -55,6 +56,7 @@ def verdict(error: Exception, attempt: int) -> Verdict:
     """
     most = {
         AgentNotFoundError: AGENT_ATTEMPTS,
+        ProviderError: UNEXPECTED_ATTEMPTS,  # nobody knows what it is
         ProviderTimeoutError: SILENT_ATTEMPTS,
         ToolsetError: TOOLSET_ATTEMPTS,
     }.get(type(error))

@@ -134,13 +134,6 @@ async def test_when_all_fail_it_is_the_error_that_passes_soonest(errors: list[Pr
     assert str(caught.value) == f"every model of the chain failed. p0:m0: {first}: a; p1:m1: {second}: b"
 
 
-async def test_a_stranger_of_an_exception_is_not_the_models_failure() -> None:
-    model, (_, second) = chain(lambda _: KeyError("bug"), "Never.")
-    with pytest.raises(KeyError):
-        await read(model)
-    assert second.requests == []
-
-
 async def test_waiting_for_a_turn_is_not_silence() -> None:
     """The place is given back when the stream ends, and when it is closed in the middle."""
     throttle, said, waits = Throttle("p0", RateLimit(concurrent=1)), list[str](), asyncio.Event()
