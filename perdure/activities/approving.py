@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..agent import Agent
 from ..ports import NextTool, ToolCall
 from ..tools import RunContext, Tool
-from ..tools.approval import Approval, first_rule
+from ..tools.approval import Approval, first_rule, stricter
 from ..types.approval import Asks, Decided, arguments_hash
 from ..types.background import AsCollect, AsTell
 from ..types.duration import seconds
+from ..types.lineage import Lineage
 from ..types.messages import ToolCallPart
 from ..types.question import AsCallback
 from ..types.wire import AsActivity, AsRemote, AsSubagent, Call, Refused, ToolOutput
@@ -25,26 +27,39 @@ from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
 
-DENIED = "denied"
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A rule of this agent says that the call does not run."""
+
+    agent: str
+
+    def text(self, name: str) -> str:
+        """What the model is told."""
+        return f"Denied: a rule of agent {self.agent} does not allow this call of {name}"
 
 
 class Approving:
-    """Asks the agent's rules, then the tool. Policies of authors run on the author's side."""
+    """Asks the agent's rules, then the tool, and then the rules of the agents that it works for: what those deny or
+    have asked for holds below them too. Policies of authors run on the author's side."""
 
-    def __init__(self, author: AuthorLoop) -> None:
-        self._author = author
+    def __init__(self, author: AuthorLoop, find: Callable[[str], Agent | None]) -> None:
+        """``find`` gives the agents that this worker serves."""
+        self._author, self._find = author, find
 
-    async def plan(self, agent: Agent, call: Call, told: RunContext[Any]) -> Call:
+    async def plan(self, agent: Agent, call: Call, told: RunContext[Any], lineage: Lineage | None) -> Call:
         """``call``, to wait for a person or refused, where a rule or its tool says so."""
         how = call.disposition
         if not isinstance(how, AsActivity | AsRemote | AsSubagent | AsCollect | AsTell | AsCallback):
             return call
         arguments = call.arguments or {}
-        terms = await self._terms(agent, agent.toolbox.get(call.name), call.id, call.name, arguments, told)
+        tool = agent.toolbox.get(call.name)
+        terms = await self._terms(agent, tool, call.id, call.name, arguments, told)
+        terms = self._above(lineage, tool, call.name, arguments, terms)
         if terms is None:
             return call
-        if not isinstance(terms, Approval):
-            return call.model_copy(update={"disposition": Refused(text=_denied(agent, call.name))})
+        if isinstance(terms, Denied):
+            return call.model_copy(update={"disposition": Refused(text=terms.text(call.name))})
         asks = Asks(
             hash=arguments_hash(call.id, call.name, arguments),
             expires=None if terms.expires is None else seconds(terms.expires),
@@ -64,7 +79,7 @@ class Approving:
         task, given = call.input, call.input.approval
         if given is not None and given.hash != arguments_hash(task.call_id, task.name, call.arguments):
             return _refused(call, f"{task.name} was approved with other arguments; it was not run")
-        if agent.approvals or (tool is not None and tool.needs_approval):
+        if agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval):
             refused = await self._again(agent, tool, call, told)
             if refused is not None:
                 return _refused(call, refused)
@@ -82,8 +97,9 @@ class Approving:
         finally:
             if context is not None:
                 context.memory.close()
-        if terms == DENIED:
-            return _denied(agent, task.name)
+        terms = self._above(task.lineage, tool, task.name, call.arguments, terms)
+        if isinstance(terms, Denied):
+            return terms.text(task.name)
         if terms is not None and given is None:
             text = f"{task.name} needs a person's approval since it was called; it was not run"
             return f"{text}. Call it again, and somebody is asked."
@@ -99,11 +115,11 @@ class Approving:
         told: Any,
         *,
         policy: bool = True,
-    ) -> Any:
-        """An ``Approval`` where the call waits for one, ``DENIED``, or None where it runs."""
+    ) -> Approval | Denied | None:
+        """An ``Approval`` where the call waits for one, or None where it runs, as far as its own agent says."""
         rule = first_rule(agent.approvals, name, _whole(tool, arguments))
         if rule is not None and rule.action != "ask":
-            return DENIED if rule.action == "deny" else None
+            return Denied(agent.name) if rule.action == "deny" else None
         if rule is not None and rule.approval is not None:
             return rule.approval
         asked = tool.needs_approval if tool is not None else False
@@ -113,6 +129,23 @@ class Approving:
         if isinstance(asked, Approval):
             return asked
         return Approval() if asked or rule is not None else None
+
+    def _above(
+        self,
+        lineage: Lineage | None,
+        tool: Tool | None,
+        name: str,
+        arguments: Mapping[str, Any],
+        terms: Approval | Denied | None,
+    ) -> Approval | Denied | None:
+        """``terms``, and what the rules of the agents above deny or have asked for; what they allow gives nothing."""
+        for one in lineage.above if lineage is not None else ():
+            above = self._find(one)
+            rule = first_rule(above.approvals, name, _whole(tool, arguments)) if above is not None else None
+            if isinstance(terms, Denied) or rule is None or rule.action == "allow":
+                continue
+            terms = Denied(one) if rule.action == "deny" else stricter(terms, rule.approval or Approval())
+        return terms
 
     async def _policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
         """What the author's policy says. One that fails has a person asked."""
@@ -142,10 +175,6 @@ def _explained(output: ToolOutput, given: Decided | None) -> ToolOutput:
     changed = json.dumps(given.arguments, sort_keys=True, ensure_ascii=False)
     said = f"({given.by or 'somebody'} changed the arguments: {changed})\n{output.content}"
     return output.model_copy(update={"content": said})
-
-
-def _denied(agent: Agent, name: str) -> str:
-    return f"Denied: a rule of agent {agent.name} does not allow this call of {name}"
 
 
 def _refused(call: ToolCall, text: str) -> ToolOutput:

@@ -21,10 +21,9 @@ from .unpriced import check_price
 class Epilogue:
     """Reads replies: which calls run, and how; whether it is the answer."""
 
-    def __init__(self, author: AuthorLoop) -> None:
-        self._author = author
+    def __init__(self, author: AuthorLoop, approving: Approving) -> None:
+        self._author, self._approving = author, approving
         self._finishing = Finishing(author)
-        self._approving = Approving(author)
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
@@ -34,7 +33,7 @@ class Epilogue:
             text=message.text,
             calls=tuple(
                 [
-                    await self._approving.plan(agent, one, told)
+                    await self._approving.plan(agent, one, told, call.input.lineage)
                     for one in await self._plan(agent, message, ending.answered)
                 ]
             ),

@@ -50,8 +50,8 @@ class IterationStage:
         self._delegating = Delegating(author, self._firing.on)
         self._stepping = Stepping(author, agents, self._firing)
         self._prologue = Prologue(author, forces)
-        self._epilogue = Epilogue(author)
-        self._approving = Approving(author)
+        self._approving = Approving(author, agents.find)
+        self._epilogue = Epilogue(author, self._approving)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded, and hooks alone are

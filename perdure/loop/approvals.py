@@ -29,7 +29,7 @@ from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import AsActivity, NewResult
 from . import questions
 from .apply import collect, end_at_limit
-from .asking import asks, expects
+from .asking import askers, asks, expects
 from .limits import unused
 from .reminding import look
 from .sizes import size
@@ -248,13 +248,12 @@ def _none_waits(state: RunState, call_id: str) -> Exception:
 
 
 def _check_separate(state: RunState, decision: ApprovalDecision) -> None:
-    asked = state.turn.said_by if state.turn else []
     if not decision.by:
         raise InvalidInputError(
             f"by: call {decision.call_id!r} must be approved by somebody else than who asked for it",
             hint="Say who you are.",
         )
-    if clean(decision.by) in asked:
+    if clean(decision.by) in askers(state):
         raise InvalidInputError(
             f"{decision.by} asked for what led to call {decision.call_id!r}, and cannot approve it",
             hint="Somebody else has to.",

@@ -34,3 +34,9 @@ def deadline(state: RunState) -> float | None:
     waits = [one.waiting for one in state.calls if asks(one)] + [one.expects for one in state.calls if expects(one)]
     ends = [at for wait in waits if wait is not None for at in (wait.until, wait.next) if at is not None]
     return min(ends, default=None)
+
+
+def askers(state: RunState) -> list[str]:
+    """Who asked for what the run does now: whoever wrote to it in this turn, and to the runs that it works for."""
+    above = state.parent.asked_by if state.parent else ()
+    return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))

@@ -11,6 +11,7 @@ from ..errors import InvalidInputError
 from ..types.approval import STANDING, ApprovalDecision, Decided, Revocation, StandingApproval
 from ..types.messages import clean
 from ..types.state import PendingCall, RunState
+from .asking import askers
 
 HINT = 'Send {"tool": "<name>", "by": "<name>"}.'
 
@@ -43,7 +44,7 @@ def by_standing(state: RunState, pending: PendingCall, now: datetime) -> Decided
     """What standing approvals decide on a call that waits; None where somebody has to be asked."""
     terms = pending.call.approval
     assert terms is not None, "it asks"
-    asked = state.turn.said_by if state.turn is not None and terms.separate else []
+    asked = askers(state) if terms.separate else []
     for one in state.standing:
         if one.tool == pending.call.name and one.by not in asked:
             return Decided(state="approved", by=one.by, at=now.isoformat(), hash=terms.hash, standing=one.at)

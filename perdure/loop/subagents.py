@@ -14,6 +14,7 @@ from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent, NewResult
 from . import branching
 from .apply import apply_result
+from .asking import askers
 from .children import running
 from .limits import largest, left, uses
 from .remote import fits_beside
@@ -74,6 +75,7 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
         largest=None if limits is None else _largest(state),
         background=how.background is not None,
         lineage=lineage(state, pending.call.id, how.agent),
+        asked_by=tuple(askers(state)),
     )
     start = {
         "agent": how.agent,
@@ -92,8 +94,8 @@ def lineage(state: RunState, call_id: str, agent: str) -> Lineage:
     step = PathStep(agent=agent, call_id=call_id, task_id=state.turn.task_id if state.turn else None)
     above = state.parent.lineage if state.parent else None
     if above is None:
-        return Lineage(root=state.context_id, path=(step,))
-    return Lineage(root=above.root, path=(*above.path, step))
+        return Lineage(root=state.context_id, path=(step,), agent=state.agent)
+    return above.model_copy(update={"path": (*above.path, step)})
 
 
 def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -61,6 +61,15 @@ class Approval:
             raise DefinitionError(f"Approval: {name}: {error}") from None
         object.__setattr__(self, name, found)
         return found
+
+
+def stricter(one: Approval | None, other: Approval) -> Approval:
+    """Terms that hold where a call is asked for on two: times of the first that has some, and nobody decides less."""
+    if one is None:
+        return other
+    timed = one if one.expires is not None or one.remind is not None else other
+    on_expiry: OnExpiry = "approve" if one.on_expiry == other.on_expiry == "approve" else "deny"
+    return replace(timed, on_expiry=on_expiry, separate=one.separate or other.separate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ class Parent(Data):
     """Nobody awaits it: it tells its parent when it has ended."""
     lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)
     """The way down to it; an engine before this one did not say it."""
+    asked_by: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    """Who wrote to the runs above it in their present turns: what it does was asked for by them too."""
 
 
 class Start(Strict):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, field_validator
 
 from perdure import Agent, ModelRetry, RunContext, tool
 from perdure.activities import AuthorLoop
+from perdure.activities.approving import Approving
 from perdure.activities.epilogue import Epilogue
 from perdure.errors import HookError
 from perdure.stages.verdict import verdict
@@ -59,7 +60,8 @@ async def read(author: AuthorLoop, said: Any, validator: Any = None, **more: Any
     message = Message.assistant(said) if isinstance(said, str) else Message(role="assistant", parts=(said,))
     made = model_call()
     told: RunContext[Any] = RunContext()
-    return await Epilogue(author).output(agent, made, message, told)
+    epilogue = Epilogue(author, Approving(author, {agent.name: agent}.get))
+    return await epilogue.output(agent, made, message, told)
 
 
 def refuse(output: Any) -> Any:

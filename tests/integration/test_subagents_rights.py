@@ -1,0 +1,150 @@
+"""What a run may do for another one: no more than that, and nothing that whoever asked for it could then approve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Approval, Client, Run, Step, allow, ask, background, deny, hook, tool
+from perdure.errors import InvalidInputError
+from perdure.inbox import PendingCall
+from perdure.testing import ScriptedProvider, call, scripted
+from tests.support.checks import assert_closed, results
+from tests.support.engine import Engine
+from tests.support.wait import eventually
+
+RAN: list[str] = []
+REFUSED = "Denied: a rule of agent {} does not allow this call of remove"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    RAN.clear()
+
+
+@tool
+def remove(path: str = "a") -> str:
+    """Remove a file."""
+    RAN.append(path)
+    return f"removed {path}"
+
+
+apart = tool(remove.fn, name="remove", needs_approval=Approval(separate=True))
+REPLIES: list[list[Any]] = [
+    [call("call_foreman", task="Go."), "Done."],
+    [call("call_worker", task="Go."), "Done."],
+    [call("remove"), "Done."],
+]
+
+
+def tree(*, boss: Any = (), foreman: Any = (), worker: Any = (), uses: Any = remove) -> list[Agent]:
+    """A boss has a foreman ask a worker, who removes something; with the rules of each."""
+    models = [ScriptedProvider(list(replies)) for replies in REPLIES]
+    last = Agent("worker", models[2], tools=[uses], approvals=worker)
+    middle = Agent("foreman", models[1], subagents=[last], approvals=foreman)
+    return [Agent("boss", models[0], subagents=[middle], approvals=boss), middle, last]
+
+
+async def waiting(client: Client) -> PendingCall:
+    """The call that waits, when one does."""
+    found: list[PendingCall] = []
+
+    async def there() -> bool:
+        found[:] = await client.approvals()
+        return bool(found)
+
+    await eventually(there, deadline=20, what="a call that waits")
+    (one,) = found
+    return one
+
+
+async def told(run: Run) -> list[str]:
+    transcript = await run.transcript()
+    assert_closed(transcript)
+    return results(transcript)
+
+
+@pytest.mark.parametrize(
+    ("rules", "denies"),
+    [
+        ({"boss": [deny("remove")]}, "boss"),
+        ({"boss": [deny("rem*", path="a")], "worker": [allow("*")]}, "boss"),  # the default of an argument counts
+        ({"foreman": [deny("remove")], "boss": [allow("*")]}, "foreman"),
+        ({"worker": [deny("remove")], "boss": [deny("remove")]}, "worker"),
+        ({"worker": [deny("remove")], "boss": [allow("*")]}, "worker"),
+        ({"boss": [ask("remove")], "foreman": [deny("remove")]}, "foreman"),
+        ({"boss": [allow("remove", path="a"), deny("remove")]}, None),
+        ({"boss": [deny("remove", path="b")]}, None),
+    ],
+)
+def test_what_an_agent_denies_is_denied_to_all_below_it(rules: dict[str, Any], denies: str | None) -> None:
+    boss, foreman, worker = tree(**rules)
+    with scripted(boss, REPLIES[0], others={foreman: REPLIES[1], worker: REPLIES[2]}) as script:
+        boss.call_sync("Go.", on_approval="raise")
+        said = results(script.requests_of(worker)[-1].messages)
+    assert ([] if denies else ["a"]) == RAN
+    assert said == [REFUSED.format(denies) if denies else "removed a"]
+
+
+async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_terms(engine: Engine) -> None:
+    rules = {"boss": [ask("remove", Approval(separate=True))], "worker": [ask("remove", Approval(expires="1d"))]}
+    async with engine.served(*tree(**rules)) as client:
+        run = await client.start("boss", "Go.", by="ana")
+        one = await waiting(client)
+        assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "worker", True)
+        with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+            await one.approve(by="ana")
+        await one.approve(by="bea")
+        await run.result()
+        assert await told(client.run(one.run_id)) == ["removed a"]
+
+
+async def test_a_rule_that_a_deploy_brings_above_holds_for_calls_that_wait_below(engine: Engine) -> None:
+    async with engine.served(*tree(uses=apart)) as client:
+        run = await client.start("boss", "Go.", by="ana")
+        one = await waiting(client)
+    new = tree(uses=apart, boss=[deny("remove")])
+    for agent, left in zip(new, (["Done."], ["Done."], ["Done."]), strict=True):
+        agent.provider = ScriptedProvider(left)
+    async with engine.served(*new) as client:
+        await client.run(one.run_id).approve(by="bea")
+        await client.run(run.id).result()
+        assert await told(client.run(one.run_id)) == [REFUSED.format("boss")]
+    assert RAN == []
+
+
+@pytest.mark.parametrize("way", ["foreground", "background", "branch"])
+async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: Engine, way: str) -> None:
+    worker = Agent("worker", ScriptedProvider([call("remove"), "Done."]), tools=[apart])
+
+    @hook("on_iteration", agents=[worker])
+    async def ask_first(step: Step) -> None:
+        await step.branch(worker, "Go.")
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    calls: dict[str, list[Any]] = {
+        "foreground": [call("call_worker", task="Go.")],
+        "background": [call("start_agent", agent_name="worker", message="Go."), call("collect_agent", handle="b1")],
+        "branch": [call("look")],
+    }
+    boss = Agent(
+        "boss",
+        ScriptedProvider([*calls[way], "Done."]),
+        tools=[look, *(background([worker]) if way == "background" else ())],
+        subagents=[worker] if way == "foreground" else [],
+        hooks=[ask_first] if way == "branch" else [],
+    )
+    async with engine.served(boss, worker) as client:
+        run = await client.start(boss, "Go.", by="ana")
+        one = await waiting(client)
+        with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+            await one.approve(by="ana")
+        assert RAN == []
+        await one.approve(by="bea")
+        await run.result()
+        assert RAN == ["a"]
