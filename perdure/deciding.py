@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -24,9 +23,9 @@ from .errors import (
 )
 from .inbox import PendingCall, pending_of
 from .ports import Toolset
+from .prompting import prompt, shown
 from .run import Run
 from .tools import CallbackTool, SubagentTool
-from .types.form import misfit
 
 T = TypeVar("T")
 
@@ -36,6 +35,8 @@ that asks something, or that a client is to run (``kind``), it returns the answe
 _WAYS = ("prompt", "raise", "wait", "approve")
 _FIRST, _LONGEST = 0.05, 1.0
 """Seconds between two looks at what waits: at first, and in the end."""
+_SHOWN = 300
+"""Characters of a call's arguments in an error."""
 _PASSING = (ServerUnreachableError, StoreError, RunNotFoundError)
 """What looking may fail with while the answer is still to come: it is looked again."""
 
@@ -80,13 +81,25 @@ class Deciding:
         while True:
             with suppress(*_PASSING):
                 for one in await pending_of(self._run):
-                    seen = (one.hash, one.since.isoformat() if one.since else None)
-                    if seen not in self._known:
+                    if _seen(one) not in self._known:
                         await self._decide(one)
-                        self._known.add(seen)
+                        self._known.add(_seen(one))
                         delay = _FIRST
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, _LONGEST)
+
+    async def _prompted(self, one: PendingCall) -> Any:
+        """What is typed; None as soon as somebody else has decided."""
+        asking = asyncio.ensure_future(prompt(one))
+        try:
+            while not (await asyncio.wait([asking], timeout=_LONGEST))[0]:
+                with suppress(*_PASSING):
+                    if _seen(one) not in map(_seen, await pending_of(self._run)):
+                        return None
+            return await asking
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _decide(self, one: PendingCall) -> None:
         match self._how:
@@ -97,7 +110,7 @@ class Deciding:
                     raise _pending(one)
                 said: Any = True
             case "prompt":
-                said = await asyncio.to_thread(_prompt if one.kind == "approval" else _prompt_answer, one)
+                said = await self._prompted(one)
             case _:
                 assert callable(self._how), "else nothing is looked at"
                 said = self._how(one)
@@ -113,6 +126,10 @@ class Deciding:
                 await one.deny()
             else:
                 raise InvalidInputError(f"on_approval returned {said!r:.100}", hint="It gives True, False or None.")
+
+
+def _seen(one: PendingCall) -> tuple[str, str | None]:
+    return one.hash, one.since.isoformat() if one.since else None
 
 
 def _may_wait(agent: Agent) -> bool:
@@ -136,45 +153,12 @@ def _pending(one: PendingCall) -> PerdureError:
     if one.kind != "approval":
         asked = f"for the answer to {one.question!r:.300} of" if one.question else "for a client to run"
         return ApprovalPendingError(
-            f"run {one.run_id!r} waits {asked} {shown(one)}",
+            f"run {one.run_id!r} waits {asked} {shown(one, _SHOWN)}",
             hint=f"The run stays open: perdure answer {one.run_id} …. "
             'on_approval="wait" waits for that, "prompt" asks on the terminal, a function returns the answer.',
         )
     return ApprovalPendingError(
-        f"run {one.run_id!r} waits for approval of {shown(one)}",
+        f"run {one.run_id!r} waits for approval of {shown(one, _SHOWN)}",
         hint=f"The run stays open: perdure approve {one.run_id}, or deny. "
         'on_approval="wait" waits for that, "approve" or a function decides.',
     )
-
-
-def shown(one: PendingCall) -> str:
-    """The call, in a line."""
-    said = "…" if one.arguments is None else json.dumps(one.arguments, ensure_ascii=False)
-    return f"{one.tool}({said if len(said) <= 300 else said[:300] + '…'})"
-
-
-def _prompt(one: PendingCall) -> bool | None:
-    """Ask on the terminal. Whoever ends the input leaves it to somebody else."""
-    sys.stderr.write(f"\napprove {shown(one)}? [y/N] ")
-    sys.stderr.flush()
-    said = sys.stdin.readline()
-    return said.strip().lower() in ("y", "yes") if said else None
-
-
-def _prompt_answer(one: PendingCall) -> Any:
-    """Ask on the terminal until the answer fits; an empty line, or the end of the input, leaves it to somebody else."""
-    sys.stderr.write(f"\n{shown(one)} {f'asks: {one.question}' if one.question else 'is yours to run.'}\n")
-    if one.form is not None:
-        sys.stderr.write(f"form: {json.dumps(one.form, ensure_ascii=False)}\n")
-    while True:
-        sys.stderr.write("answer: ")
-        sys.stderr.flush()
-        if not (said := sys.stdin.readline().strip()):
-            return None
-        try:
-            value = said if one.form is None or misfit(one.form, said) is None else json.loads(said)
-        except ValueError:
-            value = said
-        if one.form is None or (why := misfit(one.form, value)) is None:
-            return value
-        sys.stderr.write(f"it does not fit: {why}\n")

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..printing import printable as printable
+
 if TYPE_CHECKING:
     from ..types.messages import FilePart, Message, ToolResultPart
 
@@ -137,8 +139,3 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
     for line in text.splitlines():
         lines += textwrap.wrap(printable(line), columns, replace_whitespace=False, break_on_hyphens=False) or [""]
     return lines
-
-
-def printable(line: str) -> str:
-    """``line`` without control characters: a tool's result must not steer the terminal that shows it."""
-    return "".join(char if char.isprintable() else " " for char in line.expandtabs(4))
