@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from ..errors import AuthenticationError, RuntimeSetupError
+from ..errors import AuthenticationError, DefinitionError, RuntimeSetupError
 
 C = TypeVar("C")
 """The SDK's client."""
 
+_ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONNECT_TIMEOUT = 10.0
 """Seconds that a connection may take to open, whatever ``timeout`` allows the model."""
 
@@ -64,7 +67,8 @@ class Endpoint(ABC, Generic[C]):
 
     ``base_url`` is where a server speaks the format; without one the variable ``base_url_env``, or the vendor
     itself. The key is ``api_key``, or read with each call from the variable ``api_key_env``. ``timeout`` is how many
-    seconds the API may be silent. ``headers`` are sent with every request.
+    seconds the API may be silent. ``headers`` are sent with every request. Raises ``DefinitionError`` for an address, a
+    name of a variable or a timeout that is none.
 
     An instance may be used from several event loops; each gets an SDK client of its own with its first call.
     """
@@ -89,6 +93,19 @@ class Endpoint(ABC, Generic[C]):
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        made = type(self).__name__
+        if base_url and not (isinstance(base_url, str) and _ADDRESS.match(base_url)):
+            raise DefinitionError(
+                f"{made}: base_url is an address that begins with http:// or https://.",
+                hint=f"For instance {made}(base_url={self.official_url!r}); a key goes to api_key.",
+            )
+        if api_key_env and not _VARIABLE.fullmatch(api_key_env):
+            raise DefinitionError(  # it may be a key: what is given here is said to nobody
+                f"{made}: api_key_env is the name of an environment variable, of letters, digits and underscores.",
+                hint=f"For instance {made}(api_key_env={self.key_envs[0]!r}); a key itself goes to api_key.",
+            )
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise DefinitionError(f"{made}: timeout is a number of seconds above 0, not {timeout!r:.100}.")
         self._base_url = base_url
         self._api_key = api_key
         self._api_key_envs = (api_key_env,) if api_key_env else self.key_envs

@@ -71,7 +71,10 @@ def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, A
             )
     taken = {_NAMES[key]: f"settings[{key!r}]" for key in given if key in _NAMES}
     config = provider_options.get("generationConfig", {})
+    taken["candidateCount"] = "perdure"  # one reply is read, and each would be paid for
     check_options("google", config, _both(taken))
+    if not isinstance(config.get("thinkingConfig", {}), dict):
+        raise SettingsError("generationConfig['thinkingConfig'] of provider_options for provider 'google' is a dict.")
     if "reasoning_effort" in given:
         thinking = config.get("thinkingConfig", {})
         taken = dict.fromkeys(("thinkingLevel", "thinkingBudget"), "settings['reasoning_effort']")

@@ -53,8 +53,6 @@ def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, A
     given = check_canonical("openai-responses", settings)
     if given.get("max_tokens", FEWEST_TOKENS) < FEWEST_TOKENS:
         raise SettingsError(f"Setting 'max_tokens' for provider 'openai-responses' is at least {FEWEST_TOKENS}.")
-    if not all(isinstance(text, str) for pair in given.get("metadata", {}).items() for text in pair):
-        raise SettingsError("Setting 'metadata' for provider 'openai-responses' has texts as keys and values.")
     taken = dict(RESERVED) | {key: f"settings[{key!r}]" for key in encode_settings(given) if key not in _MERGED}
     if "max_tokens" in given:
         taken["max_output_tokens"] = "settings['max_tokens']"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,10 +20,12 @@ SUPPORT: dict[str, tuple[str, ...]] = {
     "reasoning_effort": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
 }
 """Every canonical setting, and the providers that have it."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of ``reasoning_effort``; a provider may have fewer."""
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_integer(value: object) -> bool:
@@ -30,7 +33,13 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_stop(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(s, str) for s in value))
+    texts = value if isinstance(value, list | tuple) else [value]
+    return bool(texts) and all(isinstance(text, str) and text for text in texts)
+
+
+def _is_metadata(value: object) -> bool:
+    # Texts alone are what every API takes that has metadata.
+    return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
 
 _SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
@@ -38,10 +47,10 @@ _SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "top_p": ("a number", _is_number),
     "max_tokens": ("a whole number above 0", lambda value: _is_integer(value) and value > 0),  # type: ignore[operator]  # _is_integer says that it is an int
     "top_k": ("a whole number", _is_integer),
-    "stop": ("a text or a list of texts", _is_stop),
+    "stop": ("a text or a list of texts, none of them empty", _is_stop),
     "seed": ("a whole number", _is_integer),
-    "metadata": ("a dictionary", lambda value: isinstance(value, Mapping)),
-    "reasoning_effort": ("a text such as 'low'", lambda value: isinstance(value, str)),
+    "metadata": ("a dictionary of texts by names", _is_metadata),
+    "reasoning_effort": (f"one of {', '.join(EFFORTS)}", lambda value: value in EFFORTS),
 }
 
 
@@ -61,7 +70,10 @@ def check_canonical(provider: str, settings: Mapping[str, Any]) -> dict[str, Any
             )
         shape, fits = _SHAPES[key]
         if not fits(value):
-            raise SettingsError(f"Setting {key!r} for provider {provider!r} is {shape}, not {value!r}.")
+            raise SettingsError(
+                f"Setting {key!r} for provider {provider!r} is {shape}, not {value!r:.100}.",
+                hint="What an API takes besides goes unchanged through provider_options, under the API's own name.",
+            )
     return given
 
 

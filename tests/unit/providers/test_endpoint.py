@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
-from perdure.errors import AuthenticationError, RuntimeSetupError
+from perdure.errors import AuthenticationError, DefinitionError, RuntimeSetupError
 from perdure.providers import get_provider, registry
 from perdure.providers.endpoint import Endpoint, is_host_of, missing_sdk, origin
 
@@ -51,9 +52,29 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://[::1", "http://[::1", "vendor@http://[::1"),
     ],
 )
-def test_where_it_is(url: str | None, host: str, expected: str) -> None:
-    vendor = Vendor(url)
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, url: str | None, host: str, expected: str) -> None:
+    monkeypatch.setenv("VENDOR_URL", url or "")
+    vendor = Vendor()
     assert (vendor.host, vendor.origin) == (host, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"base_url": "sk-secret-0123456789"}, "begins with http"),
+        ({"base_url": "localhost:1234/v1"}, "begins with http"),
+        ({"base_url": "http:///v1"}, "begins with http"),
+        ({"api_key_env": "sk-secret-0123456789"}, "the name of an environment variable"),
+        ({"timeout": 0}, "above 0"),
+        ({"timeout": "5"}, "above 0"),
+        ({"timeout": float("nan")}, "above 0"),
+    ],
+)
+def test_mistakes_are_said_where_it_is_made(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(DefinitionError, match=said) as caught:
+        Vendor(**given)
+    assert "Vendor: " in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_origin_has_no_port_and_names_other_servers() -> None:

@@ -355,8 +355,11 @@ async def test_nobody_listens(base_url: str) -> None:
 
 
 @pytest.mark.parametrize(("base_url", "key"), [("127.0.0.1", KEY), ("ftp://x", KEY), ("http://127.0.0.1:1", "AI\nza")])
-async def test_a_request_that_cannot_be_sent_is_not_retried(base_url: str, key: str) -> None:
-    provider = Google(base_url=base_url, api_key=key)
+async def test_a_request_that_cannot_be_sent_is_not_retried(
+    monkeypatch: pytest.MonkeyPatch, base_url: str, key: str
+) -> None:
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", base_url)
+    provider = Google(api_key=key)
     with pytest.raises(PerdureError) as caught:
         [event async for event in provider.stream(HI)]
     assert not caught.value.retryable

@@ -249,6 +249,9 @@ async def test_options_may_say_how_to_think(ask: Asking) -> None:
         ({"max_tokens": 5}, {"generationConfig": {"max_output_tokens": 6}}, "max_output_tokens"),
         ({"max_tokens": 5}, {"generation_config": {}}, "generationConfig"),
         ({}, {"generationConfig": []}, "generationConfig"),
+        ({}, {"generationConfig": {"candidateCount": 2}}, "candidateCount"),
+        ({}, {"generationConfig": {"thinkingConfig": "low"}}, "thinkingConfig"),
+        ({"reasoning_effort": "low"}, {"generationConfig": {"thinkingConfig": "low"}}, "'thinkingConfig'.* is a dict"),
         (
             {"reasoning_effort": "low"},
             {"generationConfig": {"thinkingConfig": {"thinkingBudget": 1}}},

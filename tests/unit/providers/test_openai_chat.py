@@ -345,8 +345,11 @@ async def test_nobody_listens(base_url: str) -> None:
         ("http://127.0.0.1:1/v1", "schlüssel"),
     ],
 )
-async def test_a_request_that_cannot_be_sent_is_not_retried_and_shows_no_key(base_url: str, key: str) -> None:
-    provider = OpenAIChat(base_url=base_url, api_key=key)
+async def test_a_request_that_cannot_be_sent_is_not_retried_and_shows_no_key(
+    monkeypatch: pytest.MonkeyPatch, base_url: str, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", base_url)
+    provider = OpenAIChat(api_key=key)
     with pytest.raises(PerdureError) as caught:
         [event async for event in provider.stream(HI)]
     assert not caught.value.retryable

@@ -54,11 +54,28 @@ def test_an_unknown_setting_names_the_known() -> None:
         {"max_tokens": 1.5},
         {"stop": [1]},
         {"seed": "x"},
+        {"temperature": float("nan")},
+        {"top_p": float("inf")},
+        {"stop": []},
+        {"stop": ""},
+        {"stop": ["a", ""]},
+        {"metadata": {"team": 1}},
+        {"metadata": {1: "team"}},
+        {"metadata": {"team": object()}},
+        {"reasoning_effort": "hgih"},
+        {"reasoning_effort": ["low"]},
     ],
 )
 def test_values_of_the_wrong_shape(settings: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=next(iter(settings))):
+    with pytest.raises(SettingsError, match=rf"(?s){next(iter(settings))}.*provider_options"):
         check(settings)
+
+
+@pytest.mark.parametrize("name", ["openai", "openai-responses", "anthropic", "google"])
+def test_an_effort_that_nobody_knows_is_refused_by_all(name: str) -> None:
+    """Anthropic's models with a budget would think as for "medium", all others refuse the first request."""
+    with pytest.raises(SettingsError, match=f"'reasoning_effort' for provider '{name}' is one of none, .*'hgih'"):
+        check_settings(name, {"reasoning_effort": "hgih"}, {})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""The pages on events name every one that there is, and no other."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from perdure.types.events import EVENT_TYPES, Event
+from tests.docs.loopback import ROOT
+
+
+def test_the_how_to_names_every_type() -> None:
+    page = (ROOT / "docs/how-to/events.md").read_text()
+    table = page.partition("| type | says |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(EVENT_TYPES)
+
+
+def test_the_reference_has_every_type_with_its_fields() -> None:
+    page = (ROOT / "docs/reference/events.md").read_text()
+    there = dict(re.findall(r"^::: perdure\.types\.\w+\.(\w+)\n( +options: .*)?", page, re.MULTILINE))
+    missing = [kind.__name__ for kind in get_args(get_args(Event)[0]) if "filters" not in there.get(kind.__name__, "")]
+    assert missing == []
