@@ -1,7 +1,7 @@
 """What stands around the bare call of a model or a tool, from the outside in:
 
-tracing → inline tools → failures → prepare → journal → events → transcript → iteration → compaction → hooks → budget
-→ the call.
+tracing → inline tools → failures → prepare → journal → events → transcript → iteration → compaction → hooks → paid
+→ budget → the call.
 
 The iteration stage runs the hooks that are not around the call, and makes the request before those that are.
 (It is in :mod:`perdure.activities`: it knows the agents.)
@@ -17,6 +17,7 @@ from .hooks import HookStage
 from .inline import InlineStage
 from .interceptor import StageInterceptor
 from .journal import JournalStage
+from .paid import PaidStage
 from .prepare import PrepareStage
 from .tracing import TracingStage
 from .transcript import TranscriptStage
@@ -27,6 +28,7 @@ __all__ = [
     "HookStage",
     "InlineStage",
     "JournalStage",
+    "PaidStage",
     "PrepareStage",
     "StageInterceptor",
     "TracingStage",

@@ -28,6 +28,7 @@ from ..stages import (
     HookStage,
     InlineStage,
     JournalStage,
+    PaidStage,
     PrepareStage,
     StageInterceptor,
     TracingStage,
@@ -152,7 +153,8 @@ class Engine:
             self.store, lambda: cancellation().by_run(), stream=self._stream, changed_by_hooks=self._changes_messages
         )
         outer: list[Stage] = [failures, prepare, journal, events, transcript]
-        behind_inline = [*outer, self._iteration, CompactionStage(), hooks, BudgetStage(self._limits)]
+        paid = PaidStage(self.store, self.hooks)
+        behind_inline = [*outer, self._iteration, CompactionStage(), hooks, paid, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
 

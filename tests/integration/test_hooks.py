@@ -224,6 +224,27 @@ async def test_a_hook_that_fails_in_a_model_call_fails_the_run_at_once(engine: E
     assert len(runs) == (2 if event == "on_user_message" else 1)
 
 
+@pytest.mark.parametrize("event", ["after_llm_call", "on_finish"])
+async def test_a_hook_that_fails_behind_a_paid_reply_does_not_cost_it(engine: Engine, event: Any) -> None:
+    @hook(event)
+    def broken() -> None:
+        runs.append(event)
+        if len(runs) == 1:
+            raise ValueError("no")
+
+    runs: list[str] = []
+    provider = ScriptedProvider(["The first.", "The second."])
+    async with engine.served(Agent("broken", provider, hooks=[broken])) as client:
+        run = await client.start("broken", "Go.")
+        with pytest.raises(HookError, match="no"):
+            await run.result()
+        await run.resume()
+        response = await run.result()
+        assert (response.content, len(provider.requests), runs) == ("The first.", 1, [event, event])
+        assert response.usage.output_tokens
+        assert await client.memory.list(f"paid:{run.id}") == {}
+
+
 async def test_one_that_only_logs_lets_the_call_go_on(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     @hook("after_llm_call", on_error="log")
     async def broken() -> None:
