@@ -63,7 +63,7 @@ class AuthorLoop:
         its result is dropped. Of what it raises only an ``Exception`` gets here: ``sys.exit()`` in a tool, or a
         cancellation that is not ours, comes as ``RuntimeError``.
         """
-        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004  # asks whether the call is a coroutine, not whether there is one
+        if is_coroutine_function(fn):
             return await self._on_loop(name, fn(*args, **kwargs))
         context = contextvars.copy_context()
         result = await asyncio.wrap_future(self._pool.submit(lambda: context.run(_call, fn, args, kwargs)))
@@ -99,6 +99,11 @@ class AuthorLoop:
             if ending.exception() is not None:
                 raise
             return ending.result()  # it ended after all: what it did is done
+
+
+def is_coroutine_function(fn: Callable[..., Any]) -> bool:
+    """Whether a call of ``fn``, a function or an object, is a coroutine. If not, it may still return one."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # asks whether the call is a coroutine, not whether there is one
 
 
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:

@@ -15,6 +15,7 @@ from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, Mod
 from .approving import Approving
 from .author_loop import AuthorLoop
 from .finishing import Ending, Finishing
+from .stepping import Stepped
 from .unpriced import check_price
 
 
@@ -48,6 +49,10 @@ class Epilogue:
             unasked=message.finish_reason == "veto",
             limits=_limits(agent),
         )
+
+    async def stepped(self, agent: Agent, stepped: Stepped, told: RunContext[Any]) -> Finish:
+        """The answer of a step policy (:meth:`Finishing.stepped`)."""
+        return await self._finishing.stepped(agent, stepped, told)
 
     async def _plan(self, agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
         """What is to become of each call. Validators of the author's run on the author's side."""

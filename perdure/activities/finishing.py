@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +23,11 @@ from ..tools import RunContext, shortened
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, ToolCallPart, clean
 from ..types.wire import Answered, Failed, Finish, Refused
-from .author_loop import AuthorLoop
+from .author_loop import AuthorLoop, is_coroutine_function
+from .stepping import Stepped
 
 VALIDATOR = 60.0
-"""Seconds that an output validator may take."""
+"""Seconds that an output validator may take, from when it begins."""
 _SHOWN = 600
 """Characters of an error, and of what the model said, in a ``ParseError``."""
 _ACCEPTED = "The answer is accepted; the task is finished."
@@ -35,11 +37,12 @@ _FORCED = f"not run: the task has to be finished; call {FINISH_TOOL}"
 
 
 class _FailedError(Exception):
-    """Code of the author's failed; the run does."""
+    """Code of the author's failed; the run does, with ``error``."""
 
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.message)
-        self.failed = failed
+    def __init__(self, error: PerdureError) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.failed = Failed(type=type(error).__name__, message=_short(clean(str(error))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,24 @@ class Finishing:
         except _FailedError as error:
             results = {part.id: Answered(text=_FAILED, is_error=True) for part in message.tool_calls}
             return Ending(failed=error.failed, answered=results)
+
+    async def stepped(self, agent: Agent, stepped: Stepped, told: RunContext[Any]) -> Finish:
+        """The answer that a step policy gives, behind the output validators. Raises ``HookError``, ``AbortError``."""
+        finish = stepped.finish
+        assert finish is not None, "it has finished"
+        if not agent.output_validators:
+            return finish
+        try:
+            value = await self._validated(agent, stepped.value, told)
+            made: Finish = await self._typed(agent, agent.output_type.finish, value)
+        except (OutputError, ModelRetry) as error:
+            raise HookError(
+                f"step.finish: the answer of agent {agent.name!r} was not accepted: {_short(clean(str(error)))}",
+                hint="There is no model to tell it: finish with another answer, or let the model give one.",
+            ) from error
+        except _FailedError as error:
+            raise error.error from error
+        return made.model_copy(update={"called": finish.called})
 
     async def _by_text(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> Ending:
         reason = message.finish_reason or "stop"
@@ -148,31 +169,46 @@ class Finishing:
                 value = await self._typed(agent, agent.output_type.changed, changed)
             except OutputError as error:
                 why = f"the output validator {validator.name} gave what is not of the output type: {error}"
-                raise _failed(HookError(f"agent {agent.name!r}: {why}")) from error
+                raise _FailedError(HookError(f"agent {agent.name!r}: {why}")) from error
         return value
 
     async def _run(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
         name = f"the output validator {validator.name} of agent {agent.name!r}"
         try:
-            async with asyncio.timeout(VALIDATOR) as limit:
-                return await self._author.run(name, validator.fn, *validator.arguments(value, told))
+            async with asyncio.timeout(None) as limit:
+                return await self._author.run(name, _timed(validator.fn, limit), *validator.arguments(value, told))
         except ModelRetry:
             raise
         except AbortError as error:
-            raise _failed(error) from error
+            raise _FailedError(error) from error
         except PerdureError as error:
             if error.retryable:
                 raise
-            raise _failed(HookError(f"{name} failed: {type(error).__name__}: {error}")) from error
+            raise _FailedError(HookError(f"{name} failed: {type(error).__name__}: {error}")) from error
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, TimeoutError) and limit.expired():
                 why = f"it did not return within {VALIDATOR:g} s"
-            raise _failed(HookError(f"{name} failed: {why}")) from error
+            raise _FailedError(HookError(f"{name} failed: {why}")) from error
 
 
-def _failed(error: PerdureError) -> _FailedError:
-    return _FailedError(Failed(type=type(error).__name__, message=_short(clean(str(error)))))
+def _timed(fn: Callable[..., Any], limit: asyncio.Timeout) -> Callable[..., Any]:
+    """``fn``, whose time begins with it: that it waits for a thread, or for the author's loop, takes none of it."""
+    clock = asyncio.get_running_loop()
+
+    def begin() -> None:
+        with suppress(RuntimeError):  # it has ended already
+            limit.reschedule(clock.time() + VALIDATOR)
+
+    async def asynchronous(*arguments: Any) -> Any:
+        clock.call_soon_threadsafe(begin)
+        return await fn(*arguments)
+
+    def plain(*arguments: Any) -> Any:
+        clock.call_soon_threadsafe(begin)
+        return fn(*arguments)
+
+    return asynchronous if is_coroutine_function(fn) else plain
 
 
 def _why(error: OutputError | ModelRetry) -> str:

@@ -103,7 +103,7 @@ class IterationStage:
         if stepped is not None:
             call.agent = agent = stepped.agent
         if stepped is not None and stepped.finish is not None:
-            reply = answer(agent, stepped.finish)
+            reply = answer(agent, await self._epilogue.stepped(agent, stepped, told))
         else:
             reply = await self._asked(agent, call, told, next)
         assert reply.message is not None, "a model says something"

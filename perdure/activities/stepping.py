@@ -44,6 +44,8 @@ class Stepped:
     kept: Kept | None
     replaced: Replaced | None
     """Where ``call.fresh`` is the whole conversation, and nothing of it follows the head: what was there before."""
+    value: Any = None
+    """The answer as it is before it becomes text: what output validators are given."""
 
     def onto(self, reply: ModelReply, call: ModelCall) -> None:
         """Add to ``reply`` what is to be recorded with it."""
@@ -221,7 +223,8 @@ class _Attempt:
         self._call.steps = [taken, *map(_injected, step.injected)]
         overrides = merged(self._call.input.overrides or {}, changes)
         agent = self._call.base.overridden(overrides, self._agents.tools) if changes else self._agent
-        return Stepped(agent, finish, Kept(**kept) if kept else None, replaced)
+        value = None if step.finished is None else agent.output_type.changed(step.finished[0])
+        return Stepped(agent, finish, Kept(**kept) if kept else None, replaced, value)
 
     def _edit(self, step: Step) -> Replaced | None:
         """Put the edited conversation into the call; what it replaces, where that was recorded already."""

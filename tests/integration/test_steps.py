@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Client, File, Message, RunContext, Step, register_provider, tool
+from perdure import Agent, Client, File, Message, ModelRetry, RunContext, Step, register_provider, tool
 from perdure.errors import AbortError, HookError, InvalidInputError
 from perdure.hooks import Hook, hook
 from perdure.ports import ModelRequest
@@ -312,6 +312,43 @@ async def test_a_typed_answer_of_the_policy_that_does_not_fit_fails_the_run(engi
     with pytest.raises(HookError, match=r"step_policy \(on_iteration\) failed: .*\n- times: ") as failed:
         await answer(engine, one)
     assert "step.finish was given what the output cannot be" in str(failed.value)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_answer_of_a_policy_goes_through_the_output_validators(engine: Engine, is_async: bool) -> None:
+    def doubled(output: Found) -> Found:
+        if output.times > 10:
+            raise ModelRetry("at most 10 times")
+        return output.model_copy(update={"times": output.times * 2})
+
+    async def doubled_later(output: Found) -> Found:
+        return doubled(output)
+
+    validators = [doubled_later if is_async else doubled]
+    times = [3, 11]
+    one = agent(
+        searches(1)[:1] * 2,
+        policy(lambda step: step.finish(what="a", times=times.pop(0))),
+        output=Found,
+        output_validators=validators,
+    )
+    async with engine.served(one) as client:
+        response = await (await client.start(one.name, "Go.")).result()
+        assert response.output == {"what": "a", "times": 6}
+        refused = await client.start(one.name, "Go.")
+        with pytest.raises(HookError, match=r"step\.finish: the answer of agent .* was not accepted.*at most 10 times"):
+            await refused.result()
+        assert_closed((await refused.transcript()))
+
+
+async def test_an_error_of_a_validator_is_the_policy_s_run_s(engine: Engine) -> None:
+    def broken(output: str) -> str:
+        raise ValueError("no")
+
+    one = agent(searches(1)[:1], policy(lambda step: step.finish("Enough.")), output_validators=[broken])
+    async with engine.served(one) as client:
+        with pytest.raises(HookError, match="the output validator broken of agent .* failed: ValueError: no"):
+            await (await client.start(one.name, "Go.")).result()
 
 
 @pytest.mark.parametrize("value", ["***", {1, 2}, lambda: None], ids=["text", "set", "function"])
