@@ -7,6 +7,7 @@ from typing import Any
 
 from ..agent import Agent
 from ..errors import AgentNotFoundError, DefinitionError
+from ..hooks import Hook
 from ..tools import SubagentTool, Tool, Toolbox
 
 
@@ -86,6 +87,18 @@ class Agents:
 
     def __len__(self) -> int:
         return len(self._agents)
+
+
+def check_asked(hooks: Iterable[Hook], agents: Agents) -> None:
+    """Raise ``DefinitionError`` for a hook of the worker that asks an agent which is not among ``agents``."""
+    for hook in hooks:
+        for name in map(_name, hook.agents):
+            if agents.find(name) is None:
+                here = ", ".join(sorted(agent.name for agent in agents)) or "none"
+                raise DefinitionError(
+                    f"the hook {hook.name} of the worker asks agent {name!r}, which this worker does not serve",
+                    hint=f"Pass it to the worker too, or correct the name; it serves: {here}.",
+                )
 
 
 def check_subagents(agents: Mapping[str, Agent]) -> None:

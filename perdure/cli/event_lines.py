@@ -12,6 +12,7 @@ from .conversation import arguments, printable, styled
 if TYPE_CHECKING:
     from ..types.events import (
         ApprovalDecided,
+        ApprovalRevoked,
         BranchCompleted,
         ConversationCompacted,
         Event,
@@ -107,6 +108,8 @@ class EventLines:
                 yield self._styled(again, "yellow")
             case "approval.decided":
                 yield self._styled(f"({event.decision}: {printable(event.name)}{_by(event)})", "yellow")
+            case "approval.revoked":
+                yield self._styled(_revoked(event), "yellow")
             case "question.asked":
                 asks = f"asks: {_cut(event.question)}" if event.kind == "question" else "waits for its result"
                 yield self._styled(f"? {printable(event.name)} {asks} ({event.call_id})", "yellow")
@@ -182,6 +185,12 @@ def _by(event: ApprovalDecided) -> str:
         ", as all later calls of it" if event.always else f", standing since {event.standing}" if event.standing else ""
     )
     return f"{by}{changed}{f': {_cut(event.comment)}' if event.comment else ''}"
+
+
+def _revoked(event: ApprovalRevoked) -> str:
+    """Whose approvals of a tool's calls somebody took back."""
+    by, names = f" by {printable(event.by)}" if event.by else "", ", ".join(map(printable, event.approved_by))
+    return f"(revoked{by}: {printable(event.name)} waits for approval again; all its calls were approved by {names})"
 
 
 def _compacted(event: ConversationCompacted) -> str:

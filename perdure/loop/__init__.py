@@ -33,7 +33,7 @@ from .questions import repeats as repeats_answer
 from .receive import check_message, receive, send
 from .reminding import Reminding, beside, due, expiry, remind
 from .settling import read_limits, settle
-from .standing import check_revocation, revoke
+from .standing import check_revocation, revoke, told_revoked
 from .start import carry_over, open_state, parse_start
 from .status import status
 from .subagents import Ended, apply_child, child_id, child_start, was_stopped
@@ -102,6 +102,7 @@ __all__ = [
     "stopped",
     "tick",
     "to_index",
+    "told_revoked",
     "too_long",
     "tried",
     "turn_status",

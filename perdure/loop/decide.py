@@ -153,7 +153,7 @@ def _between_turns(state: RunState) -> Next:
     if state.mode == "run" or state.closed:
         # Of a session the activity said that it waits. And what a subagent used that ended since is not recorded yet.
         late = any(not row.collected for row in state.background)
-        record = bool(state.carry) or unsaid or late or state.mode == "session"
+        record = bool(state.carry) or bool(state.revoked) or unsaid or late or state.mode == "session"
         return _close_once(state, "completed") if record else _end(state, "completed")
     if state.carry or (unsaid and not state.recorded):
         return _closing(state, "waiting")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError
-from ..types.approval import STANDING, ApprovalDecision, Decided, Revocation, StandingApproval
+from ..types.approval import STANDING, ApprovalDecision, Decided, Revocation, Revoked, StandingApproval
 from ..types.messages import clean
 from ..types.state import PendingCall, RunState
 from .asking import askers
@@ -75,9 +76,24 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
     return given
 
 
-def revoke(state: RunState, raw: Any) -> list[StandingApproval]:
-    """Take the standing approvals of a tool back; which they were. Raises as :func:`check_revocation`."""
-    return withdraw(state, check_revocation(state, raw).tool)
+def revoke(state: RunState, raw: Any, now: datetime | None) -> list[StandingApproval]:
+    """Take the standing approvals of a tool back; which they were. Raises as :func:`check_revocation`.
+
+    It is noted to be told of, unless ``now`` is None: an engine before this one took it back.
+    """
+    given = check_revocation(state, raw)
+    gone = withdraw(state, given.tool)
+    if now is not None:
+        names = tuple(dict.fromkeys(one.by for one in gone))
+        by = clean(given.by) if given.by else None
+        revoked = Revoked(tool=given.tool, by=by, at=now.isoformat(), approved_by=names)
+        state.revoked = [*state.revoked, revoked][-STANDING:]
+    return gone
+
+
+def told_revoked(state: RunState, told: Sequence[Revoked]) -> None:
+    """``told`` are said; what was taken back meanwhile is not."""
+    state.revoked = [one for one in state.revoked if one not in told]
 
 
 def _without(state: RunState, tool: str, by: str) -> list[StandingApproval]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ports import NewEvent
 from ..types.approval import Decided
-from ..types.approval_events import ApprovalDecided, ApprovalReminded, ApprovalRequested
+from ..types.approval_events import ApprovalDecided, ApprovalReminded, ApprovalRequested, ApprovalRevoked
 from ..types.wire import ModelInput, ModelOutput
 
 
@@ -25,6 +25,13 @@ def asked_again(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
     for one in task.reminders or ():
         event = ApprovalReminded(**said, **one.model_dump())
         yield NewEvent(event, key=f"reminded/{task.scope}/{task.op}/{one.call_id}")
+
+
+def taken_back(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
+    """Standing approvals that somebody took back."""
+    for one in task.revoked:
+        event = ApprovalRevoked(**said, name=one.tool, by=one.by, revoked_at=one.at, approved_by=one.approved_by)
+        yield NewEvent(event, key=f"revoked/{task.scope}/{one.tool}/{one.at}")
 
 
 def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any]) -> NewEvent:

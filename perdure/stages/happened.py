@@ -44,7 +44,7 @@ from ..types.wire import (
     ToolOutput,
 )
 from . import questions
-from .asked import asked_again, decided, requested
+from .asked import asked_again, decided, requested, taken_back
 from .branched import branches_begun, branches_ended
 from .questions import handed
 from .sent import by_reference
@@ -69,6 +69,7 @@ def began(call: ModelCall) -> list[NewEvent]:
         events.append(NewEvent(RunEvent(**said, state="started", agent=task.agent), key=f"run/{task.scope}"))
         if task.task_id:
             events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
+    events += taken_back(task, said)
     events += _given(call, said)
     events += branches_ended(task, said)
     if task.purpose == "force_finish":

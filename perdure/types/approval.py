@@ -112,6 +112,17 @@ class Revocation(Data):
     """Who takes it back, as the sender says."""
 
 
+class Revoked(Data):
+    """Somebody took back that all calls of ``tool`` are approved."""
+
+    tool: str
+    by: str | None = None
+    at: str
+    """ISO 8601, UTC."""
+    approved_by: tuple[str, ...] = ()
+    """Whose approvals had stood."""
+
+
 class ApprovalDecision(Data):
     """The argument of the update ``decide_approval``."""
 

@@ -33,6 +33,19 @@ class ApprovalReminded(_Event):
     """Seconds that are left; None waits for as long as it takes."""
 
 
+class ApprovalRevoked(_Event):
+    """Calls of a tool wait for approval again (``run.revoke``). Said with the model call or the ending that follows."""
+
+    type: Literal["approval.revoked"] = "approval.revoked"
+    name: str
+    """Of the tool."""
+    by: str | None = None
+    revoked_at: str = ""
+    """ISO 8601, UTC."""
+    approved_by: tuple[str, ...] = ()
+    """Whose approvals of all its calls had stood."""
+
+
 class ApprovalDecided(_Event):
     """What was decided on a call. Of one that was approved it is said as the tool begins; of another, with its result,
     when all calls of the reply have theirs."""

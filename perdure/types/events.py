@@ -4,7 +4,7 @@
     message.injected                                 a user's message has joined the conversation
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
-    approval.requested · reminded · decided          a call waits for a person
+    approval.requested · reminded · decided · revoked  a call waits for a person
     question.asked · answered                        a call waits for an answer, and who gave it
     step                                             the step policy has changed something before a model call
     branch.started · completed                       the step policy asks another agent
@@ -28,6 +28,7 @@ from pydantic import Field, TypeAdapter
 from .approval_events import ApprovalDecided as ApprovalDecided
 from .approval_events import ApprovalReminded as ApprovalReminded
 from .approval_events import ApprovalRequested as ApprovalRequested
+from .approval_events import ApprovalRevoked as ApprovalRevoked
 from .bounds import LimitName, LimitScope
 from .branch_events import BranchCompleted as BranchCompleted
 from .branch_events import BranchStarted as BranchStarted
@@ -287,6 +288,7 @@ Event = Annotated[
     | ToolCompleted
     | ApprovalRequested
     | ApprovalReminded
+    | ApprovalRevoked
     | ApprovalDecided
     | QuestionAsked
     | QuestionAnswered

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
-from .approval import Decided, DecidedApproval, StandingApproval, Waiting
+from .approval import Decided, DecidedApproval, Revoked, StandingApproval, Waiting
 from .background import BackgroundRun
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
@@ -194,6 +194,8 @@ class RunState(Part):
     """Approvals that were decided, the latest last."""
     standing: list[StandingApproval] = Field(default=[], exclude_if=operator.not_)
     """Approvals of all calls of a tool, the latest last."""
+    revoked: list[Revoked] = Field(default=[], exclude_if=operator.not_)
+    """Of those that were taken back: what the next call of the model, or the ending, says."""
     seen: dict[str, str] = {}
     """Ids of messages, the latest last, and the turn that each joined or opened."""
     refused: list[str] = []

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .approval import Asks, Decided, Reminder
+from .approval import Asks, Decided, Reminder, Revoked
 from .background import AsCollect, AsTell
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
@@ -138,6 +138,8 @@ class ModelInput(CallFacts):
     """Answers of the turn that were not of the output type, where there were any: of so many more the run fails."""
     branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
     """What the branches came to that the step policy asked for when this step was tried before."""
+    revoked: tuple[Revoked, ...] = Field(default=(), exclude_if=operator.not_)
+    """Standing approvals that were taken back and nobody was told of yet."""
 
 
 class Failed(Data):

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import config
 from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
+from ..activities.agents import check_asked
 from ..activities.authorising import Authorising
 from ..activities.cancellation import cancellation
 from ..activities.firing import ON_MESSAGES
@@ -104,10 +105,12 @@ class Engine:
     async def running(self) -> AsyncIterator[None]:
         """Open for the length of the block.
 
-        Raises ``StoreError`` when the store cannot be opened, ``RuntimeSetupError`` when the lifespan fails.
+        Raises ``DefinitionError`` where a hook of the worker asks an agent that is not here, ``StoreError`` when the
+        store cannot be opened, ``RuntimeSetupError`` when the lifespan fails.
         """
         async with self._opening:
             if self._users == 0:
+                check_asked(self.hooks, self.agents)
                 await self._open()
             self._users += 1
         try:

@@ -64,6 +64,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         limit=step.limit,
         calls_left=calls_left(state),
         branches=outcomes(state),
+        revoked=tuple(state.revoked),
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
@@ -78,6 +79,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         elif not loop.too_long(state, _ways(error)):
             loop.fail(state, kind, message + loop.tried(state))
     else:
+        loop.told_revoked(state, task.revoked)
         loop.apply_model(state, step, ModelOutput.model_validate(raw))
 
 
@@ -206,6 +208,7 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
         closing=step.closing,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
+        revoked=tuple(state.revoked),
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))
@@ -215,6 +218,7 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
             return  # the ending is another one now
         host.logger().error("the ending could not be recorded: %s", _cause(error)[1])
         head = None
+    loop.told_revoked(state, task.revoked)  # no other attempt is made of an ending that could not be recorded
     loop.apply_closed(state, step, head)
 
 

@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Approval, Client, Run, ask, deny, tool
 from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.testing import ScriptedProvider, call, scripted
-from perdure.types.events import ApprovalDecided
+from perdure.types.events import ApprovalDecided, ApprovalRevoked
 from perdure.types.interface import Status
 from tests.support.checks import assert_closed, results
 from tests.support.cli import Cli
@@ -94,6 +94,8 @@ async def test_nobody_is_asked_again_until_it_is_revoked(serve: Serve) -> None:
             ("approved", "ana", False, decided.at),
             ("denied", "bea", False, None),
         ]
+        told = [event async for event in run.events(wait=False) if isinstance(event, ApprovalRevoked)]
+        assert [(one.name, one.by, one.approved_by) for one in told] == [("refund", "bea", ("ana",))]
         await run.close()
 
 
@@ -182,3 +184,6 @@ async def test_the_command_line_gives_shows_and_revokes_it(engine: Engine) -> No
         again = await cli("revoke", run.id, "refund")
         assert (again.code, "None stands" in again.err) == (2, True)
         await run.close()
+        await run.handle.result()  # nothing came behind it but the ending
+        told = (await cli("events", run.id)).out
+        assert "(revoked by bea: refund waits for approval again; all its calls were approved by ana)" in told

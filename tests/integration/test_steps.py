@@ -338,7 +338,7 @@ async def test_the_answer_of_a_policy_goes_through_the_output_validators(engine:
         refused = await client.start(one.name, "Go.")
         with pytest.raises(HookError, match=r"step\.finish: the answer of agent .* was not accepted.*at most 10 times"):
             await refused.result()
-        assert_closed((await refused.transcript()))
+        assert_closed(await refused.transcript())
 
 
 async def test_an_error_of_a_validator_is_the_policy_s_run_s(engine: Engine) -> None:
@@ -347,7 +347,7 @@ async def test_an_error_of_a_validator_is_the_policy_s_run_s(engine: Engine) -> 
 
     one = agent(searches(1)[:1], policy(lambda step: step.finish("Enough.")), output_validators=[broken])
     async with engine.served(one) as client:
-        with pytest.raises(HookError, match="the output validator broken of agent .* failed: ValueError: no"):
+        with pytest.raises(HookError, match=r"the output validator broken of agent .* failed: ValueError: no"):
             await (await client.start(one.name, "Go.")).result()
 
 

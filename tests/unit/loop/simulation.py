@@ -136,6 +136,7 @@ class Simulation:
         self.plain |= {call.id for call in calls if _is_text(call.disposition)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
         self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, Answered)]
+        loop.told_revoked(self.state, tuple(self.state.revoked))
         loop.apply_model(self.state, step, output)
         self.flying = None
 
@@ -284,6 +285,7 @@ class Simulation:
         elif step.closing.status == "paused" and self.told is not None:
             self.told = self.told[len(step.new) :]  # it is in the transcript now
         self._write(step.new)
+        loop.told_revoked(self.state, tuple(self.state.revoked))
         loop.apply_closed(self.state, step, head)
         self.flying = None
 

@@ -201,7 +201,7 @@ class Loop(RuleBasedStateMachine):
     @precondition(lambda self: self.run.state.standing)
     @rule()
     def revoke(self):
-        assert loop.revoke(self.run.state, {"tool": "look"})
+        assert loop.revoke(self.run.state, {"tool": "look"}, self.run.now)
         assert not self.run.state.standing
 
     @alive

@@ -9,11 +9,12 @@ import pytest
 
 from perdure import loop
 from perdure.errors import ApprovalDecidedError, InvalidInputError
+from perdure.loop.standing import stand
 from perdure.types.approval import STANDING, Asks, StandingApproval, arguments_hash
 from perdure.types.bounds import Bounds
 from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, Call
-from tests.unit.loop.build import LIMITS, asks, call, done, model, opened, running
+from tests.unit.loop.build import LIMITS, asks, call, done, model, opened, running, says
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -91,8 +92,10 @@ def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
         asked(waiting("c2", separate=True), state=state)
         decide(state, "c2", "deny", by="bea")
     else:
-        (gone,) = loop.revoke(state, {"tool": "look", "by": "bea"})
+        (gone,) = loop.revoke(state, {"tool": "look", "by": "bea"}, NOW)
         assert (gone.by, gone.at) == ("ana", NOW.isoformat())
+        (told,) = state.revoked
+        assert (told.tool, told.by, told.approved_by) == ("look", "bea", ("ana",))
     assert state.standing == []
     asked(waiting("c3"), state=state)
     assert waits(state) == ["c3"]
@@ -144,9 +147,10 @@ def test_so_many_stand_and_no_more() -> None:
 def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None:
     state = asked(waiting())
     decide(state, by="ana", always=True)
-    for refuse in (loop.check_revocation, loop.revoke):
+    for refuse in (loop.check_revocation, lambda state, raw: loop.revoke(state, raw, NOW)):
         with pytest.raises(InvalidInputError, match=match):
             refuse(state, raw)
+    assert state.revoked == []
     assert len(state.standing) == 1
 
 
@@ -231,3 +235,30 @@ def test_a_call_of_an_engine_before_this_one_counts_as_it_did() -> None:
     state = asked(old.model_copy(update={"approval": old.approval.model_copy(update={"counts_when_run": False})}))
     decide(state, decision="deny", by="ana")
     assert state.tool_calls == 1
+
+
+def test_what_was_revoked_is_told_once_and_before_the_run_ends() -> None:
+    state = asked(waiting("c1"))
+    decide(state, by="ana", always=True)
+    done(state, "c1")
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    loop.revoke(state, {"tool": "look"}, NOW)
+    told = tuple(state.revoked)
+    stand(state, "look", "bea", "later")
+    loop.revoke(state, {"tool": "look"}, NOW + timedelta(seconds=1))
+    loop.told_revoked(state, told)  # the model was called between the two
+    loop.apply_model(state, step, says("Done."))
+    assert [one.approved_by for one in state.revoked] == [("bea",)]
+    ending = loop.decide(state)
+    assert isinstance(ending, loop.Close)
+    loop.told_revoked(state, tuple(state.revoked))
+    loop.apply_closed(state, ending, "head")
+    assert isinstance(loop.decide(state), loop.End)
+
+
+def test_what_an_earlier_engine_took_back_is_not_told() -> None:
+    state = asked(waiting("c1"))
+    decide(state, by="ana", always=True)
+    assert loop.revoke(state, {"tool": "look"}, None)
+    assert "revoked" not in state.model_dump()

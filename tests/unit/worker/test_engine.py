@@ -1,0 +1,28 @@
+"""What a worker finds wrong when it starts, and not in the middle of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Agent, hook
+from perdure.errors import DefinitionError
+from perdure.testing.store import MemoryStore
+from perdure.worker.engine import Engine
+
+
+@hook("on_iteration", agents=["critic"])
+def asks(step: Any) -> None:
+    """Asks somebody."""
+
+
+async def test_a_hook_of_the_worker_that_asks_an_unknown_agent() -> None:
+    engine = Engine([Agent("writer", "openai:gpt-5")], store=MemoryStore(), hooks=[asks])
+    with pytest.raises(DefinitionError, match="the hook asks of the worker asks agent 'critic'") as failed:
+        async with engine.running():
+            pass
+    assert "it serves: writer" in str(failed.value)
+    engine.agents.add(Agent("critic", "openai:gpt-5"))  # as a folder does
+    async with engine.running():
+        pass
