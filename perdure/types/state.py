@@ -190,6 +190,8 @@ class RunState(Part):
     """Of a run in background: the operation after which it told its parent that it has ended."""
     heard: float | None = Field(default=None, exclude_if=lambda given: given is None)
     """Of a run in background: when its parent was last known to be there, in seconds since 1970."""
+    sought: int = Field(default=0, exclude_if=operator.not_)
+    """Of a run in background: how often it has looked whether its parent is there."""
     decided: list[DecidedApproval] = []
     """Approvals that were decided, the latest last."""
     standing: list[StandingApproval] = Field(default=[], exclude_if=operator.not_)

@@ -28,8 +28,11 @@ from .subagents import failed, was_lost
 
 FIRST_LOOK, LONGEST_LOOK = 30.0, 600.0
 """Seconds until a run that a call waits for is looked after again: at first, and in the end."""
-LOOK_FOR_PARENT = 3600.0
-"""Seconds until a run in background looks again whether its parent is there."""
+LOOK_FOR_PARENT, LONGEST_FOR_PARENT = 3600.0, 24 * 3600.0
+"""Seconds until a run in background looks again whether its parent is there: at first, and in the end. A look costs an
+idle parent four events of history, for each of its subagents."""
+RARER = "parents-are-looked-for-less-often"
+"""Marks looks since they get rarer."""
 STOPPING = timedelta(seconds=60)
 """How long a run that ends waits for those that it has stopped."""
 _GONE = "ExternalWorkflowExecutionNotFound"
@@ -109,16 +112,17 @@ class Children:
         if state.parent is not None and state.parent.background:
             if state.heard is None:
                 state.heard = now
-            times.append(state.heard + LOOK_FOR_PARENT)
+            times.append(_next_for_parent(state))
         return min(times, default=None)
 
     async def look(self, now: float) -> None:
         """Look after those who are due."""
         state, parent = self._state, self._state.parent
         await self._look_at([row for row in awaited(state) if _next(row) <= now])
-        if parent is None or not parent.background or (state.heard or 0.0) + LOOK_FOR_PARENT > now:
+        if parent is None or not parent.background or _next_for_parent(state) > now:
             return
         state.heard = now
+        state.sought += host.patched(RARER)
         try:
             await _whole(host.signal_external(parent.context_id, "probe"))
         except FailureError as error:
@@ -212,6 +216,10 @@ def _next(row: BackgroundRun) -> float:
     if row.looked is None:
         return 0.0
     return row.looked + min(LONGEST_LOOK, FIRST_LOOK * 2.0 ** min(row.looks - 1, 10))
+
+
+def _next_for_parent(state: RunState) -> float:
+    return (state.heard or 0.0) + min(LONGEST_FOR_PARENT, LOOK_FOR_PARENT * 2.0 ** min(state.sought, 10))
 
 
 def _is_gone(error: FailureError) -> bool:

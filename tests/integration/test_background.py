@@ -389,6 +389,7 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
 async def test_one_that_is_paused_for_long_continues_as_new(engine: Engine, monkeypatch: Any) -> None:
     """It looks for its parent all the while, and Temporal ends a run whose history becomes too long."""
     monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.05)
+    monkeypatch.setattr(watching, "LONGEST_FOR_PARENT", 0.05)
 
     @tool
     async def more() -> str:
@@ -495,6 +496,7 @@ async def test_long_texts_go_by_the_store(engine: Engine) -> None:
 
 async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.01)
+    monkeypatch.setattr(watching, "LONGEST_FOR_PARENT", 0.01)
     gate = Gate()
 
     @tool

@@ -1,0 +1,1 @@
+"""Tests of perdure.workflows without a server."""

@@ -1,0 +1,74 @@
+"""How often a run in background looks whether its parent is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.types.state import RunState
+from perdure.workflows import background
+from perdure.workflows.background import Children
+from perdure.workflows.host import hosted
+
+HOUR = 3600.0
+PARENT = {"context_id": "p", "call_id": "c", "scope": "s", "depth": 1, "background": True}
+
+
+class Host:
+    """Counts the looks. ``patched`` is what an execution is that began with this engine."""
+
+    def __init__(self, *, patched: bool = True) -> None:
+        self.looks = 0
+        self._patched = patched
+
+    def patched(self, change: str) -> bool:
+        assert change == background.RARER
+        return self._patched
+
+    async def signal_external(self, id: str, signal: str, arguments: Any) -> None:
+        assert (id, signal) == ("p", "probe")
+        self.looks += 1
+
+    async def wait(self, tasks: Any) -> None:
+        for task in tasks:
+            await task
+
+
+def child() -> RunState:
+    return loop.open_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s")
+
+
+async def hours(state: RunState, host: Any, until: float) -> list[float]:
+    """When it looks, while it waits for somebody: hours from its beginning."""
+    children, now = Children(state), 0.0
+    found: list[float] = []
+    with hosted(host):
+        while (at := children.next_look(loop.Wait("approval"), now)) is not None and at <= until * HOUR:
+            now = at
+            await children.look(now)
+            found.append(at / HOUR)
+    assert host.looks == len(found)
+    return found
+
+
+async def test_looks_get_rarer_to_one_a_day() -> None:
+    state = child()
+    assert await hours(state, Host(), 24 * 5) == [1, 3, 7, 15, 31, 55, 79, 103]
+    carried = loop.open_state(loop.carry_over(state), "p/1", "s")
+    assert carried.sought == state.sought == 8
+    assert len(await hours(child(), Host(), 24 * 30)) == 33  # and not 720
+
+
+async def test_an_execution_of_an_earlier_engine_looks_once_an_hour() -> None:
+    state = child()
+    assert await hours(state, Host(patched=False), 5) == [1, 2, 3, 4, 5]
+    assert "sought" not in state.model_dump()
+
+
+@pytest.mark.parametrize("sought", [30, 10_000])
+async def test_many_looks_are_no_number_too_large(sought: int) -> None:
+    state = child()
+    state.sought, state.heard = sought, 0.0
+    assert await hours(state, Host(), 50) == [24, 48]
