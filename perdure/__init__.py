@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .errors import Abort, ModelRetry
     from .hooks import HookSet, Step, Veto, hook
     from .ports import Toolset
+    from .providers.prices import register_price
     from .providers.registry import register_provider
     from .run import Run
     from .runtime import local
@@ -79,6 +80,7 @@ _HOME = {
     "hook": "hooks",
     "load_agent": "agent_files",
     "local": "runtime",
+    "register_price": "providers.prices",
     "register_provider": "providers.registry",
     "remote_tool": "tools",
     "tool": "tools",
@@ -120,6 +122,7 @@ __all__ = [
     "hook",
     "load_agent",
     "local",
+    "register_price",
     "register_provider",
     "remote_tool",
     "tool",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from .definition import (
+    check_prices,
     checked_compaction,
     checked_instructions,
     checked_limits,
@@ -115,6 +116,7 @@ class Agent(Typed):
         self._declare(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.limits = checked_limits(name, limits)
+        check_prices(name, self.chain, self.limits)
         hooks = listed_hooks(f"agent {name!r}", hooks)
         self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = checked_compaction(name, with_brought(compaction, hooks))

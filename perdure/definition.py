@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import DefinitionError
 from .ports import ModelRef, Toolset
 from .ports.toolset import ON_CHANGE
+from .providers.cost import has_price
 from .providers.registry import check_stream, parse_model
 from .types.compaction import Compactions, compactions
 from .types.limits import Limits
@@ -67,6 +68,26 @@ def checked_limits(name: str, limits: Any) -> Limits:
             hint='For instance limits=Limits(cost_usd=2.0, wall_time="1h").',
         )
     return limits or Limits()
+
+
+def no_price(agent: str, model: str) -> DefinitionError:
+    """An agent has a limit of cost, and calls of ``model`` would count as free."""
+    return DefinitionError(
+        f"agent {agent!r} has a limit of cost_usd, and no price of {model!r} is known: the limit would not hold",
+        hint='Say it: register_price("<provider>:<model>", input=…, output=…), in dollars per million tokens. '
+        "Or limit tokens.",
+    )
+
+
+def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits) -> None:
+    """Raise ``DefinitionError`` for a limit of cost, and a model whose calls would count as free.
+
+    What is not known here, the first reply shows: models of providers that are not perdure's own, and overrides.
+    """
+    if limits.limits_cost:
+        for one in chain:
+            if one.own is None and not has_price(one.provider, one.name):
+                raise no_price(name, str(one))
 
 
 def checked_compaction(name: str, compaction: Any) -> Compactions | None:

@@ -14,9 +14,9 @@ from ..types.messages import CALL_ID_CHARS, FinishReason, Message, TextPart, Too
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .approving import Approving
 from .author_loop import AuthorLoop
-from .finishing import Ending, Finishing
+from .finishing import Ending, Finishing, failing
 from .stepping import Stepped
-from .unpriced import check_price
+from .unpriced import unpriced
 
 
 class Epilogue:
@@ -28,8 +28,8 @@ class Epilogue:
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
-        check_price(agent, message)
-        ending = await self._finishing.read(agent, call, message, told)
+        wrong = unpriced(agent, message, inherited=call.input.cost_limited)
+        ending = await self._finishing.read(agent, call, message, told) if wrong is None else failing(message, wrong)
         return ModelOutput(
             text=message.text,
             calls=tuple(

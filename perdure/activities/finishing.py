@@ -42,7 +42,6 @@ class _FailedError(Exception):
     def __init__(self, error: PerdureError) -> None:
         super().__init__(error.message)
         self.error = error
-        self.failed = Failed(type=type(error).__name__, message=_short(clean(str(error))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,7 @@ class Finishing:
                 return await self._by_tool(agent, call, message, told)
             return await self._by_text(agent, call, message, told)
         except _FailedError as error:
-            results = {part.id: Answered(text=_FAILED, is_error=True) for part in message.tool_calls}
-            return Ending(failed=error.failed, answered=results)
+            return failing(message, error.error)
 
     async def stepped(self, agent: Agent, stepped: Stepped, told: RunContext[Any]) -> Finish:
         """The answer that a step policy gives, behind the output validators. Raises ``HookError``, ``AbortError``."""
@@ -190,6 +188,12 @@ class Finishing:
             if isinstance(error, TimeoutError) and limit.expired():
                 why = f"it did not return within {VALIDATOR:g} s"
             raise _FailedError(HookError(f"{name} failed: {why}")) from error
+
+
+def failing(message: Message, error: PerdureError) -> Ending:
+    """The run fails with ``error``; the reply is recorded, and none of its calls runs."""
+    results = {part.id: Answered(text=_FAILED, is_error=True) for part in message.tool_calls}
+    return Ending(failed=Failed(type=type(error).__name__, message=_short(clean(str(error)))), answered=results)
 
 
 def _timed(fn: Callable[..., Any], limit: asyncio.Timeout) -> Callable[..., Any]:

@@ -37,13 +37,16 @@ class ModelActivity:
         completed = await self._stream(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = [sound_part(part) for part in completed.parts if not _cut_off(part, completed)]
+        cost = self._cost(provider, completed.model or agent.model_name, completed.usage)
+        if cost is None and len(agent.chain) == 1:  # the API may call it by another name than the one that is priced
+            cost = self._cost(provider, agent.model_name, completed.usage)
         message = Message(
             role="assistant",
             parts=with_ids(parts, call.input.op),
             model=completed.model or agent.model_name,
             finish_reason=completed.finish_reason,
             usage=completed.usage,
-            cost_usd=self._cost(provider, completed.model or agent.model_name, completed.usage),
+            cost_usd=cost,
         )
         if any(part.type == "tool_result" for part in message.parts):
             raise MalformedReplyError(f"{agent.model} answered with a tool result")

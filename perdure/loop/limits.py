@@ -75,6 +75,12 @@ def left(state: RunState) -> Bounds | None:
     return Bounds.model_validate(least) if least else None
 
 
+def cost_inherited(state: RunState) -> bool:
+    """Whether the parent of a subagent has a limit of cost."""
+    limits = state.parent.limits if state.parent is not None else None
+    return limits is not None and limits.cost_usd is not None
+
+
 def _limited(state: RunState, turn: Turn) -> bool:
     limits = state.limits
     if state.parent is not None and state.parent.limits is not None:

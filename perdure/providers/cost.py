@@ -1,4 +1,4 @@
-"""What a call cost, by the price list that genai-prices ships. No network, and never an error."""
+"""What a call cost, by prices that are registered, and the list that genai-prices ships. No network, never an error."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..types.messages import Usage
 from .endpoint import Endpoint, is_host_of
+from .prices import registered
 from .registry import get_provider
 
 if TYPE_CHECKING:
@@ -53,10 +54,12 @@ class _Rates(NamedTuple):
 
 
 def cost_usd(provider: str, model: str, usage: Usage) -> float | None:
-    """US dollars, or None where the price list does not have the model (or is not installed).
+    """US dollars, or None where no price is registered and the price list does not have the model.
 
     ``provider`` is a registered name. One that the list does not know is priced as the API behind it.
     """
+    if (own := registered(provider, model)) is not None:
+        return own.of(usage)
     cached = min(usage.cached_tokens, usage.input_tokens)
     written = min(usage.cache_write_tokens, usage.input_tokens - cached)
     counts = _Counts(usage.input_tokens, usage.output_tokens, cached, written)
@@ -78,6 +81,14 @@ def cost_usd(provider: str, model: str, usage: Usage) -> float | None:
         )
         return rates.fee + tokens / _UNIT
     return None
+
+
+def has_price(provider: str, model: str) -> bool:
+    """Whether calls of the model have a cost, as far as its name alone tells.
+
+    Providers of others are registered when somebody likes, and what their models are called is theirs to say.
+    """
+    return provider not in _BUILT_IN or cost_usd(provider, model, Usage()) is not None
 
 
 def _is_unknown(seller: _Seller, model: str) -> bool:

@@ -33,7 +33,8 @@ class Limits:
     tokens: int | None = None
     """Tokens read and written by all model calls, cached ones included."""
     cost_usd: float | None = None
-    """Dollars, as far as prices are known: calls of a model without a price cost nothing here."""
+    """Dollars. A model whose price is not known is an error where the agent is defined, or with its first reply:
+    ``register_price`` says it."""
     wall_time: float | str | None = None
     """Time at work, from the first step on: model calls, tools, retries and waits for a worker. While a session waits
     for a message, or a run for an operator, it stands still. Seconds, or text like ``"10m"``."""
@@ -67,6 +68,11 @@ class Limits:
     def call_seconds(self) -> float | None:
         """``call_timeout`` in seconds."""
         return None if self.call_timeout is None else float(self.call_timeout)
+
+    @property
+    def limits_cost(self) -> bool:
+        """Whether there is a limit of cost, of the run or its turns."""
+        return self.cost_usd is not None or (self.turn is not None and self.turn.cost_usd is not None)
 
     @property
     def of_run(self) -> Bounds | None:

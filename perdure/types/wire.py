@@ -138,6 +138,8 @@ class ModelInput(CallFacts):
     """Answers of the turn that were not of the output type, where there were any: of so many more the run fails."""
     branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
     """What the branches came to that the step policy asked for when this step was tried before."""
+    cost_limited: bool = Field(default=False, exclude_if=operator.not_)
+    """Of a subagent: its parent has a limit of cost, so every reply must have one."""
     revoked: tuple[Revoked, ...] = Field(default=(), exclude_if=operator.not_)
     """Standing approvals that were taken back and nobody was told of yet."""
 

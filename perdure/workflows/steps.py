@@ -14,7 +14,7 @@ from ..loop.answer import used
 from ..loop.auth import given
 from ..loop.branching import outcomes
 from ..loop.ending import PAUSING
-from ..loop.limits import calls_left
+from ..loop.limits import calls_left, cost_inherited
 from ..loop.overrides import overrides
 from ..loop.questions import arguments_of
 from ..types.background import AsTell
@@ -64,6 +64,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         limit=step.limit,
         calls_left=calls_left(state),
         branches=outcomes(state),
+        cost_limited=cost_inherited(state),
         revoked=tuple(state.revoked),
     )
     try:

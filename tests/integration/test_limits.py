@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Limits, Run, tool
-from perdure.errors import BudgetExceededError, InvalidInputError, MaxIterationsError
+from perdure.errors import BudgetExceededError, DefinitionError, InvalidInputError, MaxIterationsError
 from perdure.ports import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import Status
@@ -362,3 +362,33 @@ async def test_a_run_that_failed_at_a_limit_is_opened_again_with_more(engine: En
         with pytest.raises(BudgetExceededError, match="300 of 300 tokens"):
             await run.result()
     assert len(model.requests) == 4
+
+
+@pytest.mark.parametrize("parent", [False, True])
+async def test_a_limit_of_cost_fails_with_the_first_reply_that_has_no_price(engine: Engine, parent: bool) -> None:
+    """Its calls do not run. Of a subagent it is the limit of its parent."""
+    model = ScriptedProvider([call("add", a=1, b=1), "Done."])
+    own = looking(model, limits=Limits() if parent else Limits(cost_usd=1))
+    replies = iter([call("call_looking", task="Look."), "It could not."])
+
+    def above(request: ModelRequest) -> Completed:
+        said = next(replies)
+        part = TextPart(text=said) if isinstance(said, str) else said
+        reason: Any = "stop" if isinstance(said, str) else "tool_calls"
+        return Completed((part,), reason, usage=Usage(input_tokens=1), model="gpt-5-mini", provider="openai")
+
+    asking = Agent("asking", ScriptedProvider(above), subagents=[own], limits=Limits(cost_usd=1))
+    async with engine.served(asking if parent else own) as client:
+        run = await client.start("asking" if parent else "looking", "Go.")
+        if parent:
+            await run.result()
+            (said,) = results(await run.transcript())
+            assert "limit of cost_usd, and no price of" in said
+        else:
+            with pytest.raises(DefinitionError, match="limit of cost_usd, and no price of") as failed:
+                await run.result()
+            assert "register_price(" in str(failed.value)
+            transcript = await run.transcript()
+            assert_closed(transcript)
+            assert results(transcript) == ["not run: the run failed"]
+    assert len(model.requests) == 1

@@ -59,6 +59,7 @@ PUBLIC = [
     "hook",
     "load_agent",
     "local",
+    "register_price",
     "register_provider",
     "remote_tool",
     "tool",

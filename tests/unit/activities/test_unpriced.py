@@ -1,13 +1,12 @@
-"""A limit of cost that cannot hold is not kept quiet about."""
+"""A limit of cost that cannot hold ends the run, and says what to do."""
 
 from __future__ import annotations
-
-import uuid
 
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.activities.unpriced import check_price
+from perdure.activities.unpriced import unpriced
+from perdure.errors import DefinitionError
 from perdure.types.messages import Usage
 
 
@@ -15,20 +14,25 @@ def reply(cost: float | None, tokens: int = 5) -> Message:
     return Message(role="assistant", model="local-7b", usage=Usage(input_tokens=tokens), cost_usd=cost)
 
 
+def agent(limits: Limits) -> Agent:
+    return Agent("careful", "openai:gpt-5", limits=limits)
+
+
 @pytest.mark.parametrize("limits", [Limits(cost_usd=1), Limits(turn=Limits(cost_usd=1))])
-def test_it_is_said_once(limits: Limits, caplog: pytest.LogCaptureFixture) -> None:
-    agent = Agent(uuid.uuid4().hex, "openai:gpt-5", limits=limits)
-    for _ in range(2):
-        check_price(agent, reply(None))
-    (record,) = caplog.records
-    assert agent.name in record.getMessage()
-    assert "no price of local-7b is known" in record.getMessage()
+def test_a_reply_without_a_price_is_wrong(limits: Limits) -> None:
+    wrong = unpriced(agent(limits), reply(None))
+    assert isinstance(wrong, DefinitionError)
+    assert "agent 'careful' has a limit of cost_usd, and no price of 'local-7b' is known" in str(wrong)
+    assert "register_price(" in str(wrong)
+
+
+def test_so_it_is_where_a_parent_has_the_limit() -> None:
+    assert unpriced(agent(Limits()), reply(None), inherited=True) is not None
 
 
 @pytest.mark.parametrize(
     ("limits", "said"),
     [(Limits(tokens=5), reply(None)), (Limits(cost_usd=1), reply(0.1)), (Limits(cost_usd=1), reply(None, tokens=0))],
 )
-def test_where_nothing_is_lost_nothing_is_said(limits: Limits, said: Message, caplog: pytest.LogCaptureFixture) -> None:
-    check_price(Agent(uuid.uuid4().hex, "openai:gpt-5", limits=limits), said)
-    assert not caplog.records
+def test_where_nothing_is_lost_nothing_is_wrong(limits: Limits, said: Message) -> None:
+    assert unpriced(agent(limits), said) is None
