@@ -19,6 +19,7 @@ from ..tools.approval import Approval, first_rule, stricter
 from ..types.approval import Asks, Decided, arguments_hash
 from ..types.background import AsCollect, AsTell
 from ..types.duration import seconds
+from ..types.elsewhere import After
 from ..types.lineage import Lineage
 from ..types.messages import ToolCallPart
 from ..types.question import AsCallback
@@ -77,6 +78,8 @@ class Approving:
     ) -> ToolOutput:
         """Run ``call``, if it may. A result for the model says why not."""
         task, given = call.input, call.input.approval
+        if isinstance(task.side, After):  # it has run
+            return await next(call)
         if given is not None and given.hash != arguments_hash(task.call_id, task.name, call.arguments):
             return _refused(call, f"{task.name} was approved with other arguments; it was not run")
         if agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval):

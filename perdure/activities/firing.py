@@ -20,6 +20,7 @@ from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ToolCall
 from ..tools import RunContext, error_text
 from ..types.approval import Asks
+from ..types.elsewhere import Before
 from ..types.messages import Message
 from ..types.question import AsCallback
 from ..types.wire import MODEL_ACTIVITY, ModelOutput, ToolOutput
@@ -138,6 +139,8 @@ class Firing:
         hooks = self.on("on_approval", agent)
         for call in output.calls if hooks else ():
             how = call.approval or call.disposition
+            if isinstance(how, AsCallback) and how.around is not None and how.around.before:
+                continue  # hooks see it first; the activity in which they do tells of it
             if isinstance(how, Asks | AsCallback):
                 given: Given = {
                     "kind": "approval" if isinstance(how, Asks) else "callback",
@@ -175,20 +178,25 @@ class Firing:
                 except Exception as wrong:
                     logger.warning("%s", wrong)
 
-    async def question(self, agent: Agent, call: ToolCall, output: ToolOutput, told: Told) -> ToolOutput:
-        """Tell hooks that a tool asks. One that fails makes the call an error: nobody may have heard of it."""
-        hooks, asked = self.on("on_approval", agent), output.question
+    async def waits(self, agent: Agent, call: ToolCall, output: ToolOutput, told: Told) -> ToolOutput:
+        """Tell hooks that a tool asks, or that a client is to run the call now.
+
+        One that fails makes the call an error: nobody may have heard of it.
+        """
+        hooks, side = self.on("on_approval", agent), call.input.side
+        client = side if output.cleared is not None and isinstance(side, Before) and side.client else None
+        asked = output.question or client
         if not hooks or asked is None:
             return output
         context = await told()
         given: Given = {
-            "kind": "question",
+            "kind": "question" if client is None else "callback",
             "name": call.input.name,
             "arguments": dict(call.arguments),
             "call_id": call.input.call_id,
             "expires_in": asked.expires,
             "reminder": 0,
-            "question": asked.text,
+            "question": None if isinstance(asked, Before) else asked.text,
             "form": asked.form,
             "ctx": context,
         }

@@ -16,6 +16,7 @@ from .approving import Approving
 from .author_loop import AuthorLoop
 from .branching import Waits
 from .delegating import Delegating
+from .elsewhere import planned
 from .epilogue import Epilogue, answer
 from .firing import Firing
 from .prologue import Prologue
@@ -117,7 +118,7 @@ class IterationStage:
         reply = await next(call)
         assert reply.message is not None, "a model says something"
         output = await self._epilogue.output(agent, call, reply.message, told)
-        reply.output = await self._delegating.before(agent, told, output)
+        reply.output = planned(agent, await self._delegating.before(agent, told, output), self._firing.on)
         await self._firing.asked(agent, told, reply.output)
         reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
         return reply
@@ -133,7 +134,7 @@ class IterationStage:
         task = call.input
         agent, tool = self._agents.get(task.agent), self._agents.tool(task.agent, task.name)
         output = await self._approving.tool(agent, tool, call, next, lambda: self._told(agent, call))
-        return await self._firing.question(agent, call, output, lambda: self._told(agent, call))
+        return await self._firing.waits(agent, call, output, lambda: self._told(agent, call))
 
     async def _told(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
         task = call.input

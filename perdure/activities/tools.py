@@ -18,6 +18,7 @@ from ..loop.calls import unknown
 from ..ports import Blob, ToolCall
 from ..tools import ArgumentsError, Memory, Result, Tool, ToolContext, error_text, read_result
 from ..tools.memory import Writes
+from ..types.elsewhere import After, Before
 from ..types.files import File
 from ..types.messages import FilePart
 from ..types.question import QUESTIONS, Question
@@ -25,6 +26,7 @@ from ..types.wire import ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .cancellation import Cancellation, cancellation
+from .elsewhere import cleared, returned
 from .toolsets import Toolsets
 
 
@@ -67,9 +69,13 @@ class ToolActivity:
         context = self.context(call, call.writes, lambda: given_up.is_set() or cancelled.requested())
         tool: Tool | None = None
         try:
+            if isinstance(task.side, After):
+                return returned(call, task.side)
             tool = await self._find(agent, call, context)
             if tool is None:  # the code changed since the model was shown the tool
                 return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
+            if task.side is not None:
+                return await self._cleared(call, tool, task.side)
             output = await self._execute(call, tool, _work(agent, tool, call, context))
             question = context.questions.open
             return output if question is None else _asking(call, question)
@@ -84,6 +90,14 @@ class ToolActivity:
         finally:
             given_up.set()
             context.memory.close()
+
+    async def _cleared(self, call: ToolCall, tool: Tool, side: Before) -> ToolOutput:
+        try:
+            return await cleared(self._author, tool, call, side)
+        except ArgumentsError as error:
+            return _failed(call, str(error), error)
+        except Exception as error:  # of an author's validator, too
+            return _failed(call, error_text(error), error)
 
     async def _find(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
         """Of the agent, of its toolsets, or of the worker. Raises ``ToolError`` for one that is another now."""

@@ -5,7 +5,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 """
 
 from .answer import response
-from .apply import abort, apply_closed, apply_model, apply_result
+from .apply import abort, apply_closed, apply_model, apply_result, apply_returned
 from .approvals import ask, check_approval, decide_approval, repeats
 from .background import child_ended, gather
 from .branch_runs import apply_branch, branch_id, branch_start, settle_branch
@@ -28,7 +28,7 @@ from .ending import cancel, close, fail, interrupt, pause, resume, stopped
 from .indexing import to_index
 from .limits import left, tick
 from .past import turn_status
-from .questions import answer_call, ask_person, check_answer
+from .questions import answer_call, ask_person, check_answer, clear
 from .questions import repeats as repeats_answer
 from .receive import check_message, receive, send
 from .reminding import Reminding, beside, due, expiry, remind
@@ -60,6 +60,7 @@ __all__ = [
     "apply_compacted",
     "apply_model",
     "apply_result",
+    "apply_returned",
     "ask",
     "ask_person",
     "beside",
@@ -74,6 +75,7 @@ __all__ = [
     "child_ended",
     "child_id",
     "child_start",
+    "clear",
     "close",
     "decide",
     "decide_approval",

@@ -22,6 +22,7 @@ from ..types.wire import (
 from .branching import drop_branches, open_branches
 from .compacting import after_reply
 from .decide import CallModel, Close
+from .elsewhere import keep_returned
 from .finish import REMINDER_ID, reminder
 from .limits import admit, failure, largest, most_iterations, uses
 from .overrides import keep
@@ -187,6 +188,15 @@ def end_at_limit(state: RunState) -> None:
 def drop_reminder(state: RunState) -> None:
     """The turn is over: nobody is left to be reminded."""
     state.carry = [new for new in state.carry if isinstance(new, NewResult) or new.id != REMINDER_ID]
+
+
+def apply_returned(state: RunState, op: int, result: NewResult, error_type: str = "") -> None:
+    """The call of operation ``op`` was run elsewhere, and came to ``result``; where it failed, with ``error_type``."""
+    for call in state.calls:
+        if call.op == op and call.result is None and call.returned is None:
+            keep_returned(call, result, error_type)
+    collect(state)
+    end_at_limit(state)
 
 
 def apply_result(state: RunState, op: int, result: New) -> None:

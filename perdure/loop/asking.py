@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..types.approval import Decided
 from ..types.question import AsCallback
 from ..types.state import PendingCall, RunState
+from .elsewhere import due_before
 
 
 def asks(pending: PendingCall) -> bool:
@@ -16,12 +17,15 @@ def expects(pending: PendingCall) -> bool:
     """Whether it waits for an answer: to its tool's question, or in the place of its result."""
     if pending.result is not None or pending.held or asks(pending):
         return False
-    return pending.question is not None or isinstance(pending.call.disposition, AsCallback)
+    if isinstance(pending.call.disposition, AsCallback):
+        return pending.returned is None and not due_before(pending)
+    return pending.question is not None
 
 
 def let_go(pending: PendingCall) -> Decided | None:
-    """Who has let a client run the call: its result tells so. Of other calls their activities do."""
-    return pending.decided if isinstance(pending.call.disposition, AsCallback) else None
+    """Who has let a client run the call: its result tells so, where no activity before it has."""
+    callback = isinstance(pending.call.disposition, AsCallback)
+    return pending.decided if callback and pending.cleared is None else None
 
 
 def waits(pending: PendingCall) -> bool:

@@ -15,6 +15,7 @@ from .answer import response
 from .asking import deadline, waits
 from .children import collects, running
 from .compacting import Compact, compaction
+from .elsewhere import carried
 from .finish import REMINDER_ID, force
 from .limits import exceeded
 from .reminding import due
@@ -139,7 +140,7 @@ def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]
         call
         for call in state.calls
         if call.result is None
-        and (call.decided is not None or call.answers)
+        and (call.decided is not None or call.answers or call.returned is not None)
         and not (call.held or waits(call) or collects(call) or call.op in flying)
     )
     return _at_once((*flown, *more), state)[len(flown) :] if more else ()
@@ -193,6 +194,7 @@ def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[Pending
     total = subagents = 0
     for index, pending in enumerate(waiting):
         total += each + size(pending.call.arguments) + sum(size(one.model_dump()) for one in pending.answers)
+        total += carried(pending)
         if isinstance(how := pending.call.disposition, AsSubagent | AsTell):
             total += size(how.message)
             subagents += isinstance(how, AsSubagent)

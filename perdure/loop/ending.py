@@ -9,6 +9,7 @@ from ..types.wire import NewResult
 from .apply import collect, drop_reminder, end_at_limit
 from .asking import asks, let_go
 from .branching import drop_branches
+from .elsewhere import withheld
 from .limits import unused
 from .receive import open_turn, receive
 from .settling import raise_limits
@@ -54,7 +55,11 @@ def _close_calls(state: RunState, text: str) -> None:
                 unused(state, pending)
             call = pending.call
             pending.result = NewResult(
-                call_id=call.id, name=call.name, text=text, is_error=True, decided=let_go(pending)
+                call_id=call.id,
+                name=call.name,
+                text=text + withheld(pending),
+                is_error=True,
+                decided=let_go(pending),
             )
     collect(state)
 

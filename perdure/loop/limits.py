@@ -199,7 +199,7 @@ def release(state: RunState) -> None:
     room = calls_left(state)
     for pending in state.calls:
         if pending.held and pending.result is None and (room is None or room > 0):
-            pending.held = False
+            pending.held, pending.released = False, True
             state.tool_calls += 1
             room = None if room is None else room - 1
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
 from ..types.approval import DecidedApproval, PendingApproval, Waiting, arguments_hash
+from ..types.elsewhere import Cleared
 from ..types.form import misfit
 from ..types.interface import NESTED, too_deep
 from ..types.messages import clean
@@ -19,7 +20,8 @@ from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect, end_at_limit
 from .asking import asks, expects, let_go
-from .remote import TOGETHER_BYTES
+from .elsewhere import arguments_of, due_before, keep_cleared, keep_returned
+from .remote import fits_beside
 from .sizes import size
 
 _SEND = "To answer that, send its `hash`, as `status` shows it."
@@ -36,6 +38,16 @@ def ask_person(state: RunState, op: int, question: Question, now: datetime) -> N
             pending.result = _result(pending, text, is_error=True)
         else:
             pending.question, pending.expects = question, None
+    note(state, now)
+    collect(state)
+    end_at_limit(state)
+
+
+def clear(state: RunState, op: int, cleared: Cleared, now: datetime) -> None:
+    """The worker has looked at the call of operation ``op``: it may be handed over, or a client is to run it now."""
+    for pending in state.calls:
+        if pending.op == op and pending.result is None:
+            keep_cleared(state, pending, cleared)
     note(state, now)
     collect(state)
     end_at_limit(state)
@@ -105,7 +117,8 @@ def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
         text = error if error is not None else None if said.blob else _text(said.value)
         result = _result(pending, text, is_error=error is not None)
         said_by = {"answered_by": by or "", "decided": let_go(pending)}
-        pending.result = result.model_copy(update={"blob": said.blob, **said_by})
+        error_type = "ToolError" if error is not None else ""
+        keep_returned(pending, result.model_copy(update={"blob": said.blob, **said_by}), error_type)
     past = _remember(state, pending, "answered", now, by=by, comment=error, hash=answer_hash(said))
     collect(state)
     end_at_limit(state)
@@ -151,12 +164,6 @@ def asked_hash(pending: PendingCall) -> str:
     if pending.question is not None:
         asked = {"question": pending.question.text, "answers": len(pending.answers)}
     return arguments_hash(pending.call.id, pending.call.name, asked)
-
-
-def arguments_of(pending: PendingCall) -> dict[str, Any] | None:
-    """The model's, unless whoever approved the call has changed them."""
-    changed = pending.decided.arguments if pending.decided else None
-    return pending.call.arguments if changed is None else changed
 
 
 def _expecting(state: RunState, call_id: str) -> PendingCall | None:
@@ -218,8 +225,7 @@ def _check_result(state: RunState, value: Any) -> None:
             f"value: it has {found:,} bytes and may have {REMOTE_BYTES:,}",
             hint="perdure's client puts a longer text into the store.",
         )
-    others = sum(size(call.result.text) for call in state.calls if isinstance(call.result, NewResult))
-    if others + size(text) > TOGETHER_BYTES:
+    if not fits_beside(state, text):
         raise InvalidInputError("value: with it the results of this reply are too long: give a shorter one")
 
 
@@ -280,6 +286,11 @@ def _none_waits(state: RunState, call_id: str) -> PerdureError:
     if any(one.call.id == call_id and asks(one) for one in state.calls):
         return InvalidInputError(
             f"call {call_id!r} waits for approval, not for an answer", hint="Approve or deny it: decide_approval."
+        )
+    if any(one.call.id == call_id and due_before(one) for one in state.calls):
+        return InvalidInputError(
+            f"call {call_id!r:.120} does not wait for an answer yet: its worker looks at it first",
+            hint="Answer it as soon as `status` shows it among `approvals`.",
         )
     if (late := _answered(state, call_id)) is not None:
         return late

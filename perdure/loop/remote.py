@@ -34,7 +34,8 @@ def remote_result(state: RunState, pending: PendingCall, value: Any) -> NewResul
 
 def fits_beside(state: RunState, text: str | None) -> bool:
     """Whether ``text`` may travel whole with the other results of its reply, as far as these are there."""
-    others = sum(size(call.result.text) for call in state.calls if isinstance(call.result, NewResult))
+    there = [call.returned if call.result is None else call.result for call in state.calls]
+    others = sum(size(result.text) for result in there if isinstance(result, NewResult))
     return others + size(text) <= TOGETHER_BYTES
 
 

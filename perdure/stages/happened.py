@@ -17,6 +17,7 @@ from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
 from ..structured import to_xml
 from ..types.bounds import LimitUse
+from ..types.elsewhere import After, Before
 from ..types.events import (
     CallSaid,
     ConversationCompacted,
@@ -111,7 +112,7 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
         events += _delegated(call, reply)
         events += requested(output, said)
-        events += handed(output, said, call.owner)
+        events += handed(task, output, said, call.owner)
     for one in output.calls:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
@@ -271,6 +272,8 @@ def tool_begins(call: ToolCall) -> list[NewEvent]:
     task = call.input
     if task.answers:  # it began before it asked
         return [questions.answered(call, facts(call))]
+    if isinstance(task.side, After):  # it has begun elsewhere
+        return []
     if task.approval is None:
         return [_tool_started(call)]
     key = _result_key(task.scope, task.head, task.call_id)
@@ -278,19 +281,22 @@ def tool_begins(call: ToolCall) -> list[NewEvent]:
 
 
 def _tool_started(call: ToolCall) -> NewEvent:
-    arguments: dict[str, Any] | None = dict(call.arguments)
-    if len(json.dumps(arguments)) > INLINE_BYTES:
-        arguments = None
     task = call.input
+    arguments = None if len(json.dumps(dict(call.arguments))) > INLINE_BYTES else dict(call.arguments)
     event = ToolStarted(**facts(call), call_id=task.call_id, name=task.name, arguments=arguments)
-    return NewEvent(event, key=f"tool/{call.owner}")
+    # A call that is run elsewhere begins once, however often the worker looks at it before.
+    began = f"began/{_result_key(task.scope, task.head, task.call_id)}"
+    return NewEvent(event, key=f"tool/{call.owner}" if task.side is None else began)
 
 
-def tool_completed(call: ToolCall, output: ToolOutput) -> NewEvent:
-    """What the call came to: a result, or a question."""
+def tool_ended(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
+    """What the call came to: a result, or a question; or it is handed over to whoever runs it."""
     task = call.input
     if output.question is not None:
-        return questions.asked(call, output.question, facts(call))
+        return [questions.asked(call, output.question, facts(call))]
+    if output.cleared is not None:
+        asked = isinstance(task.side, Before) and task.side.client
+        return [questions.cleared(call, output.cleared, facts(call))] if asked else []
     event = ToolCompleted(
         **facts(call),
         call_id=task.call_id,
@@ -299,8 +305,9 @@ def tool_completed(call: ToolCall, output: ToolOutput) -> NewEvent:
         blob=output.blob,
         files=output.files,
         is_error=output.is_error,
+        answered_by=(task.side.answered_by or None) if isinstance(task.side, After) else None,
     )
-    return NewEvent(event, key=_result_key(task.scope, task.head, task.call_id))
+    return [NewEvent(event, key=_result_key(task.scope, task.head, task.call_id))]
 
 
 def _result_key(scope: str, head: str | None, call_id: str) -> str:

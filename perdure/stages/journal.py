@@ -18,7 +18,7 @@ from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextMod
 from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
 from .batch import batch_of
-from .happened import tool_begins, tool_completed
+from .happened import tool_begins, tool_ended
 from .keys import model_key
 from .outcome import read_outcome
 
@@ -60,7 +60,8 @@ class JournalStage:
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The recorded outcome, or that of ``next`` if it may act, recorded."""
         begins = batch_of(call, tool_begins(call))
-        claim = await self._journal.claim(call.key, call.owner, again=call.input.idempotent, events=begins)
+        again = call.input.idempotent or call.input.side is not None  # hooks alone, which may run again
+        claim = await self._journal.claim(call.key, call.owner, again=again, events=begins)
         if claim.outcome is not None:
             return read_outcome(ToolOutput, claim.outcome, call.key)
         output = _given_up(call, claim) or await _act(call, next)
@@ -70,7 +71,7 @@ class JournalStage:
         # One that asks runs again from its start, and so do the hooks around it.
         memory = () if output.status == "asking" else (*call.kept, *(() if output.is_error else call.writes))
         outcome = Outcome(call.key, "tool", body)
-        events = batch_of(call, [*call.pending, tool_completed(call, output)])
+        events = batch_of(call, [*call.pending, *tool_ended(call, output)])
         first = await self._record(Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events))
         reached("tool.recorded")
         return output if first == body else read_outcome(ToolOutput, first, call.key)

@@ -38,13 +38,15 @@ def tool_key(task: ToolInput) -> str:
         "name": task.name,
         "arguments": task.arguments if task.arguments is not None else task.head,
         **({"answers": [_given(one) for one in task.answers]} if task.answers else {}),
+        **({} if task.side is None else {"side": {"kind": task.side.kind, **_given(task.side)}}),
     }
     return _key(task.scope, task.op, "tool", digest)
 
 
 def call_key(task: ToolInput) -> str:
-    """The key of the call's first run: the same for all of its runs, whatever was answered in between."""
-    return tool_key(task.model_copy(update={"answers": ()}) if task.answers else task)
+    """The key of the call's first run: the same for all of its runs, whatever was answered in between, and for what is
+    done before and after it."""
+    return tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
 
 
 def _given(data: Data) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Chain, ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.elsewhere import After
+from ..types.messages import BlobRef
 from ..types.wire import CallFacts, ToolOutput
 from .keys import call_key
-from .transcript import check_store
+from .transcript import check_store, unreadable
 
 
 class PrepareStage:
@@ -46,10 +48,22 @@ class PrepareStage:
         self._find_agent(call.input.agent)
         if call.auth is None:
             call.auth = await self._auth(call.input)
-        call.first_key = call_key(call.input) if call.input.answers else ""
+        call.first_key = call_key(call.input) if call.input.answers or call.input.side else ""
         if call.input.arguments is None:
             call.arguments = await self._arguments(call)
+        if isinstance(side := call.input.side, After):
+            call.arguments = call.arguments if side.arguments is None else side.arguments
+            if side.blob is not None:
+                call.input = call.input.model_copy(update={"side": await self._returned(side, side.blob)})
         return await next(call)
+
+    async def _returned(self, side: After, blob: BlobRef) -> After:
+        """With the text of its blob, which a client has named: where nobody has it, that is for the model to hear."""
+        try:
+            return side.model_copy(update={"text": await self._chain.resolve_blob(blob), "blob": None})
+        except TranscriptCorruptedError as error:
+            text = unreadable(error)
+            return side.model_copy(update={"text": text, "blob": None, "is_error": True, "error_type": "ToolError"})
 
     async def _auth(self, task: CallFacts) -> object:
         given = task.auth_context is not None or task.auth_ref is not None

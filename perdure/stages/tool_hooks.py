@@ -20,6 +20,7 @@ from ..hooks.returned import arguments_from
 from ..ports import NextTool, ToolCall
 from ..tools import ArgumentsError, Tool, ToolContext, error_text, read_result
 from ..tools.memory import Writes
+from ..types.elsewhere import After, Around
 from ..types.messages import FilePart, Message, ToolResultPart, clean
 from ..types.wire import ToolOutput
 
@@ -77,17 +78,20 @@ class _Around:
 
     async def call(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The call between its hooks."""
-        name = call.input.name
+        name, has_run = call.input.name, isinstance(call.input.side, After)
         try:
             await self._read_context()
-            veto = await self._before(call)
+            veto = None if has_run else await self._before(call)
         except Exception as error:
-            return _failed(call, error, f"{name} was not run")
+            what = f"{name} was run, and its result cannot be shown" if has_run else f"{name} was not run"
+            return _failed(call, error, what)
         if veto is not None:
             return ToolOutput(key=call.key, content=clean(f"Vetoed: {veto.reason}"), is_error=True)
         output = self._explained(call, await next(call))
         if output.status == "asking":  # the call goes on when it was answered, and hooks run around that
             return output
+        if output.cleared is not None:  # it is run elsewhere now, and hooks run when it comes back
+            return output.model_copy(update={"cleared": output.cleared.model_copy(update={"around": self._behind()})})
         if not output.is_error:
             self._context.memory.absorb(call.writes)
             call.writes.clear()
@@ -96,12 +100,16 @@ class _Around:
             await self._tell_error(call)
             return output if output.status == "aborted" else await self._after(call, output)
         except asyncio.CancelledError:
-            if call.input.idempotent:
+            if call.input.idempotent or has_run:  # hooks alone, which may run again
                 raise
             text = f"Cancelled: {ran}: the call was cancelled before its hooks had ended"
             return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
         except Exception as error:
             return _failed(call, error, ran)
+
+    def _behind(self) -> Around:
+        """What there is to do when the call comes back."""
+        return Around(after=bool(self._hooks["after_tool_call"]), errors=bool(self._hooks["on_error"]))
 
     async def _read_context(self) -> None:
         """``ctx.context`` as the agent's type. Its validators are the author's."""
@@ -137,8 +145,9 @@ class _Around:
         """Whoever observes errors only ends the run (``Abort``); else it fails for itself."""
         if call.error is None or not self._hooks["on_error"]:
             return
-        given = self._given(call)
-        given |= {"error": call.error, "error_type": type(call.error).__name__, "attempt": call.attempt}
+        given, side = self._given(call), call.input.side
+        kind = (isinstance(side, After) and side.error_type) or type(call.error).__name__
+        given |= {"error": call.error, "error_type": kind, "attempt": call.attempt}
         for hook in self._hooks["on_error"]:
             try:
                 await fire_all(self._run, [hook], given)

@@ -42,7 +42,9 @@ class TracingStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call: agent, conversation, tool and call."""
-        with self._span("execute_tool", call.input, call.attempt) as span:
+        side = call.input.side
+        operation = "execute_tool" if side is None else f"{side.kind}_tool_call"
+        with self._span(operation, call.input, call.attempt) as span:
             if span is not None:
                 span.set_attribute(_TOOL, call.input.name)
                 span.set_attribute(_CALL, call.input.call_id)

@@ -167,8 +167,7 @@ class TranscriptStage:
         except TranscriptCorruptedError as error:
             if not ending and not (item.blob is not None and item.answered_by is not None):
                 raise  # what a client has named, and nobody has, is for the model to hear of: nothing is lost
-            text = f"[the result could not be read: {error.message}]"
-            return said.model_copy(update={"content": text, "is_error": True})
+            return said.model_copy(update={"content": unreadable(error), "is_error": True})
 
     async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
         if key not in recorded:
@@ -208,6 +207,11 @@ def _unheard(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Messag
     """
     heard = {message.id for message in behind if message.role == "user" and message.id}
     return [message for message in fresh if message.role != "user" or message.id not in heard]
+
+
+def unreadable(error: TranscriptCorruptedError) -> str:
+    """What the model is told in the place of a result."""
+    return f"[the result could not be read: {error.message}]"
 
 
 def check_store(task: CallFacts, store_id: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from perdure.errors import DefinitionError, ToolError
+from perdure.hooks import Hook, HookSet
 from perdure.ports import ToolSpec
 from perdure.tools.arguments import ArgumentsError
 from perdure.tools.context import RunContext
@@ -35,10 +36,17 @@ class CallbackTool(Tool):
         output: Any = None,
         expires: float | str | timedelta | None = None,
         on_expiry: str | None = None,
+        hooks: Sequence[Hook | HookSet] = (),
         needs_approval: NeedsApproval = False,
     ) -> None:
         """Arguments as of :func:`callback_tool`. Raises ``DefinitionError``."""
-        super().__init__(_named(name), name=name, description=clean(description), needs_approval=needs_approval)
+        super().__init__(
+            _named(name),
+            name=name,
+            description=clean(description),
+            hooks=hooks,
+            needs_approval=needs_approval,
+        )
         self.where = "a client"
         self._adapter = None if isinstance(parameters, Mapping) else _adapter(name, parameters)
         self.parameters = _parameters(name, parameters, self._adapter)
@@ -85,6 +93,7 @@ def callback_tool(
     output: Any = None,
     expires: float | str | timedelta | None = None,
     on_expiry: str | None = None,
+    hooks: Sequence[Hook | HookSet] = (),
     needs_approval: NeedsApproval = False,
 ) -> CallbackTool:
     """A tool that a client runs: ``callback_tool("open_file", "Open a file in the editor.", OpenFile, output=str)``.
@@ -97,7 +106,7 @@ def callback_tool(
     validators do not run. The answer is what the model is told: a text as it is, everything else as JSON. ``expires``
     is in seconds, or text like ``"1h"``; the call is an error then, and ``on_expiry`` is what the model is told.
     ``needs_approval`` is as of :func:`~perdure.tools.tool.tool`: first somebody approves the call, then it waits for
-    its answer. Hooks of tool calls do not run around it.
+    its answer. ``hooks`` too are as there: they see the call before a client does, and its answer before the model.
 
     Raises ``DefinitionError``.
     """
@@ -108,6 +117,7 @@ def callback_tool(
         output=output,
         expires=expires,
         on_expiry=on_expiry,
+        hooks=hooks,
         needs_approval=needs_approval,
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import DefinitionError, ToolError
+from perdure.hooks import Hook, HookSet
 from perdure.ports import ToolSpec
 from perdure.tools.context import RunContext
 from perdure.tools.tool import DEFAULT_TIMEOUT, NeedsApproval, Tool
@@ -27,6 +28,7 @@ class RemoteTool(Tool):
         timeout: float = DEFAULT_TIMEOUT,
         idempotent: bool = False,
         retries: int | None = None,
+        hooks: Sequence[Hook | HookSet] = (),
         needs_approval: NeedsApproval = False,
     ) -> None:
         """Arguments as of :func:`remote_tool`. Raises ``DefinitionError``."""
@@ -46,6 +48,7 @@ class RemoteTool(Tool):
             idempotent=idempotent,
             retries=retries,
             task_queue=task_queue,
+            hooks=hooks,
             needs_approval=needs_approval,
         )
         if self.context_parameter is not None:
@@ -89,6 +92,7 @@ def remote_tool(
     timeout: float = DEFAULT_TIMEOUT,
     idempotent: bool = False,
     retries: int | None = None,
+    hooks: Sequence[Hook | HookSet] = (),
     needs_approval: NeedsApproval = False,
 ) -> RemoteTool:
     """A tool that other workers run, in any language: the activity ``tool.<name>`` of ``task_queue``.
@@ -97,8 +101,9 @@ def remote_tool(
     text as it is. What it fails with goes to the model. ``schema`` is the JSON Schema of the arguments, or a function
     with the same parameters, which is never called. ``timeout`` is in seconds: a call that has not ended by then is run
     again if ``idempotent``, at most ``retries`` times; else the model is told that its outcome is not known. The
-    activity's id is the same for each of these, also after a reset: a key for what must happen once. Hooks do not run
-    around it. ``needs_approval`` is as of :func:`~perdure.tools.tool.tool`.
+    activity's id is the same for each of these, also after a reset: a key for what must happen once. ``hooks``
+    and ``needs_approval`` are as of :func:`~perdure.tools.tool.tool`; hooks run in this worker, in activities of their
+    own.
 
     Raises ``DefinitionError``.
     """
@@ -110,6 +115,7 @@ def remote_tool(
         timeout=timeout,
         idempotent=idempotent,
         retries=retries,
+        hooks=hooks,
         needs_approval=needs_approval,
     )
 

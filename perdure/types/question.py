@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from .elsewhere import Around
 from .messages import CALL_ID_CHARS, BlobRef, Data
 
 QUESTION_CHARS = 4000
@@ -56,6 +58,7 @@ class AsCallback(Data):
     """Seconds, from when nothing stands between the call and its answer any more."""
     on_expiry: str | None = None
     """What the model is told then."""
+    around: Around | None = Field(default=None, exclude_if=operator.not_)
 
 
 class CallAnswer(Data):

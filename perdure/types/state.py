@@ -16,11 +16,12 @@ from .approval import Decided, DecidedApproval, Revoked, StandingApproval, Waiti
 from .background import BackgroundRun
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
+from .elsewhere import Cleared
 from .interface import Mode, Parent, TurnStatus
 from .messages import BlobRef, FinishReason, Usage
 from .question import Answer as PersonsAnswer
 from .question import Question
-from .wire import AgentLimits, Call, New
+from .wire import AgentLimits, Call, New, NewResult
 
 SCHEMA_VERSION = 5
 """2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns). 3: limits, output
@@ -47,6 +48,8 @@ class PendingCall(Part):
     result: New | None = None
     held: bool = False
     """It waits until somebody raises the limit of tool calls."""
+    released: bool = Field(default=False, exclude_if=operator.not_)
+    """It has waited for that."""
     waiting: Waiting | None = None
     """Since when it waits for somebody's approval, if it was to; ``decided`` is what came of it."""
     decided: Decided | None = None
@@ -56,6 +59,12 @@ class PendingCall(Part):
     """Since when it waits for an answer: to its question, or in the place of its result."""
     answers: list[PersonsAnswer] = Field(default=[], exclude_if=operator.not_)
     """What it was answered so far."""
+    cleared: Cleared | None = Field(default=None, exclude_if=operator.not_)
+    """Of one that is run elsewhere: that the worker has looked at it, and what it is made with."""
+    returned: NewResult | None = Field(default=None, exclude_if=operator.not_)
+    """What it came to there, until hooks have seen it."""
+    error_type: str = Field(default="", exclude_if=operator.not_)
+    """Class of what it failed with there."""
 
 
 class Answer(Part):

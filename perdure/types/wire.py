@@ -14,6 +14,7 @@ from .approval import Asks, Decided, Reminder, Revoked
 from .background import AsCollect, AsTell
 from .bounds import Bounds, LimitUse
 from .branch import BranchAsked, BranchOutcome
+from .elsewhere import Around, Cleared, Side
 from .interface import FinishProtocol, Mode, OnLimit, plain_output
 from .lineage import Lineage
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
@@ -205,6 +206,7 @@ class AsRemote(Data):
     idempotent: bool = False
     retries: int | None = None
     """How often it may run again where its outcome is not known; None is without bound."""
+    around: Around | None = Field(default=None, exclude_if=operator.not_)
 
 
 class AsSubagent(Data):
@@ -345,6 +347,8 @@ class ToolInput(CallFacts):
     """Who approved the call, where it was asked for: for these arguments and no others."""
     answers: tuple[Answer, ...] = Field(default=(), exclude_if=operator.not_)
     """What the call was answered so far (``ctx.ask``), in order."""
+    side: Side | None = Field(default=None, exclude_if=operator.not_)
+    """Of a call that is run elsewhere: what is to be done here, before it or after it."""
 
 
 class ToolOutput(Data):
@@ -356,7 +360,8 @@ class ToolOutput(Data):
     is_error: bool = False
     files: tuple[FilePart, ...] = Field(default=(), exclude_if=operator.not_)
     """Images and files, in the store. Left out where there are none: the same outcome is the same bytes as before."""
-    status: Literal["done", "unknown", "cancelled", "aborted", "asking"] = "done"
+    status: Literal["done", "unknown", "cancelled", "aborted", "asking", "cleared"] = "done"
     """``aborted``: the tool, or a hook of it, ended the run; ``content`` is the error's text. ``asking``: the call is
-    run again when somebody has answered ``question``."""
+    run again when somebody has answered ``question``. ``cleared``: it may be handed over to whoever runs it."""
     question: Question | None = None
+    cleared: Cleared | None = Field(default=None, exclude_if=operator.not_)

@@ -68,6 +68,14 @@ def background_options() -> dict[str, Any]:
     return {"parent_close_policy": workflow.ParentClosePolicy.ABANDON, "task_timeout": CHILD_TASK}
 
 
+def hook_options() -> dict[str, Any]:
+    """What the worker does before and after a call that is run elsewhere: each hook has a time of its own."""
+    return _options(
+        start_to_close_timeout=LAST_RESORT,
+        retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+    )
+
+
 def remote_options(how: AsRemote) -> dict[str, Any]:
     """One attempt, which need not send heartbeats: so a run that stops it cannot wait for it."""
     return {

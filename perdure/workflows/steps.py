@@ -7,17 +7,18 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from .. import loop
 from ..loop.answer import used
 from ..loop.auth import given
 from ..loop.branching import outcomes
+from ..loop.elsewhere import arguments_of
 from ..loop.ending import PAUSING
 from ..loop.limits import calls_left, cost_inherited
 from ..loop.overrides import overrides
-from ..loop.questions import arguments_of
 from ..types.background import AsTell
+from ..types.question import AsCallback
 from ..types.state import PendingCall, RunState
 from ..types.wire import (
     MODEL_ACTIVITY,
@@ -33,6 +34,8 @@ from ..types.wire import (
 )
 from . import host
 from .background import Children
+from .elsewhere import run_callback
+from .facts import cause, facts, plain, stopped
 from .options import close_options, model_options, tool_options
 from .remote import run_remote
 from .subagents import run_subagent
@@ -48,7 +51,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
     usage, cost_usd = used(state)
     new = given(state, step.new)
     task = ModelInput(
-        **_facts(state, state.op, calling_model=True),
+        **facts(state, state.op, calling_model=True),
         head=state.head,
         new=new,
         purpose=step.purpose,
@@ -68,11 +71,11 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         revoked=tuple(state.revoked),
     )
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
+        raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options())
     except ActivityError as error:
-        if _stopped(error) and stopping():
+        if stopped(error) and stopping():
             return  # the loop is told before its next decision
-        kind, message = _cause(error)
+        kind, message = cause(error)
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
         elif kind != TOO_LONG:
@@ -87,7 +90,7 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
 async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> None:
     """Have the conversation written anew, shorter. What is new since the head waits for the call that follows."""
     task = ModelInput(
-        **_facts(state, state.op),
+        **facts(state, state.op),
         head=state.head,
         purpose="compact",
         tighter=step.tighter or None,
@@ -97,11 +100,11 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
         resume=state.resume or None,
     )
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options())
+        raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options())
     except ActivityError as error:
-        if _stopped(error) and stopping():
+        if stopped(error) and stopping():
             return  # it is compacted before the next call that there is
-        kind, message = _cause(error)
+        kind, message = cause(error)
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
         else:
@@ -125,13 +128,16 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, ch
     if isinstance(how, AsRemote):
         await run_remote(state, pending, how, stopping)
         return
+    if isinstance(how, AsCallback):
+        await run_callback(state, pending, stopping)
+        return
     if not isinstance(how, AsActivity):
         text = f"this engine cannot run a call as {how.kind}"
         refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
         loop.apply_result(state, pending.op, refused)
         return
     task = ToolInput(
-        **_facts(state, pending.op),
+        **facts(state, pending.op),
         call_id=call.id,
         name=call.name,
         arguments=arguments_of(pending),
@@ -145,7 +151,7 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, ch
     )
     aborted: str | None = None
     try:
-        raw = await host.execute_activity(TOOL_ACTIVITY + call.name, _plain(task), **tool_options(how))
+        raw = await host.execute_activity(TOOL_ACTIVITY + call.name, plain(task), **tool_options(how))
         output = ToolOutput.model_validate(raw)
         if output.question is not None:
             loop.ask_person(state, pending.op, output.question, host.now())
@@ -155,7 +161,7 @@ async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, ch
     except ActivityError as error:
         if is_cancelled_exception(error) and stopping():
             return  # closed by the loop
-        kind, message = _cause(error)
+        kind, message = cause(error)
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
             return  # the call is run when the run is resumed
@@ -173,13 +179,13 @@ def remind(state: RunState, stopping: Stopping) -> Coroutine[Any, Any, None]:
 async def _remind(state: RunState, told: loop.Reminding, stopping: Stopping) -> None:
     """A reminder that fails is one less: the run goes on. It is given up when nobody waits any more."""
     task = ModelInput(
-        **_facts(state, told.op),
+        **facts(state, told.op),
         head=state.head,
         purpose="remind",
         reminders=told.reminders,
         overrides=overrides(state),
     )
-    telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, _plain(task), **model_options()))
+    telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options()))
     with suppress(asyncio.CancelledError):
         await host.wait_condition(lambda: telling.done() or not told.wanted())
     if not telling.done():
@@ -190,8 +196,8 @@ async def _remind(state: RunState, told: loop.Reminding, stopping: Stopping) -> 
     error = telling.exception()
     if not isinstance(error, ActivityError):
         telling.result()
-    elif not _stopped(error):
-        kind, message = _cause(error)
+    elif not stopped(error):
+        kind, message = cause(error)
         if kind != "AbortError":
             host.logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
         elif not stopping():
@@ -202,7 +208,7 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
     """Record how the run, or a turn of it, ended."""
     new = given(state, step.new)
     task = ModelInput(
-        **_facts(state, state.op),
+        **facts(state, state.op),
         head=state.head,
         new=new,
         purpose="close",
@@ -212,45 +218,15 @@ async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> Non
         revoked=tuple(state.revoked),
     )
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, _plain(task), **close_options(cancelled=state.cancelled))
+        raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **close_options(cancelled=state.cancelled))
         head: str | None = ModelOutput.model_validate(raw).head
     except ActivityError as error:
-        if _stopped(error) and not state.cancelled and cancelling():
+        if stopped(error) and not state.cancelled and cancelling():
             return  # the ending is another one now
-        host.logger().error("the ending could not be recorded: %s", _cause(error)[1])
+        host.logger().error("the ending could not be recorded: %s", cause(error)[1])
         head = None
     loop.told_revoked(state, task.revoked)  # no other attempt is made of an ending that could not be recorded
     loop.apply_closed(state, step, head)
-
-
-def _stopped(error: ActivityError) -> bool:
-    """Whether it ended because it was to stop: also one whose worker was lost, or whose store was down, just then.
-
-    Such an attempt is only not made again because somebody stopped it: nothing is wrong with the run.
-    """
-    return is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
-
-
-def _facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
-    """Those of ``CallFacts``."""
-    turn = state.turn
-    return {
-        "agent": state.agent,
-        "context_id": state.context_id,
-        "task_id": turn.task_id if turn else "",
-        "scope": state.scope,
-        "op": op,
-        "iteration": (turn.iteration if turn else 0) + (1 if calling_model else 0),
-        "store_id": state.store_id,
-        "context": state.context,
-        "auth_context": state.auth_context,
-        "auth_ref": state.auth_ref,
-        "lineage": state.parent.lineage if state.parent else None,
-    }
-
-
-def _plain(task: ModelInput | ToolInput) -> dict[str, Any]:
-    return task.model_dump(mode="json", exclude_none=True)
 
 
 def _ways(error: BaseException) -> list[str]:
@@ -259,11 +235,3 @@ def _ways(error: BaseException) -> list[str]:
     details = cause.details if isinstance(cause, ApplicationError) else ()
     said = details[0] if details else None
     return [str(way) for way in said.get("compaction", ())] if isinstance(said, dict) else []
-
-
-def _cause(error: BaseException) -> tuple[str, str]:
-    """Class name and message of what an activity failed with in the end."""
-    cause = error.__cause__ or error
-    if isinstance(cause, ApplicationError):
-        return cause.type or type(cause).__name__, cause.message
-    return type(cause).__name__, str(cause)

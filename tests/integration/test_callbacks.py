@@ -128,7 +128,7 @@ async def test_somebody_approves_it_before_a_client_is_to_run_it(engine: Engine)
         await run.result()
         assert await told(run) == ["open", "Denied by ana"]
         events = [event async for event in run.events(wait=False) if getattr(event, "call_id", "") == first.call_id]
-        kinds = ["approval.requested", "approval.decided", "tool.started", "tool.completed"]
+        kinds = ["approval.requested", "approval.decided", "tool.started", "question.asked", "tool.completed"]
         assert [event.type for event in events] == kinds
 
 

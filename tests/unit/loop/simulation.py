@@ -6,15 +6,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure import loop
-from perdure.loop import background
+from perdure.loop import background, elsewhere
 from perdure.loop.finish import REMINDER_ID
 from perdure.types.background import AsCollect, AsTell
 from perdure.types.branch import BranchAsked
+from perdure.types.elsewhere import Cleared
 from perdure.types.interface import Response
 from perdure.types.question import AsCallback, Question
 from perdure.types.state import PendingCall, RunState
 from perdure.types.wire import (
     Answered,
+    AsRemote,
     AsSubagent,
     Call,
     Disposition,
@@ -34,13 +36,19 @@ class Simulation:
         self.state = state
         self.flying: loop.CallModel | loop.RunCalls | loop.RunBranches | loop.Close | loop.StopChildren | None = None
         self.plain: set[str] = set()
-        """Calls about subagents in background, and those that a client has answered: their results are texts."""
+        """Calls about subagents in background, and those that others have answered: their results are texts."""
+        self.hooked: set[str] = set()
+        """Calls whose answers hooks see."""
         self.running: list[int] = []
         self.transcript: list[tuple[str, str]] = []
         self.accepted: list[str] = []
         self.finished: dict[str, str] = {}
         """Calls that came back with a result of their own, and its key."""
         self.spent: set[int] = set()
+        self.sent: set[int] = set()
+        """Operations of calls that other workers were given."""
+        self.again: set[int] = set()
+        """Those of calls that are run again when the run is resumed."""
         self.ended: str | None = None
         self.reported: str | None = None
         """How it ends, as a run in background told its parent last."""
@@ -134,6 +142,7 @@ class Simulation:
         self._write(step.new)
         self.finished |= {call.id: how.key for call in calls if isinstance(how := call.disposition, Inline)}
         self.plain |= {call.id for call in calls if _is_text(call.disposition)}
+        self.hooked |= {call.id for call in calls if _hooked(call.disposition)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
         self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, Answered)]
         loop.told_revoked(self.state, tuple(self.state.revoked))
@@ -175,9 +184,46 @@ class Simulation:
         """One of the calls in flight comes back."""
         op = self.running.pop(index)
         pending = next(pending for pending in self.state.calls if pending.op == op)
-        if not self._background(pending):
+        if self._elsewhere(pending):
+            self.running.insert(index, op)
+            return
+        if pending.result is None and not self._handed(pending) and not self._background(pending):
             loop.apply_result(self.state, op, NewResult(call_id=pending.call.id, name="look", key=f"key-{op}"))
             self.finished[pending.call.id] = f"key-{op}"
+        if not self.running:
+            self.flying = None
+
+    def _elsewhere(self, pending: PendingCall) -> bool:
+        """One more step of a call that is run elsewhere; whether another one follows at once."""
+        how = pending.call.disposition
+        around = how.around if isinstance(how, AsRemote | AsCallback) else None
+        if around is None or elsewhere.due_after(pending):
+            return False
+        if elsewhere.due_before(pending):
+            assert pending.cleared is None, "it is looked at once"
+            loop.clear(self.state, pending.op, Cleared(around=around), self.now)
+            return isinstance(how, AsRemote) and elsewhere.may_begin(self.state, pending)
+        assert isinstance(how, AsRemote)
+        assert pending.op not in self.sent, "it is sent once"
+        self.sent.add(pending.op)
+        failed = pending.op % 2 == 0
+        result = NewResult(call_id=pending.call.id, name="look", text="far", is_error=failed)
+        loop.apply_returned(self.state, pending.op, result, "KeyError" if failed else "")
+        if pending.result is not None:
+            assert not around.after
+            self.plain.add(pending.call.id)
+        return elsewhere.due_after(pending)
+
+    def _handed(self, pending: PendingCall) -> bool:
+        """Whether others have it now, or it is not to be sent any more."""
+        how = pending.call.disposition
+        return isinstance(how, AsRemote | AsCallback) and not elsewhere.due_after(pending)
+
+    def left_off(self, index: int) -> None:
+        """A call in flight fails in a way that an operator can mend: it is run again when the run is resumed."""
+        op = self.running.pop(index)
+        loop.pause(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
+        self.again.add(op)
         if not self.running:
             self.flying = None
 
@@ -222,8 +268,14 @@ class Simulation:
     def _begin(self, pending: PendingCall) -> None:
         """A call that was answered is run again: the same operation, and another effect."""
         how = pending.call.disposition
-        assert not isinstance(how, AsCallback), "nothing is to be run"
-        self._spend(pending.op, again=bool(pending.answers))
+        again = pending.op in self.again or bool(pending.answers)
+        self.again.discard(pending.op)
+        if isinstance(how, AsRemote | AsCallback):
+            due = elsewhere.due_before(pending) or elsewhere.due_after(pending)
+            assert due or isinstance(how, AsRemote), "nothing is to be run"
+            assert due or pending.op not in self.sent, "it is sent once"
+            again = pending.op in self.spent
+        self._spend(pending.op, again=again)
 
     def ask(self, index: int) -> None:
         """One of the calls in flight comes back with a question."""
@@ -237,7 +289,7 @@ class Simulation:
         waits = next(one for one in loop.status(self.state).approvals if one.kind != "approval")
         said: dict[str, Any] = {"error": "no"} if declined else {"value": True}
         loop.answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said, "hash": waits.hash}, self.now)
-        if waits.kind == "callback" and not declined:
+        if waits.kind == "callback" and not declined and waits.call_id not in self.hooked:
             self.plain.add(waits.call_id)
 
     def approval(self, decision: str) -> None:
@@ -393,6 +445,11 @@ class Simulation:
         interrupted = loop.response(self.state).finish_reason == "interrupted"
         if self.transcript and not self.unrecorded and self.ended == "completed" and not interrupted:
             assert self.transcript[-1][0] in ("assistant", "result")
+
+
+def _hooked(how: Disposition) -> bool:
+    """Whether hooks see what a client answers."""
+    return isinstance(how, AsCallback) and how.around is not None and how.around.after
 
 
 def _is_text(how: Disposition) -> bool:

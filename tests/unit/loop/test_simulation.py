@@ -12,11 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from perdure import loop
 from perdure.types.approval import Asks
 from perdure.types.background import AsCollect, AsTell
+from perdure.types.elsewhere import Around
 from perdure.types.question import AsCallback
 from perdure.types.wire import (
     AgentLimits,
     Answered,
     AsActivity,
+    AsRemote,
     AsSubagent,
     Call,
     Failed,
@@ -41,9 +43,14 @@ DISPOSITIONS = st.sampled_from(
         AsCollect(handle="b1"),
         AsCollect(handle="b2", wait=False),
         AsTell(handle="b1", message="more"),
+        AsCallback(around=Around()),
+        AsCallback(around=Around(before=True, after=True)),
+        AsRemote(task_queue="far", timeout=9, around=Around()),
+        AsRemote(task_queue="far", timeout=9, around=Around(before=True, errors=True)),
+        AsRemote(task_queue="far", timeout=9, around=Around(after=True)),
     ]
 )
-ASKED = AsActivity | AsSubagent | AsCallback
+ASKED = AsActivity | AsSubagent | AsCallback | AsRemote
 LIMITS = st.builds(
     AgentLimits,
     max_iterations=st.integers(1, 4),
@@ -165,6 +172,11 @@ class Loop(RuleBasedStateMachine):
     @rule(data=st.data())
     def result(self, data):
         self.run.result(data.draw(st.integers(0, len(self.run.running) - 1)))
+
+    @flying(loop.RunCalls)
+    @rule(data=st.data())
+    def left_off(self, data):
+        self.run.left_off(data.draw(st.integers(0, len(self.run.running) - 1)))
 
     @flying(loop.RunCalls)
     @rule()

@@ -1,0 +1,215 @@
+"""Calls that are run elsewhere, in the pure loop: when the worker looks at them, and what may happen in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import loop
+from perdure.errors import InvalidInputError
+from perdure.loop import elsewhere
+from perdure.types.approval import Asks
+from perdure.types.elsewhere import Around, Cleared
+from perdure.types.question import AsCallback
+from perdure.types.state import PendingCall, RunState, read_state
+from perdure.types.wire import OUTPUT_BYTES, AsActivity, AsRemote, Call, Disposition, NewResult
+from tests.unit.loop.build import call
+from tests.unit.loop.test_approvals import NOW, asked, decide
+
+BOTH = Around(before=True, after=True)
+ERRORS = Around(errors=True)
+
+
+def far(around: Around | None = None, id: str = "c1") -> Call:
+    return call(id, AsRemote(task_queue="far", timeout=9, around=around))
+
+
+def client(around: Around | None = None, id: str = "c1") -> Call:
+    return call(id, AsCallback(around=around, expires=10))
+
+
+def answer(state: RunState, id: str = "c1", **said: Any) -> Any:
+    return loop.answer_call(state, {"call_id": id, **said}, NOW)
+
+
+def clear(state: RunState, **how: Any) -> None:
+    loop.clear(state, state.calls[0].op, Cleared(**{"around": BOTH, **how}), NOW)
+
+
+def came(state: RunState, text: str = "secret", *, is_error: bool = False, kind: str = "") -> None:
+    pending = state.calls[0]
+    result = NewResult(call_id=pending.call.id, name="look", text=text, is_error=is_error)
+    loop.apply_returned(state, pending.op, result, kind)
+
+
+ASKS = Asks(hash="h")
+
+
+@pytest.mark.parametrize("make", [AsRemote, AsCallback, AsActivity])
+@pytest.mark.parametrize(
+    ("around", "approval", "released", "due"),
+    [
+        (None, None, False, False),  # an engine before this one has planned it
+        (None, ASKS, True, False),
+        (Around(), None, False, False),
+        (Around(after=True, errors=True), None, False, False),
+        (Around(before=True), None, False, True),
+        (Around(), ASKS, False, True),
+        (Around(), None, True, True),
+    ],
+)
+def test_what_is_looked_at_before(
+    make: Any, around: Around | None, approval: Asks | None, released: bool, due: bool
+) -> None:
+    needed = {"task_queue": "far", "timeout": 9} if make is AsRemote else {"timeout": 9} if make is AsActivity else {}
+    how: Disposition = make(**needed, **({} if make is AsActivity else {"around": around}))
+    pending = PendingCall(call=call("c1", how).model_copy(update={"approval": approval}), op=1, released=released)
+    assert elsewhere.due_before(pending) == (due and make is not AsActivity)
+    pending.cleared = Cleared()
+    assert not elsewhere.due_before(pending)
+
+
+@pytest.mark.parametrize(
+    ("around", "is_error", "seen"),
+    [
+        (None, False, False),
+        (Around(before=True), True, False),
+        (Around(after=True), False, True),
+        (ERRORS, False, False),
+        (ERRORS, True, True),
+    ],
+)
+def test_what_is_looked_at_after(around: Around | None, is_error: bool, seen: bool) -> None:
+    state = asked(far(around))
+    came(state, is_error=is_error, kind="KeyError")
+    assert bool(state.calls) == seen, "else it is the result already"
+    if seen:
+        told = elsewhere.after(state.calls[0])
+        assert (told.text, told.is_error, told.error_type) == ("secret", is_error, "KeyError")
+
+
+def test_what_a_deploy_brought_holds_behind_a_call_that_was_looked_at() -> None:
+    state = asked(far(Around(before=True)))
+    clear(state, around=Around(after=True))
+    came(state)
+    assert elsewhere.due_after(state.calls[0])
+
+
+def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
+    state = asked(client(BOTH))
+    with pytest.raises(InvalidInputError, match="does not wait for an answer yet"):
+        answer(state, value=1)
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls)
+    assert not loop.status(state).approvals
+    clear(state, arguments={"path": "***"})
+    (waits,) = loop.status(state).approvals
+    assert (waits.arguments, waits.expires is not None) == ({"path": "***"}, True)
+    assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
+    answer(state, value="secret", by="ana")
+    assert not loop.status(state).approvals
+    assert "secret" not in loop.status(state).model_dump_json()
+    step = loop.decide(state)
+    assert isinstance(step, loop.RunCalls)
+    assert [one.op for one in loop.joining(state, {99})] == [state.calls[0].op], "also beside others"
+    assert answer(state, value="secret", by="ana").state == "answered", "said twice"
+    loop.apply_result(state, state.calls[0].op, NewResult(call_id="c1", name="look", key="k"))
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    assert [one.key for one in step.new if isinstance(one, NewResult)] == ["k"]
+
+
+def test_an_approved_callback_is_looked_at_before_it_waits() -> None:
+    state = asked(client(Around()).model_copy(update={"approval": ASKS}))
+    decide(state)
+    assert isinstance(loop.decide(state), loop.RunCalls)
+    clear(state, around=Around())
+    assert isinstance(loop.decide(state), loop.Wait)
+    answer(state, value="as it is")
+    step = loop.decide(state)
+    assert isinstance(step, loop.CallModel)
+    (result,) = step.new
+    assert isinstance(result, NewResult)
+    assert (result.text, result.decided) == ("as it is", None), "the activity has told who approved it"
+
+
+@pytest.mark.parametrize("how", ["interrupt", "cancel", "fail"])
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_nobody_was_shown_is_withheld_when_the_run_is_stopped(how: str, returned: bool) -> None:
+    state = asked(far(BOTH))
+    clear(state)
+    if returned:
+        came(state)
+    if how == "interrupt":
+        loop.interrupt(state, "Enough.")
+        loop.stopped(state)
+    elif how == "cancel":
+        loop.cancel(state)
+    else:
+        loop.fail(state, "ProviderError", "no")
+    (result,) = [one for one in state.carry if isinstance(one, NewResult)]
+    assert result.text is not None
+    assert "secret" not in result.text
+    assert ("(look was run, and its result cannot be shown)" in result.text) == returned
+
+
+def test_it_is_kept_through_a_pause_and_another_execution() -> None:
+    state = asked(far(BOTH))
+    clear(state, arguments={"path": "***"})
+    came(state)
+    loop.pause(state, "TranscriptCorruptedError: gone", "2026")
+    again = loop.open_state(loop.carry_over(state), "context-1", "another")
+    assert again == state
+    loop.resume(again)
+    step = loop.decide(again)
+    assert isinstance(step, loop.RunCalls)
+    (pending,) = step.calls
+    assert (elsewhere.due_before(pending), elsewhere.due_after(pending)) == (False, True)
+    assert elsewhere.arguments_of(pending) == {"path": "***"}
+
+
+@pytest.mark.parametrize("what", ["pause", "abort", "interrupt", "cancelled"])
+def test_a_call_that_was_looked_at_is_not_sent_when_the_run_stops(what: str) -> None:
+    state = asked(far(BOTH), call("c2"))
+    clear(state)
+    pending = state.calls[0]
+    assert elsewhere.may_begin(state, pending)
+    if what == "pause":
+        loop.pause(state, "why", "2026")
+    elif what == "abort":
+        loop.abort(state, "AbortError: no")
+    elif what == "interrupt":
+        loop.interrupt(state)
+    else:
+        state.cancelled = True
+    assert not elsewhere.may_begin(state, pending)
+
+
+def test_changed_arguments_fit_beside_each_other_or_the_call_is_not_made() -> None:
+    state = asked(far(BOTH), far(BOTH, "c2"), far(BOTH, "c3"))
+    half = {"text": "x" * (OUTPUT_BYTES // 2 - 100)}
+    for pending in list(state.calls):
+        loop.clear(state, pending.op, Cleared(arguments=half), NOW)
+    assert [one.result is None for one in state.calls] == [True, True, False]
+    refused = state.calls[2].result
+    assert isinstance(refused, NewResult)
+    assert refused.is_error
+    assert "longer than fit" in str(refused.text)
+
+
+def test_a_second_result_of_the_same_call_is_dropped() -> None:
+    state = asked(far(BOTH))
+    clear(state)
+    came(state, "first")
+    came(state, "second")
+    assert state.calls[0].returned is not None
+    assert state.calls[0].returned.text == "first"
+
+
+def test_a_state_of_an_engine_before_this_one_is_the_same_bytes() -> None:
+    state = asked(far(), client(id="c2"), call("c3"))
+    plain = state.model_dump(mode="json")
+    assert not {"cleared", "returned", "released", "error_type"} & plain["calls"][0].keys()
+    assert not any("around" in one["call"]["disposition"] for one in plain["calls"])
+    assert read_state(plain) == state
