@@ -2,13 +2,22 @@
 
 import sys
 
-from perdure import Agent, remote_tool
+from typing import Any
+
+from perdure import Agent, Veto, hook, remote_tool
 
 PRICE = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "nights": {"type": "integer", "minimum": 1}},
     "required": ["city"],
 }
+
+
+@hook("before_tool_call")
+def guard(arguments: dict[str, Any]) -> Veto | None:  # runs here, before anything is sent there
+    return Veto("we book for 30 nights at most") if arguments.get("nights", 1) > 30 else None
+
+
 price = remote_tool(
     "price",
     PRICE,
@@ -17,6 +26,7 @@ price = remote_tool(
     timeout=30,
     idempotent=True,
     retries=3,
+    hooks=[guard],
 )
 planner = Agent("planner", "openai:gpt-5-mini", instructions="You plan trips.", tools=[price])
 

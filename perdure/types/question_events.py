@@ -10,8 +10,7 @@ from .event import Event
 class QuestionAsked(Event):
     """A call waits for an answer: its tool asks something, or a client is to run it (``kind="callback"``).
 
-    Of a callback, ``tool.started`` stands before it. Not said of one that somebody has to approve first: of that
-    ``tool.started`` comes with the result.
+    Of a callback, ``tool.started`` stands before it. Of one that somebody has to approve first it is said then.
     """
 
     type: Literal["question.asked"] = "question.asked"

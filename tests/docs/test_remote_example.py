@@ -24,13 +24,17 @@ async def test_a_tool_in_typescript(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
         found = results(request)
         if not found:
-            return [Call("price", {"city": "Rome", "nights": 3}), Call("price", {"city": "Bonn"})]
+            asked = [{"city": "Rome", "nights": 3}, {"city": "Bonn"}, {"city": "Rome", "nights": 31}]
+            return [Call("price", one) for one in asked]
         rome = json.loads(found[0])
         assert rome.pop("quote"), "the activity's id"
-        return f"{rome}, {found[1]}"
+        return f"{rome}, {found[1]}, {found[2]}"
 
     loopback.model.rule = rule
     worker = await loopback.spawn("npm", "start", "--silent", cwd=folder)
     out = succeeded(await loopback.python(source / "agent.py"))
-    assert out == "{'city': 'Rome', 'euros': 285}, Error: we have no hotel in Bonn\n"
+    assert (
+        out
+        == "{'city': 'Rome', 'euros': 285}, Error: we have no hotel in Bonn, Vetoed: we book for 30 nights at most\n"
+    )
     await loopback.kill(worker)
