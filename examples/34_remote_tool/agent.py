@@ -1,7 +1,6 @@
 """An agent whose tool is a function in TypeScript: worker.ts beside this file, which knows nothing of perdure."""
 
 import sys
-
 from typing import Any
 
 from perdure import Agent, Veto, hook, remote_tool
