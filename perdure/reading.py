@@ -96,8 +96,8 @@ class Reading:
         With what happens in the runs that its calls of other agents begin, and in theirs, in one order: these events
         have a ``path``, and the ``context_id`` of their run. ``children=False`` leaves them out.
 
-        Raises ``RunNotFoundError``; ``TranscriptUnavailableError`` without a store; ``StoreError`` where the store
-        cannot be read for a minute.
+        Raises ``RunNotFoundError``; ``InvalidInputError`` for an ``after`` that is no number;
+        ``TranscriptUnavailableError`` without a store; ``StoreError`` where the store cannot be read for a minute.
         """
         return follow(self, after, wait=wait, children=children)
 

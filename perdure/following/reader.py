@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from ..errors import StoreError, TranscriptCorruptedError
+from ..errors import InvalidInputError, StoreError, TranscriptCorruptedError
 from ..ports import EventRow, Store
 from ..store import Chain
 from ..types.events import Event, ModelCompleted, ModelDelta, ModelStarted, TurnEvent, read_event
@@ -35,6 +35,12 @@ class Reader:
     def __init__(
         self, context_id: str, store: Store, after: int, task_id: str | None = None, *, children: bool = True
     ) -> None:
+        """Raises ``InvalidInputError`` for an ``after`` that is no number."""
+        if not isinstance(after, int) or isinstance(after, bool):
+            raise InvalidInputError(
+                f"after is the number of the last event that was seen, not {after!r:.100}",
+                hint="It is event.seq; int(…) makes a number of what a header or a file has.",
+            )
         self._context_id = context_id
         self._store = store
         self._chain = Chain(store)

@@ -225,6 +225,14 @@ def test_a_tool_result_holds_files_but_an_error_tells_of_them() -> None:
     assert "image/png" in second["content"]
 
 
+def test_results_stand_before_what_a_user_has_said_meanwhile() -> None:
+    """The API refuses a turn whose results come behind a text."""
+    question, call, result = CALLED
+    said = asked(encode("claude-sonnet-4-5", [question, call, Message.user("Hurry."), result]))["messages"]
+    assert [message["role"] for message in said] == ["user", "assistant", "user"]
+    assert [block["type"] for block in said[-1]["content"]] == ["tool_result", "text"]
+
+
 def test_results_that_say_nothing() -> None:
     call = Message.assistant("", ToolCallPart(id="c1", name="add"), ToolCallPart(id="c2", name="add"))
     results = (
