@@ -155,6 +155,7 @@ async def test_what_another_model_gave_goes_without_its_reasoning_and_ids(
     ]
     await reach(said)  # and the first model has its own again
     assert [item["type"] for item in server.requests[-1]["input"]][1:3] == ["reasoning", "message"]
+    assert server.stats.refused == 0, "nothing was sent that had to be left out of a second request"
 
 
 async def test_what_another_provider_gave_goes_without_what_is_opaque(reach: Reach, server: ResponsesServer) -> None:
