@@ -64,7 +64,12 @@ SETTLE_SEQ = Statement(
 SETTLE_PATH = Statement(
     lambda _: sa.update(feeds).values(path=bindparam("new_path")).where(feeds.c.context_id == bindparam("of"))
 )
-INSERT_EVENT = Statement(lambda dialect: insert(dialect, events_table))
+# Refused by the index of keys alone: two events of one number would be a fault, and raise.
+INSERT_EVENT = Statement(
+    lambda dialect: insert(dialect, events_table).on_conflict_do_nothing(
+        index_elements=["context_id", "key"], index_where=events_table.c.key.is_not(None)
+    )
+)
 KEYS = ByKeys(lambda keys: sa.select(events_table.c.key).where(_OF_STREAM, events_table.c.key.in_(keys)))
 DELTAS = _of_run(lambda whose, _: sa.select(events_table.c.seq).where(*_DELTAS, whose).order_by(events_table.c.seq))
 DELETE_DELTAS = _of_run(lambda whose, _: sa.delete(events_table).where(*_DELTAS, whose))
@@ -129,9 +134,9 @@ def append(database: Database, batch: Batch, now: str, *, recorded: bool = False
             feed.token = batch.token
     known = _known(database, feed, batch)
     for new in batch.events:
-        written = feed.key(new.key) not in known and _write(database, feed, new)
-        if written and new.key is not None and new.event.type != "model.delta":
-            known.add(feed.key(new.key))
+        key = feed.key(new.key)
+        if key not in known and _write(database, feed, new) and key is not None and new.event.type != "model.delta":
+            known.add(key)
     _settle(database, feed)
     return True
 
@@ -182,13 +187,18 @@ def _settle(database: Database, feed: _Feed) -> None:
 
 
 def _known(database: Database, feed: _Feed, batch: Batch) -> set[str | None]:
-    """The keys that the conversation has. The lock is held: nobody adds one meanwhile."""
-    keys = [key for new in batch.events if (key := feed.key(new.key)) is not None]
-    return {key for (key,) in KEYS.each(database, keys, stream=feed.stream)}
+    """The keys that the conversation has, where they are to be known. The lock is held: nobody adds one meanwhile."""
+    keys = [key for new in batch.events if _looked_up(new) and (key := feed.key(new.key)) is not None]
+    return {key for (key,) in KEYS.each(database, keys, stream=feed.stream)} if keys else set()
+
+
+def _looked_up(new: NewEvent) -> bool:
+    """Whether its key is to be known before: it ends deltas, or is one, which keeps none. Others the index refuses."""
+    return new.key is not None and new.event.type in ("model.delta", "model.completed", "model.retracted")
 
 
 def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
-    """Give the event its number, and its spans; false where it would retract nothing."""
+    """Give the event its number, and its spans; false where it would retract nothing, or its key is there."""
     event = new.event
     spans: tuple[Span, ...] = ()
     if event.type == "model.retracted":
@@ -200,14 +210,10 @@ def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
         if spans:
             DELETE_DELTAS[feed.child is not None].run(database, **_deltas(feed, feed.first_delta))
         feed.open = feed.first_delta = 0
-    feed.seq += 1
-    if event.type == "model.delta":
-        feed.open = feed.open or feed.seq
-        feed.first_delta = feed.first_delta or feed.seq
-    INSERT_EVENT.run(
+    written = INSERT_EVENT.run(
         database,
         context_id=feed.stream,
-        seq=feed.seq,
+        seq=feed.seq + 1,
         task_id=event.task_id,
         type=event.type,
         key=feed.key(new.key) if event.type != "model.delta" else None,
@@ -215,6 +221,12 @@ def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
         spans=json.dumps(spans) if spans else None,
         child=feed.child,
     )
+    if written.rowcount == 0:
+        return False
+    feed.seq += 1
+    if event.type == "model.delta":
+        feed.open = feed.open or feed.seq
+        feed.first_delta = feed.first_delta or feed.seq
     return True
 
 
