@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Veto, hook
@@ -100,7 +100,6 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(PARTS, max_size=6), st.text(max_size=3))
 def test_new_text_stands_once_before_the_calls_and_the_rest_stays(parts: list[Any], text: str) -> None:
     found = with_text(parts, text)

@@ -262,5 +262,5 @@ class Limited(Loop):
 
 TestLimits = Limited.TestCase
 TestLimits.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
 )

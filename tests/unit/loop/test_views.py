@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import DefinitionError
@@ -211,7 +211,6 @@ kinds = st.tuples(
 ).filter(any)
 
 
-@settings(max_examples=60, deadline=None)
 @given(conversations(), kinds, st.integers(0, 3))
 def test_every_view_is_valid_and_does_not_depend_on_how_it_was_read(
     messages: list[Message], given: tuple[Compaction | None, ...], tighter: int

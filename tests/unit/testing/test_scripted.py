@@ -162,11 +162,12 @@ def test_a_tool_may_steer_its_own_run() -> None:
 
 
 async def test_interrupted_tools_are_stopped_and_the_transcript_is_closed() -> None:
-    stopped = threading.Event()
+    began, stopped = threading.Event(), threading.Event()
 
     @tool
     async def wait(ctx: ToolContext) -> str:
         """Wait."""
+        began.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -177,6 +178,7 @@ async def test_interrupted_tools_are_stopped_and_the_transcript_is_closed() -> N
     async with scripted(agent, [[call("wait"), call("add", a=1, b=1)], "Stopped."], store=store) as script:
         run = await script.client.start(agent, "Hi.")
         await eventually(lambda: any(commit.outcome and commit.outcome.kind == "tool" for commit in store.commits))
+        await eventually(began.is_set)
         await run.interrupt("Stop.")
         response = await run.result()
     assert stopped.is_set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, computed_field
 
@@ -125,7 +125,6 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-@settings(max_examples=100, deadline=None)
 def test_every_plain_value_has_utf8_text(value: Any) -> None:
     text = serialise(value)
     text.encode()
