@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .decided import past_of
@@ -35,6 +36,10 @@ async def decide(
 
     ``digest`` and ``since`` are those of what was looked at.
     """
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise InvalidInputError(
+            f"arguments: {arguments!r:.100} is no object of names and values", hint='For instance {"amount": 3}.'
+        )
     if call_id is None:
         only = _only(run, await run.status())
         call_id, digest, since = only.call_id, only.hash, only.since
@@ -50,8 +55,10 @@ async def decide(
                 "hash": digest,
             }
         )
-    except ValueError as error:
-        raise InvalidInputError(f"the decision does not fit: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the decision"
+        raise InvalidInputError(f"{where}: {first['msg']}", hint="Nothing was decided.") from None
     return await _sent(run, said, since)
 
 
@@ -109,6 +116,8 @@ def _only(run: Run, status: Status) -> PendingApproval:
 
 
 def _last(status: Status) -> str:
+    if status.state in ("completed", "failed", "cancelled"):
+        return "The run has ended. Name the call to hear what became of it."
     if not status.decided:
         return "Nothing was asked yet, or it was long ago."
     past = status.decided[-1]

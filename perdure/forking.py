@@ -45,7 +45,7 @@ async def fork(
 ) -> Run:
     """See :meth:`perdure.Run.fork`; ``auth`` is ``auth_context`` and ``auth_ref``."""
     client = run.client
-    _check(results)
+    _check(at, results)
     store = await client.store()
     (start, task_queue), head = await asyncio.gather(_started(run, store), _head(run, store))
     if head is None and at != 0:
@@ -74,7 +74,11 @@ async def _begun(run: Run, id: str, start: dict[str, Any], task_queue: str, memo
     return client.run(id)
 
 
-def _check(results: Mapping[str, str] | None) -> None:
+def _check(at: int | None, results: Mapping[str, str] | None) -> None:
+    if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+        raise InvalidInputError(f"at: {at!r:.100} is no iteration", hint="A number, as `perdure show ID` has them.")
+    if results is not None and not isinstance(results, Mapping):
+        raise InvalidInputError(f"results: {results!r:.100} are no texts by call id", hint='{"call_1": "20 euros"}')
     for call, text in (results or {}).items():
         if not isinstance(text, str) or text != clean(text):
             raise InvalidInputError(f"results: that of {call!r:.100} is no text", hint="Give JSON as json.dumps(…).")

@@ -10,7 +10,7 @@ from temporalio.service import RPCError
 from .answering import answer
 from .approving import decide, revoke
 from .differing import Difference, difference
-from .errors import RunClosedError
+from .errors import InvalidInputError, RunClosedError
 from .following import begun
 from .forking import fork
 from .loop import read_limits
@@ -168,6 +168,8 @@ class Run(Reading):
 
     async def diff(self, other: Run) -> Difference:
         """Where this conversation and ``other`` part. Raises as :meth:`transcript`."""
+        if not isinstance(other, Reading):
+            raise InvalidInputError(f"{other!r:.100} is no run", hint="Of one that has an id: client.run(id).")
         return difference(await self.transcript(), await other.transcript())
 
     async def approve(

@@ -118,6 +118,8 @@ class Schedule:
             raise InvalidInputError(
                 "a backfill wants times with a time zone", hint="For instance datetime(2026, 1, 1, tzinfo=UTC)."
             )
+        if start >= end:
+            raise InvalidInputError(f"a backfill from {start} to {end} is of no time", hint="The earlier one is first.")
         try:
             await self.handle.backfill(ScheduleBackfill(start, end, policy(overlap)))
         except RPCError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from ..errors import InvalidInputError
 from .connection import Server, connected
 from .conversation import arguments as shown_arguments
-from .conversation import printable
+from .conversation import conversation, printable
 from .find import on_run
 from .options import (
     AddressOption,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..inbox import PendingCall
     from ..run import Run
     from ..types.approval import DecidedApproval, StandingApproval
+    from ..types.messages import Message
 
 CallArgument = Annotated[
     str | None, typer.Argument(metavar="CALL", help="Id of the call; the only one without.", show_default=False)
@@ -40,6 +42,7 @@ CommentOption = Annotated[str | None, typer.Option("--comment", "-m", help="Why;
 
 def approvals(
     agent: Annotated[str | None, typer.Option(help="Of this agent alone.", show_default=False)] = None,
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing, and show the whole conversations.")] = False,
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
@@ -49,28 +52,20 @@ def approvals(
 ) -> None:
     """List the calls that wait for somebody's approval or answer, with what led to them."""
 
-    async def go() -> list[tuple[PendingCall, str]]:
+    async def go() -> list[tuple[PendingCall, list[Message]]]:
         async with connected(Server(address, namespace, profile, store_url)) as client:
             return [(one, await _led_to(one)) for one in await client.approvals(agent=agent)]
 
     found = asyncio.run(go())
     output = chosen(output, as_json)
     if output is not Output.TEXT:
-        print_json([_plain(one, led) for one, led in found], output=output)
+        print_json([_plain(one, _said_last(led)) for one, led in found], output=output)
         return
     if not found:
         print("nothing waits for a person")
     for one, led in found:
-        said = "…" if one.arguments is None else shown_arguments(one.arguments)
-        print(f"{one.run_id}  {one.call_id}  {printable(one.agent)}: {printable(one.tool)}({printable(said)})")
-        if one.kind != "approval":
-            print(f"    {one.kind}: {printable(one.question or 'a client is to run it')}")
-        if one.form is not None:
-            print(f"    form: {printable(json.dumps(one.form, ensure_ascii=False))}")
-        if led:
-            print(f"    {printable(led)}")
-        if one.expires is not None:
-            print(f"    until {one.expires:%Y-%m-%d %H:%M} UTC")
+        for line in _lines(one, led, full=full):
+            print(line)
 
 
 def approve(
@@ -141,14 +136,34 @@ def revoke(
         print(f"calls of {printable(one.tool)} wait again; {printable(one.by)} had approved them at {one.at}")
 
 
-async def _led_to(one: PendingCall) -> str:
-    """What the user said last, where the transcript can be read."""
+def _lines(one: PendingCall, led: list[Message], *, full: bool) -> Iterator[str]:
+    """A call that waits, and what led to it: what the user said last, or all of it."""
+    said = "…" if one.arguments is None else shown_arguments(one.arguments, full=full)
+    yield f"{one.run_id}  {one.call_id}  {printable(one.agent)}: {printable(one.tool)}({printable(said)})"
+    if one.kind != "approval":
+        yield f"    {one.kind}: {printable(one.question or 'a client is to run it')}"
+    if one.form is not None:
+        yield f"    form: {printable(json.dumps(one.form, ensure_ascii=False))}"
+    if one.expires is not None:
+        yield f"    until {one.expires:%Y-%m-%d %H:%M} UTC"
+    if full:
+        yield from (f"    {line}" for line in conversation(led, full=True))
+    elif last := _said_last(led):
+        yield f"    {printable(last)}"
+
+
+async def _led_to(one: PendingCall) -> list[Message]:
+    """The conversation, where it can be read."""
     from ..errors import PerdureError
 
     try:
-        messages = await one.run.transcript()
+        return await one.run.transcript()
     except PerdureError:
-        return ""
+        return []
+
+
+def _said_last(messages: list[Message]) -> str:
+    """What the user said last."""
     said = [message for message in messages if message.role == "user" and message.text]
     text = " ".join(said[-1].text.split()) if said else ""
     by = f"{said[-1].by}: " if said and said[-1].by else ""

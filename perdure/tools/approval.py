@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -61,6 +62,17 @@ class Approval:
             raise DefinitionError(f"Approval: {name}: {error}") from None
         object.__setattr__(self, name, found)
         return found
+
+
+def takes_call_and_context(policy: Callable[..., Any]) -> bool:
+    """Whether it can be a policy: it would be asked in the middle of a run, and a person in its place."""
+    try:
+        inspect.signature(policy).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # built in: nobody can say
+        return True
+    return True
 
 
 def stricter(one: Approval | None, other: Approval) -> Approval:

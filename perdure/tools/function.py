@@ -82,10 +82,12 @@ def read(fn: Any) -> Function:
 
 def _not_a_function(fn: Any) -> DefinitionError:
     if not isinstance(fn, type):
-        return DefinitionError(
-            f"a {type(fn).__name__} cannot be a tool: {fn!r:.100} is not callable",
-            hint="A tool is a function, a bound method, or an instance of a class with __call__.",
-        )
+        hint = "A tool is a function, a bound method, or an instance of a class with __call__."
+        if isinstance(fn, list | tuple):
+            hint = "The tools of a list are put in one by one: tools=[search, *background([researcher])]."
+        elif hasattr(fn, "as_tool"):
+            hint = "An agent that is called goes into subagents=[…]; or tools=[that_agent.as_tool()]."
+        return DefinitionError(f"this cannot be a tool, for it is not callable: {fn!r:.100}", hint=hint)
     try:
         where = f"{inspect.getsourcefile(fn)}:{inspect.getsourcelines(fn)[1]}"
     except (OSError, TypeError):  # built in, or typed into an interpreter

@@ -16,7 +16,7 @@ from perdure.errors import DefinitionError
 from perdure.hooks import Hook, HookSet, checked_hooks
 from perdure.hooks.hook import OF_TOOLS
 from perdure.ports import ToolSpec
-from perdure.tools.approval import Approval
+from perdure.tools.approval import Approval, takes_call_and_context
 from perdure.tools.arguments import Arguments
 from perdure.tools.context import RunContext
 from perdure.tools.docstring import describe
@@ -200,6 +200,11 @@ def _check_options(one: Tool[..., Any], function: Function) -> None:
         raise function.wrong(
             f"needs_approval={one.needs_approval!r:.100} is neither True nor an Approval nor a function",
             'Write for instance needs_approval=Approval(expires="7d").',
+        )
+    if callable(one.needs_approval) and not takes_call_and_context(one.needs_approval):
+        raise function.wrong(
+            f"needs_approval={one.needs_approval!r:.100} cannot be called with a call and a context",
+            "Write for instance lambda call, ctx: call.arguments['amount'] > 100.",
         )
     if one.inline and one.needs_approval is not False:
         raise function.wrong(

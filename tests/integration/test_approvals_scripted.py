@@ -159,3 +159,42 @@ async def test_runs_are_listed_by_what_they_wait_for() -> None:
         await run.result()
         assert await listed() == []
         assert [one.status for one in await client.list()] == ["completed"]
+
+
+async def test_what_is_no_decision_is_said_in_a_line_and_what_has_ended_too() -> None:
+    async with scripted(support, REPLIES) as script:
+        run = await script.client.start(support, "Go.")
+        await eventually(lambda: _waits(run))
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"by": "x" * 300}, r"^by: .*at most 200 characters\n"),
+            ({"comment": "x" * 3000}, r"^comment: .*at most 2000 characters\n"),
+            ({"arguments": [("order", "7")]}, r"^arguments: .* is no object"),
+        ]
+        for given, match in wrong:
+            with pytest.raises(InvalidInputError, match=match):
+                await run.approve(**given)
+        assert await _waits(run), "nothing was decided"
+        await run.approve(by="ana")
+        await run.result()
+        with pytest.raises(InvalidInputError, match="The run has ended"):
+            await run.approve(by="ana")
+
+
+async def _waits(run: Run) -> bool:
+    return bool((await run.status()).approvals)
+
+
+async def test_a_fork_names_an_iteration_and_a_difference_a_run() -> None:
+    async with scripted(support, ["Done."]) as script:
+        run = await script.client.start(support, "Go.")
+        await run.result()
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"at": "1"}, "at: '1' is no iteration"),
+            ({"at": True}, "at: True is no iteration"),
+            ({"results": ["x"]}, "no texts by call id"),
+        ]
+        for given, match in wrong:
+            with pytest.raises(InvalidInputError, match=match):
+                await run.fork("Again.", **given)
+        with pytest.raises(InvalidInputError, match="'other' is no run"):
+            await run.diff("other")  # type: ignore[arg-type]  # the mistake that is shown

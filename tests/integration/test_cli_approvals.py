@@ -35,10 +35,10 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
         await eventually(waiting)
         first, second = (one.call_id for one in (await run.status()).approvals)
         listed = (await cli("approvals", "--agent", agent.name)).out
-        assert (
-            f'{run.id}  {first}  {agent.name}: refund(amount=5, order="a")' in listed or f"{run.id}  {first}" in listed
-        )
+        assert f'{run.id}  {first}  {agent.name}: refund(amount=5, order="a")\n' in listed
         assert "    customer: Pay them back.\n" in listed
+        whole = (await cli("approvals", "--agent", agent.name, "--full")).out
+        assert "    user    Pay them back.\n    [1]     → refund(" in whole
         plain = json.loads((await cli("approvals", "--agent", agent.name, "--json")).out)
         assert [(one["call"], one["tool"], one["arguments"]["order"]) for one in plain] == [
             (first, "refund", "a"),

@@ -111,6 +111,8 @@ async def test_notes_and_times_of_any_kind(engine: Engine, name: str) -> None:
     assert (await made.describe()).note == "paused by a\ufffd: \ufffd"
     with pytest.raises(InvalidInputError, match="times with a time zone"):
         await made.backfill("2026-01-01", datetime(2026, 1, 2, tzinfo=UTC))  # type: ignore[arg-type]  # a mistake
+    with pytest.raises(InvalidInputError, match="is of no time"):
+        await made.backfill(datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC))
     assert await client.schedules(limit=0) == []
     await made.delete()
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import BaseModel, Field
 
+from perdure import Agent, background
 from perdure.errors import DefinitionError
 from perdure.tools import RunContext, ToolContext, as_tool, tool
 
@@ -200,3 +201,27 @@ def test_no_return_hint_and_no_description_are_fine() -> None:
     def bare(x: int): ...  # type: ignore[no-untyped-def]
 
     assert as_tool(bare).description == ""
+
+
+def test_a_policy_takes_a_call_and_a_context() -> None:
+    def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    class Policy:
+        def __call__(self, call: Any, ctx: Any, *more: Any) -> bool:
+            return True
+
+    for fits in (lambda call, ctx: call is ctx, lambda *both: bool(both), Policy(), functools.partial(Policy(), None)):
+        assert tool(pay, needs_approval=fits).needs_approval is fits
+    for wrong in (lambda: True, lambda call: bool(call), lambda a, b, c: a is b is c, lambda a, *, b: a is b):
+        with pytest.raises(DefinitionError, match="cannot be called with a call and a context"):
+            tool(pay, needs_approval=wrong)
+
+
+def test_what_is_no_tool_has_a_place_elsewhere() -> None:
+    agent = Agent("kid", "openai:gpt-5")
+    for wrong, hint in ((agent, r"subagents=\[…\]"), (background([agent]), r"\*background")):
+        with pytest.raises(DefinitionError, match="cannot be a tool") as raised:
+            Agent("a", "openai:gpt-5", tools=[wrong])
+        assert re.search(hint, raised.value.hint or "")
