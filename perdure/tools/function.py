@@ -87,7 +87,8 @@ def _not_a_function(fn: Any) -> DefinitionError:
             hint = "The tools of a list are put in one by one: tools=[search, *background([researcher])]."
         elif hasattr(fn, "as_tool"):
             hint = "An agent that is called goes into subagents=[…]; or tools=[that_agent.as_tool()]."
-        return DefinitionError(f"this cannot be a tool, for it is not callable: {fn!r:.100}", hint=hint)
+        said = f"what is of type {type(fn).__name__} cannot be a tool: {fn!r:.100} is not callable"
+        return DefinitionError(said, hint=hint)
     try:
         where = f"{inspect.getsourcefile(fn)}:{inspect.getsourcelines(fn)[1]}"
     except (OSError, TypeError):  # built in, or typed into an interpreter
