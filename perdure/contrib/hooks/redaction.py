@@ -31,8 +31,8 @@ def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "
     """Replace what matches any of ``patterns`` (regular expressions) by ``mask``: in users' messages, in the results of
     tools and subagents, and in what the model says and thinks. So it is neither stored, nor sent to a model afterwards.
 
-    Not changed are the arguments of tool calls (it would be another call), and files. What a subagent has said stands in
-    its own run, where its own hooks change it. A reply that is streamed is seen by followers before it is whole:
+    Not changed are the arguments of tool calls (it would be another call), and files. What a subagent has said stands
+    in its own run, where its own hooks change it. A reply that is streamed is seen by followers before it is whole:
     ``Worker(stream=False)`` where that matters. And Temporal's history holds what clients have sent, and what remote
     tools have returned: encrypt it with a codec. Raises ``DefinitionError`` for what is no regular expression.
     """
