@@ -80,7 +80,8 @@ def load_agent(
         spec = AgentSpec.model_validate(given)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors(include_url=False)
+            f"{'.'.join(map(str, one['loc'])) or 'it'}: {_in_json(one['msg'])}"
+            for one in error.errors(include_url=False)
         )
         known = ", ".join(AgentSpec.model_fields)
         raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
@@ -88,6 +89,11 @@ def load_agent(
         return _made(spec, Toolbox(tools), {one.name: one for one in toolsets})
     except DefinitionError as error:
         raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _in_json(message: str) -> str:
+    """What pydantic says, in the words of who writes files and no Python."""
+    return message.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
 
 
 _AS_THEY_ARE = {

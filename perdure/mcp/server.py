@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,6 @@ class MCPServer(Toolset):
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
         """See base class."""
-        from .results import listed
 
         async def pages(client: Any) -> list[Any]:
             found, cursor = [], None
@@ -127,14 +127,16 @@ class MCPServer(Toolset):
                 if not cursor:
                     return found
 
-        tools = [listed(tool) for tool in await self._ask(ctx, pages, again=True, within=LISTING)]
+        found = await self._ask(ctx, pages, again=True, within=LISTING)
+        from .results import listed
+
+        tools = [listed(tool) for tool in found]
         self._harmless |= {tool.name for tool in tools if tool.idempotent}
         self._harmful |= {tool.name for tool in tools if not tool.idempotent}
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
         """See base class."""
-        from .results import result
 
         def progress(done: float, total: float | None, message: str | None) -> Any:
             ctx.progress(message or f"{done:g}{f' of {total:g}' if total else ''}")
@@ -143,7 +145,10 @@ class MCPServer(Toolset):
         async def request(client: Any) -> Any:
             return await client.call_tool(name, dict(arguments), progress_callback=progress)
 
-        return result(name, await self._ask(ctx, request, again=name in self._harmless - self._harmful))
+        answer = await self._ask(ctx, request, again=name in self._harmless - self._harmful)
+        from .results import result
+
+        return result(name, answer)
 
     async def close(self) -> None:
         """See base class."""
@@ -159,6 +164,8 @@ class MCPServer(Toolset):
         A server that is being started anew is waited for. A connection without an answer ``within`` so many seconds is
         given up.
         """
+        # The SDK takes seconds to import on a busy machine, and other runs' tools are on this loop.
+        await asyncio.to_thread(import_module, f"{__package__}.connection")
         from .connection import LostError, NotSentError
 
         sent = await self._sent(ctx)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic_core import SchemaError
 from typing_extensions import TypedDict
 
 from ..errors import DefinitionError
@@ -61,6 +62,8 @@ def _type(schema: Any, where: str, depth: int) -> Any:
             one = _type({**_only(schema, kind), "type": kind}, where, depth)
             found = one if number == 0 else found | one
         return _described(found, said)
+    if kinds is None and (strange := sorted(schema.keys() - _ANY - set().union(*_OF.values()))):
+        raise _wrong(where, f"{strange[0]!r} is not supported", "Say the type of each value, and what it consists of.")
     if kinds not in (*_PLAIN, "array", "object"):
         raise _wrong(
             f"{where}.type",
@@ -71,9 +74,20 @@ def _type(schema: Any, where: str, depth: int) -> Any:
         known = ", ".join(sorted(_ANY | _OF.get(kinds, set())))
         raise _wrong(where, f"{unknown[0]!r} of {kinds} is not supported", f"There is: {known}; and enum, const.")
     bounds = {_BOUNDS[name]: schema[name] for name in schema if name in _BOUNDS}
+    _check_bounds(where, list if kinds == "array" else _PLAIN.get(kinds), bounds)
     if kinds == "array":
         return _described(list[_type(schema.get("items", {}), f"{where}.items", depth + 1)], said | bounds)  # type: ignore[misc]  # a type made at run time
     return _described(_object(schema, where, depth) if kinds == "object" else _PLAIN[kinds], said | bounds)
+
+
+def _check_bounds(where: str, kind: Any, bounds: Mapping[str, Any]) -> None:
+    """Raise ``DefinitionError`` for a pattern that is none, and a bound that is no number."""
+    if bounds:
+        try:
+            TypeAdapter(Annotated[kind, Field(**bounds)])
+        except (SchemaError, TypeError) as error:
+            why = str(error).strip().rpartition("\n")[2].strip()
+            raise _wrong(where, why, "Bounds are numbers, and a pattern is a regular expression.") from None
 
 
 def _object(schema: Mapping[str, Any], where: str, depth: int) -> Any:

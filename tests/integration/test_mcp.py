@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -235,6 +236,36 @@ def test_what_is_no_server_is_refused_where_it_is_written() -> None:
             MCPServer.stdio("python", env=env)  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="two toolsets are called 'x'"):
         Agent("host", "openai:gpt-5", toolsets=[MCPServer.stdio("x"), MCPServer.stdio("x")])
+
+
+SLOW = """
+import asyncio, sys, threading
+from perdure import RunContext
+from perdure.mcp import MCPServer
+
+threads = []
+
+class Watch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "mcp":
+            threads.append((name, threading.current_thread() is threading.main_thread()))
+
+async def main():
+    server = MCPServer.stdio("no-such-server")
+    sys.meta_path.insert(0, Watch())
+    try:
+        await server.list(RunContext())
+    except Exception as error:
+        print(type(error).__name__)
+
+asyncio.run(main())
+print([name for name, main in threads if main], len(threads) > 20)
+"""
+
+
+def test_the_sdk_is_imported_beside_the_loop_that_tools_run_on() -> None:
+    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True, timeout=50)  # ours
+    assert done.stdout.splitlines() == ["NotSentError", "[] True"]
 
 
 async def test_a_command_that_is_not_there_fails_the_run_and_is_named(
