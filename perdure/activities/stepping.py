@@ -6,7 +6,6 @@ that is lost has recorded nothing, and the policy runs again; one that finds the
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from ..errors import DefinitionError
 from ..hooks import Given, Hook, fire_all
 from ..hooks.branch import LeftError
 from ..hooks.files import by_reference
+from ..hooks.inside import Inside
 from ..hooks.step import Facts, Step
 from ..loop.edited import taken_over, unsound
 from ..loop.overrides import merged
@@ -24,7 +24,7 @@ from ..overriding import overridden
 from ..ports import Blob, ModelCall, ModelReply
 from ..tools import RunContext, read_result
 from ..types.events import MessageInjected, StepTaken
-from ..types.messages import FilePart, Message, Replaced, ToolCallPart, ToolResultPart, clean
+from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean
 from ..types.step import KEPT, Kept
 from ..types.wire import INLINE_BYTES, Finish
 from .agents import Agents
@@ -86,7 +86,7 @@ class _Attempt:
         self._known = [*self._recorded, *call.fresh]
         self._blobs: list[Blob] = []
         self._branching = Branching(agents, call, self._known, len(self._recorded))
-        self._arguments = [(part, _packed(part)) for message in self._known for part in message.tool_calls]
+        self._inside = Inside(self._known)
 
     async def run(self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]) -> Stepped | Waits | None:
         step = Step(self._facts())
@@ -100,7 +100,7 @@ class _Attempt:
         except LeftError:
             return self._branching.waits()
         finally:
-            self._put_back()
+            self._inside.put_back()
         return self._carried_out(step)
 
     def _facts(self) -> Facts:
@@ -143,24 +143,9 @@ class _Attempt:
             self._branching.branches.forget()
         return bool(done)
 
-    def _put_back(self) -> list[str]:
-        """Undo what was changed inside a message: the worker has it once, for all who read the conversation. Names of
-        the tools whose calls were changed."""
-        changed = []
-        for part, before in self._arguments:
-            if before is not None and _packed(part) != before:
-                changed.append(part.name)
-                part.arguments.clear()
-                part.arguments.update(marshal.loads(before))  # noqa: S302  # we have written it ourselves
-        return changed
-
     def _check(self, step: Step) -> None:
         """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
-        if changed := self._put_back():
-            raise DefinitionError(
-                f"the arguments of a call of {changed[0]} were changed inside their message, which nobody would record",
-                hint="Put another message in its place: step.messages[i] = message.model_copy(update={'parts': …}).",
-            )
+        self._inside.check("step.messages[i]")
         base, before = self._call.base, self._call.input.overrides or {}
         changes = step.changes()
         for some in (changes, *step.kept.values()):
@@ -276,13 +261,6 @@ def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
         some = []
     if some:
         yield some
-
-
-def _packed(part: ToolCallPart) -> Any:
-    try:
-        return marshal.dumps(part.arguments, 2)  # the version that depends on the values alone
-    except ValueError:  # somebody has put in what is no plain JSON; or it is nested hundreds of times
-        return None
 
 
 def _same(messages: Sequence[Message], others: Sequence[Message]) -> bool:

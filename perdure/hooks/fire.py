@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import AbortError, HookError
 from .hook import MAY_VETO, Hook, Veto
+from .inside import Inside
 
 logger = logging.getLogger("perdure.worker")
 
@@ -39,13 +40,26 @@ async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _
     ``AbortError`` of any as it is.
     """
     rest = tuple(hooks)
-    while rest:
-        other = (place for place, one in enumerate(rest) if one.is_async != rest[0].is_async)
-        group = _Group(rest[: next(other, len(rest))], given, take)
-        await _go(run, group)
-        if group.stopped:
-            return
-        rest = rest[group.at :]
+    inside = _inside(rest, given)
+    try:
+        while rest:
+            other = (place for place, one in enumerate(rest) if one.is_async != rest[0].is_async)
+            group = _Group(rest[: next(other, len(rest))], given, take, inside)
+            await _go(run, group)
+            if group.stopped:
+                return
+            rest = rest[group.at :]
+    finally:
+        inside.put_back()
+
+
+def _inside(hooks: Sequence[Hook], given: Given) -> Inside:
+    """The messages that ``hooks`` see. A step policy has its own: it sees more, and may put others there."""
+    return Inside(given["messages"]) if "step" not in given and any(map(_sees_messages, hooks)) else Inside()
+
+
+def _sees_messages(hook: Hook) -> bool:
+    return "messages" in hook.takes or "request" in hook.takes
 
 
 async def fire(run: Run, hook: Hook, given: Given) -> Any:
@@ -62,7 +76,7 @@ async def fire(run: Run, hook: Hook, given: Given) -> Any:
 class _Group:
     """Hooks of one kind on their way. The author's side moves ``at`` and ``began``, ours looks at them."""
 
-    def __init__(self, hooks: tuple[Hook, ...], given: Given, take: Take) -> None:
+    def __init__(self, hooks: tuple[Hook, ...], given: Given, take: Take, inside: Inside) -> None:
         self.hooks = hooks
         self.at = 0
         """The place of the one that runs, or runs next."""
@@ -74,6 +88,7 @@ class _Group:
         """One took too long. It may still run somewhere, and counts no longer."""
         self._given = given
         self._take = take
+        self._inside = inside
 
     def time(self) -> float:
         """Seconds that the one that runs may still take. While it waits for the store, none go by."""
@@ -133,6 +148,8 @@ class _Group:
             can = ", ".join(MAY_VETO)
             raise HookError(f"{_named(self.hook)} returned a Veto, and there is nothing to veto: {can} can")
         if not self.abandoned:
+            if _sees_messages(self.hook):
+                self._inside.check("messages[i]")
             self.stopped = bool(self._take(self.hook, value, self._given))
 
 

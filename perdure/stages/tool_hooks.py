@@ -7,6 +7,7 @@ behind the tool does not hide that the tool has acted.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -119,16 +120,19 @@ class _Around:
 
     async def _before(self, call: ToolCall) -> Veto | None:
         vetoes: list[Veto] = []
+        given = self._given(call)
+        before = copy.deepcopy(given["arguments"])
 
         def take(hook: Hook, returned: Any, given: Given) -> bool:
+            nonlocal before
             found = arguments_from(hook, returned, given["arguments"])
             if isinstance(found, Veto):
                 vetoes.append(found)
-            elif found is not given["arguments"]:
+            elif found is not given["arguments"] or found != before:  # returned, or changed in place
                 given["arguments"], self._changed_by = found, hook
+                before = copy.deepcopy(found)
             return bool(vetoes)
 
-        given = self._given(call)
         await fire_all(self._run, self._hooks["before_tool_call"], given, take)
         if self._changed_by is not None:
             call.arguments = given["arguments"]
@@ -194,7 +198,8 @@ class _Around:
 
     def _given(self, call: ToolCall) -> Given:
         task = call.input
-        return {"name": task.name, "arguments": dict(call.arguments), "call_id": task.call_id, "ctx": self._context}
+        arguments = copy.deepcopy(dict(call.arguments))  # what a hook does to them is its return, or nothing
+        return {"name": task.name, "arguments": arguments, "call_id": task.call_id, "ctx": self._context}
 
 
 def _failed(call: ToolCall, error: Exception, what: str) -> ToolOutput:

@@ -156,6 +156,43 @@ async def test_tool_hooks_see_a_typed_context_and_change_arguments_and_result(en
     assert list(provider.requests[1].files.values()) == [b"\x89PNG\r\n\x1a\n.."]
 
 
+@pytest.mark.parametrize("inline", [True, False])
+async def test_arguments_changed_in_place_are_changed_and_checked(engine: Engine, inline: bool) -> None:
+    ran: list[Any] = []
+    seen: list[Any] = []
+
+    @hook("before_tool_call")
+    def edits(arguments: dict[str, Any]) -> None:
+        arguments["where"]["city"] = "Oslo"
+        if arguments["days"] > 5:
+            arguments["days"] = "many"
+
+    @hook("before_tool_call")
+    def looks(arguments: dict[str, Any]) -> None:
+        seen.append(json.loads(json.dumps(arguments)))
+
+    @hook("after_tool_call")
+    def too_late(arguments: dict[str, Any]) -> None:
+        arguments["where"]["city"] = "Rome"
+
+    @tool(inline=inline)
+    def book(where: dict[str, str], days: int) -> str:
+        """Book."""
+        ran.append((where, days))
+        return "booked"
+
+    calls = [call("book", where={"city": "Bonn"}, days=n) for n in (3, 9)]
+    agent = Agent("edits", ScriptedProvider([*calls, "Done."]), tools=[book], hooks=[edits, looks, too_late])
+    response = await ask(engine, agent)
+    booked, refused = results(response.messages)
+    assert (booked, ran) == ("booked", [({"city": "Oslo"}, 3)])
+    assert seen == [{"where": {"city": "Oslo"}, "days": 3}, {"where": {"city": "Oslo"}, "days": "many"}]
+    assert "- days: Input should be a valid integer" in refused
+    assert refused.endswith("(the hook edits had changed the arguments)")
+    said = [part.arguments["where"] for message in response.messages for part in message.tool_calls]
+    assert said == [{"city": "Bonn"}] * 2
+
+
 async def test_what_a_hook_does_to_a_tool_call_the_model_is_told(engine: Engine) -> None:
     @hook("before_tool_call")
     def guard(arguments: dict[str, Any]) -> Any:

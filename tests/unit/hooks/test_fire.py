@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from perdure import HookSet, Veto, hook
+from perdure import HookSet, Message, Veto, hook
 from perdure.activities import AuthorLoop
 from perdure.errors import AbortError, DefinitionError, HookError
 from perdure.hooks import Event, Given, Hook, fire, fire_all
 from perdure.hooks.hook import EVENTS, MAY_VETO
 from perdure.hooks.returned import request_from
+from perdure.types.messages import ToolCallPart
 
 
 @pytest.fixture
@@ -317,3 +318,40 @@ async def test_while_the_store_is_down_a_hook_that_reads_memory_has_time(author:
     given: Given = {"content": "", "ctx": Context()}
     await fire_all(author.run, [reading], given, take)
     assert given["content"] == "read"
+
+
+def changes_inside(messages: Any) -> None:
+    messages[0].parts[0].arguments["deep"].append("changed")
+
+
+def looks(messages: Any) -> None:
+    """One that only looks."""
+
+
+@pytest.mark.parametrize("event", ["before_llm_call", "after_llm_call", "on_finish", "on_user_message"])
+@pytest.mark.parametrize("on_error", ["fail", "log"])
+async def test_what_is_changed_inside_a_message_is_put_back_and_said(
+    author: AuthorLoop, event: Event, on_error: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = Message.assistant("", ToolCallPart(id="1", name="pay", arguments={"deep": [1]}))
+    hooks = [hook(event)(looks), hook(event, on_error=on_error)(changes_inside), hook(event)(looks)]
+    try:
+        await fire_all(author.run, hooks, {"messages": (said,)})
+        told = caplog.text
+    except HookError as error:
+        told = str(error)
+    assert f"the hook changes_inside ({event}) failed" in told
+    assert "the arguments of a call of pay were changed inside their message" in told
+    assert said.tool_calls[0].arguments == {"deep": [1]}
+
+
+async def test_what_a_hook_that_fails_has_changed_inside_a_message_is_put_back(author: AuthorLoop) -> None:
+    said = Message.assistant("", ToolCallPart(id="1", name="pay", arguments={"deep": [1]}))
+
+    def fails(messages: Any) -> None:
+        changes_inside(messages)
+        raise ValueError("no")
+
+    with pytest.raises(HookError, match="ValueError: no"):
+        await fire_all(author.run, [hook("before_llm_call")(fails)], {"messages": (said,)})
+    assert said.tool_calls[0].arguments == {"deep": [1]}
