@@ -29,6 +29,7 @@
     │   └── RateLimitError · OverloadedError · ProviderServerError · ProviderConnectionError
     │       · ProviderTimeoutError · TruncatedStreamError · MalformedReplyError          (all retryable)
     ├── StoreError                               the store cannot be read or written; retryable
+    │   ├── MemoryChangedError                   somebody else changed what a call has read and changes
     │   ├── StoreMismatchError                   a store answers, but it is not the run's; retryable
     │   ├── StoreVersionError                    the store's schema is newer than this program
     │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
@@ -281,6 +282,12 @@ class StoreError(PerdureError):
     """The store cannot be read or written for now (locked, full, read-only, unreachable)."""
 
     retryable = True
+
+
+class MemoryChangedError(StoreError):
+    """Somebody else has changed what a call has read and changes: the call runs once more, on what is there now."""
+
+    retryable = False
 
 
 class StoreMismatchError(StoreError):

@@ -93,6 +93,10 @@ class MemoryWrite:
     namespace: str
     key: str
     value: bytes | None
+    checked: bool = False
+    """It is made only where ``before`` is still what is kept, None for nothing; else nothing of its commit is, which
+    raises ``MemoryChangedError``."""
+    before: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import StoreError
+from ..errors import MemoryChangedError, StoreError
 from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Outcome, ToolCall
 from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
@@ -64,6 +64,17 @@ class JournalStage:
         claim = await self._journal.claim(call.key, call.owner, again=again, events=begins)
         if claim.outcome is not None:
             return read_outcome(ToolOutput, claim.outcome, call.key)
+        while True:
+            try:
+                return await self._acted(call, claim, next)
+            except MemoryChangedError:  # nothing is recorded of it: it has read what is there no more
+                call.writes.clear()
+                call.kept.clear()
+                call.blobs.clear()
+                call.error = None
+
+    async def _acted(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
+        """Run it, and record what it came to. Raises ``MemoryChangedError`` where it has to run once more."""
         output = _given_up(call, claim) or await _act(call, next)
         output, blobs = _fit(output)
         body = output.model_dump_json(exclude_none=True).encode()

@@ -14,7 +14,7 @@ from sqlalchemy import Dialect, bindparam
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
-from ..errors import TranscriptCorruptedError
+from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import Batch, Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
 from . import feed
 from .statement import ByKeys, Database, Statement, insert, insert_missing
@@ -92,6 +92,14 @@ UPSERT_RUN = Statement(lambda dialect: _upsert(dialect, runs_table))
 UPSERT_TURN = Statement(lambda dialect: _upsert(dialect, turns_table))
 INSERT_SENT = insert_missing(sent)
 _BY_NAME = memory.c.namespace == bindparam("namespace"), memory.c.key == bindparam("key")
+INSERT_MEMORY = insert_missing(memory)
+REPLACE_MEMORY = Statement(
+    lambda _: (
+        sa.update(memory)
+        .values(value=bindparam("new"), updated_at=bindparam("now"))
+        .where(*_BY_NAME, memory.c.value == bindparam("before"))
+    )
+)
 UPSERT_MEMORY = Statement(lambda dialect: _upsert(dialect, memory))
 DELETE_MEMORY = Statement(lambda _: sa.delete(memory).where(*_BY_NAME))
 CHAIN = ByKeys(_chain)
@@ -190,12 +198,26 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
 
 
 def _write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
-    last = {(write.namespace, write.key): write.value for write in writes}
-    for (namespace, key), value in sorted(last.items(), key=lambda item: item[0]):
-        if value is None:
+    last = {(write.namespace, write.key): write for write in writes}
+    for (namespace, key), write in sorted(last.items(), key=lambda item: item[0]):
+        value = write.value
+        if write.checked and value is not None:
+            _replace_memory(database, write, value, now)
+        elif value is None:
             DELETE_MEMORY.run(database, namespace=namespace, key=key)
         else:
             UPSERT_MEMORY.run(database, namespace=namespace, key=key, value=value, updated_at=now)
+
+
+def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: str) -> None:
+    """Raises ``MemoryChangedError``; whoever runs the transaction takes it back."""
+    name = {"namespace": write.namespace, "key": write.key}
+    if write.before is None:
+        rows = INSERT_MEMORY.run(database, **name, value=value, updated_at=now)
+    else:
+        rows = REPLACE_MEMORY.run(database, **name, new=value, now=now, before=write.before)
+    if rows.rowcount == 0:
+        raise MemoryChangedError(f"memory {write.namespace!r}, key {write.key!r} was changed by somebody else")
 
 
 def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from ..errors import StoreError, TranscriptCorruptedError
+from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
 from .feed import MemoryFeed
 
@@ -101,6 +101,7 @@ class MemoryStore:
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything at once; the recorded outcome."""
         self._check()
+        self._check_memory(commit)
         self.commits.append(commit)
         for node in commit.nodes:
             self.all_nodes.setdefault(node.hash, node)
@@ -126,6 +127,16 @@ class MemoryStore:
         if commit.events is not None:
             self._write_events(commit.events, recorded=True)
         return commit.outcome.body if commit.outcome is not None else None
+
+    def _check_memory(self, commit: Commit) -> None:
+        """Raise ``MemoryChangedError``, unless what ``commit`` says counts no more."""
+        entry = self.journal.get(commit.outcome.key) if commit.outcome is not None else None
+        if entry is not None and entry.outcome is not None:
+            return
+        last = {(write.namespace, write.key): write for write in commit.memory}
+        for name, write in last.items():
+            if write.checked and self.memory.get(name) != write.before:
+                raise MemoryChangedError(f"memory {name} was changed by somebody else")
 
     async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``."""

@@ -81,6 +81,19 @@ class Memory:
         """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large."""
         self._write(memory_write(namespace, key, value))
 
+    async def _replace(self, namespace: str, key: str, before: Any, value: Any) -> None:
+        """Keep ``value`` if ``before``, as it was read, is still there when the call's outcome is kept (None: nothing).
+
+        Else the call runs once more: only for those that do nothing but write here. Raises as :meth:`put`.
+        """
+        own = self._own(namespace, key)
+        if own is not None:  # what was there before this call is what counts
+            checked, was = own.checked, own.before
+        else:
+            checked, was = True, None if before is None else memory_write(namespace, key, before).value
+        write = memory_write(namespace, key, value)
+        self._write(MemoryWrite(namespace, key, write.value, checked, was))
+
     async def delete(self, namespace: str, key: str) -> None:
         """Forget the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
         self._write(memory_delete(namespace, key))

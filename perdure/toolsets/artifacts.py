@@ -118,7 +118,7 @@ async def _create(ctx: ToolContext, name: str, content: str) -> str:
     _check(name)
     before = await ctx.memory.get(namespace(ctx.run_id), f"last:{name}")
     version = Artifact.model_validate(before).version + 1 if before else 1
-    return await _keep(ctx, Artifact(name=name, version=version, chars=0), content)
+    return await _keep(ctx, Artifact(name=name, version=version, chars=0), content, before)
 
 
 async def _append(ctx: ToolContext, name: str, content: str) -> str:
@@ -129,11 +129,12 @@ async def _append(ctx: ToolContext, name: str, content: str) -> str:
         content: The text to add.
     """
     last = await found(ctx.memory, ctx.run_id, name)
+    read = last.model_dump(mode="json")
     pieces, kept = last.pieces, last.chars
     if pieces and (length := _length(pieces[-1])) < SMALL_CHARS:
         content = await text(ctx.memory, ctx.run_id, last, kept - length) + content
         pieces, kept = pieces[:-1], kept - length
-    return await _keep(ctx, Artifact(name=name, version=last.version + 1, chars=kept, pieces=pieces), content)
+    return await _keep(ctx, Artifact(name=name, version=last.version + 1, chars=kept, pieces=pieces), content, read)
 
 
 async def _read(
@@ -161,8 +162,8 @@ async def _list(ctx: ToolContext) -> str:
     return "\n".join(map(str, there)) or "none yet"
 
 
-async def _keep(ctx: ToolContext, before: Artifact, content: str) -> str:
-    """Keep ``before`` with ``content`` behind it as that version."""
+async def _keep(ctx: ToolContext, before: Artifact, content: str, last: Any) -> str:
+    """Keep ``before`` with ``content`` behind it as that version; ``last`` is what was read as the last one."""
     content = clean(content)
     place, name, version = namespace(ctx.run_id), before.name, before.version
     pieces = list(before.pieces)
@@ -176,7 +177,8 @@ async def _keep(ctx: ToolContext, before: Artifact, content: str) -> str:
     kept = before.model_copy(update={"chars": before.chars + len(content), "pieces": tuple(pieces)})
     plain = kept.model_dump(mode="json")
     await ctx.memory.put(place, f"version:{name}:{version:06}", plain)
-    await ctx.memory.put(place, f"last:{name}", plain)
+    # Another call may change it at the same time, in this worker or another: the later of the two runs once more.
+    await ctx.memory._replace(place, f"last:{name}", last, plain)
     return str(kept)
 
 

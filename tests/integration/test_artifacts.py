@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perdure import Agent
+from perdure import Agent, RunContext, Tool, tool
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
-from perdure.toolsets import Artifacts
+from perdure.toolsets import Artifacts, artifacts
 from tests.support.checks import results
 from tests.support.cli import Cli
 from tests.support.engine import Engine
@@ -85,3 +87,38 @@ async def test_the_command_line_shows_them(engine: Engine, tmp_path: Path) -> No
     (shown,) = (await cli("show", run.id, "-o", "json")).json["artifacts"]
     assert shown == {"name": "a.md", "version": 1, "chars": 4}
     await cli.close()
+
+
+@pytest.mark.parametrize("verb", ["append", "create"])
+async def test_none_of_several_changes_at_once_is_lost(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Calls that are activities of their own, and have all read the same version before one of them is recorded."""
+    count = 4
+    together, read = asyncio.Barrier(count), []
+
+    async def all_have_read(memory: Any, run_id: str, name: str, version: int | None = None) -> Any:
+        found = await unchanged(memory, run_id, name, version)
+        if name == "log" and len(read) < count:
+            read.append(name)
+            await together.wait()
+        return found
+
+    class Apart(Artifacts):
+        async def list(self, ctx: RunContext[Any]) -> list[Tool]:
+            return [tool(one.fn, name=one.name) for one in await super().list(ctx)]
+
+    unchanged = artifacts.found
+    monkeypatch.setattr(artifacts, "found", all_have_read)
+    changes = [call(f"artifact_{verb}", name="log", content=f"{n}.") for n in range(count)]
+    replies = [call("artifact_create", name="log", content=""), changes, "Done."]
+    agent = Agent("writer", ScriptedProvider(replies), toolsets=[Apart()])
+    async with engine.served(agent) as client:
+        run = await client.start("writer", "Write.")
+        said = results((await run.result()).messages)
+        (there,) = await run.artifacts()
+        assert there.version == count + 1
+        assert sorted(int(one.split("version ")[1].split(",")[0]) for one in said[1:]) == [2, 3, 4, 5]
+        if verb == "append":
+            text = await run.artifact("log")
+            assert sorted(text.split(".")[:-1]) == ["0", "1", "2", "3"]

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from perdure.errors import StoreError
+from perdure.errors import MemoryChangedError, StoreError
 from perdure.ports import Commit, MemoryWrite, Outcome, Store, TurnRow
 from tests.contract.store.conftest import Database
 
@@ -145,3 +145,33 @@ async def test_a_failed_commit_leaves_turn_and_memory_alone(store: Store):
     assert await store.turn("c", "t") == before.turn
     assert await store.turn_of("c", "m") is None
     assert await store.recall_all("n") == {"a": b"1"}
+
+
+async def test_a_checked_change_is_made_on_what_was_read_or_nothing_is(store: Store):
+    def checked(value: bytes, before: bytes | None) -> MemoryWrite:
+        return MemoryWrite("n", "a", value, True, before)
+
+    async def refused(write: MemoryWrite) -> None:
+        with pytest.raises(MemoryChangedError, match="changed by somebody else"):
+            await store.commit(Commit(memory=[put("b"), write], outcome=Outcome("k", "tool", b"{}")))
+        assert (await store.find(["k"]), await store.recall("n", "b")) == ({}, None)
+
+    await refused(checked(b"1", b"0"))
+    await store.commit(Commit(memory=[checked(b"1", None)]))
+    await refused(checked(b"2", None))
+    await refused(checked(b"2", b"0"))
+    await store.commit(Commit(memory=[checked(b"2", b"1")], outcome=Outcome("k", "tool", b"{}")))
+    assert await store.recall("n", "a") == b"2"
+    # What is recorded is recorded: an attempt that comes too late is told, whatever it would write.
+    assert await store.commit(Commit(memory=[checked(b"3", b"1")], outcome=Outcome("k", "tool", b"late"))) == b"{}"
+    assert await store.recall("n", "a") == b"2"
+
+
+async def test_of_two_who_change_what_both_have_read_one_is_told(database: Database):
+    stores = [await database.open() for _ in range(2)]
+    await stores[0].commit(Commit(memory=[put("a", b"0")]))
+    writes = [MemoryWrite("n", "a", b"%d" % n, True, b"0") for n in range(1, 7)]
+    made = await asyncio.gather(
+        *(stores[n % 2].commit(Commit(memory=[write])) for n, write in enumerate(writes)), return_exceptions=True
+    )
+    assert sorted(isinstance(one, MemoryChangedError) for one in made) == [False] + [True] * 5
