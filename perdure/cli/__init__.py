@@ -9,8 +9,6 @@ import contextlib
 import os
 import sys
 
-import typer
-
 from ..errors import PerdureError
 from . import (
     answering,
@@ -34,9 +32,10 @@ from . import (
     wait,
     worker,
 )
+from .depends import Commands
 from .failure import report
 
-app = typer.Typer(
+app = Commands(
     name="perdure",
     help="Durable agents: runs that survive crashes, deploys and month-long waits.",
     no_args_is_help=True,

@@ -8,23 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .connection import Server
 from .conversation import printable
 from .find import on_run
-from .options import (
-    AddressOption,
-    ByOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    RunArgument,
-    StoreOption,
-    chosen,
-    message_of,
-    print_json,
-)
+from .options import ByOption, Output, OutputOptions, RunArgument, StoreOptions, message_of, print_json
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -50,12 +36,9 @@ def answer(
         str | None, typer.Option("--error", "-e", help="Why there is no answer.", show_default=False)
     ] = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Answer what a tool asks, or give the result of a call that a client is to run. `perdure approvals` lists both."""
     apart = input is not None or error is not None
@@ -72,8 +55,8 @@ def answer(
         said = given if text is None else value_of(message_of(text), one.form if one else None)
         return await run.answer(call, said, error=error, hash=one.hash if one else None)
 
-    answered = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
-    if (output := chosen(output, as_json)) is not Output.TEXT:
+    answered = on_run(server, id, act, by=by)
+    if output is not Output.TEXT:
         print_json(answered.model_dump(mode="json"), output=output)
         return
     print(f"{printable(answered.name)} is answered by {printable(answered.by or 'nobody')}")

@@ -10,23 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .connection import Server, connected
+from .connection import connected
 from .conversation import arguments as shown_arguments
 from .conversation import conversation, printable
 from .find import on_run
-from .options import (
-    AddressOption,
-    ByOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    RunArgument,
-    StoreOption,
-    chosen,
-    print_json,
-)
+from .options import ByOption, Output, OutputOptions, RunArgument, ServerOptions, StoreOptions, print_json
 
 if TYPE_CHECKING:
     from ..inbox import PendingCall
@@ -43,21 +31,17 @@ CommentOption = Annotated[str | None, typer.Option("--comment", "-m", help="Why;
 def approvals(
     agent: Annotated[str | None, typer.Option(help="Of this agent alone.", show_default=False)] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing, and show the whole conversations.")] = False,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """List the calls that wait for somebody's approval or answer, with what led to them."""
 
     async def go() -> list[tuple[PendingCall, list[Message]]]:
-        async with connected(Server(address, namespace, profile, store_url)) as client:
+        async with connected(server) as client:
             return [(one, await _led_to(one)) for one in await client.approvals(agent=agent)]
 
     found = asyncio.run(go())
-    output = chosen(output, as_json)
     if output is not Output.TEXT:
         print_json([_plain(one, _said_last(led)) for one, led in found], output=output)
         return
@@ -79,11 +63,9 @@ def approve(
         bool, typer.Option("--always", help="And every later call of the tool in this conversation; see `revoke`.")
     ] = False,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Approve a call that waits, maybe with other arguments."""
     changed = _arguments(arguments)
@@ -91,7 +73,7 @@ def approve(
     async def act(run: Run) -> DecidedApproval:
         return await run.approve(call, comment=comment, arguments=changed, always=always)
 
-    _print(on_run(Server(address, namespace, profile), id, act, by=by), chosen(output, as_json))
+    _print(on_run(server, id, act, by=by), output)
 
 
 def deny(
@@ -99,37 +81,33 @@ def deny(
     call: CallArgument = None,
     comment: CommentOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Deny a call that waits: it does not run, and the model is told why."""
 
     async def act(run: Run) -> DecidedApproval:
         return await run.deny(call, comment=comment)
 
-    _print(on_run(Server(address, namespace, profile), id, act, by=by), chosen(output, as_json))
+    _print(on_run(server, id, act, by=by), output)
 
 
 def revoke(
     id: RunArgument,
     tool: Annotated[str, typer.Argument(help="The tool's name; `perdure show` lists what stands.")],
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Let the calls of a tool wait for approval again, which somebody has approved for always."""
 
     async def act(run: Run) -> list[StandingApproval]:
         return await run.revoke(tool)
 
-    gone = on_run(Server(address, namespace, profile), id, act, by=by)
-    if (output := chosen(output, as_json)) is not Output.TEXT:
+    gone = on_run(server, id, act, by=by)
+    if output is not Output.TEXT:
         print_json([one.model_dump(mode="json") for one in gone], output=output)
         return
     for one in gone:

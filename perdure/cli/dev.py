@@ -17,7 +17,7 @@ from ..errors import InvalidInputError
 from .connection import Server, connected, ui_url, without_password
 from .connection import address as address_of
 from .conversation import colours, styled
-from .options import AddressOption, AgentsOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
+from .options import AgentsOption, QueueOption, StoreOptions
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -35,16 +35,14 @@ def dev(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The Python file with the agents.")],
     agents: AgentsOption = None,
     task_queue: QueueOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
+    *,
+    server: StoreOptions,
 ) -> None:
     """Serve a file's agents on this machine's embedded server; a changed file is loaded again."""
     path = Path(file)
     if not path.is_file():
         raise InvalidInputError(f"there is no file {file}", hint=f"Looked for {path.absolute()}.")
-    asyncio.run(_dev(file, Server(address, namespace, profile, store_url), task_queue, agents))
+    asyncio.run(_dev(file, server, task_queue, agents))
 
 
 async def _dev(file: str, server: Server, task_queue: str | None, agents: Path | None) -> None:

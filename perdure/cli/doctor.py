@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import RuntimeSetupError
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    chosen,
-    print_json,
-)
+from .options import Output, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
     from ..embedded.diagnosis import Finding
@@ -28,18 +19,15 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("\033[32m", "ok  "), "warn": ("\033[33m", "warn"), "fail": ("\033[31m", "fail")}
 
 
-def doctor(
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
-) -> None:
+def doctor(server: ServerOptions, output: OutputOptions) -> None:
     """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing."""
     from ..embedded import diagnosis
 
-    findings = [*diagnosis.machine(), *_encryption(), *asyncio.run(diagnosis.servers(address, namespace, profile))]
-    output = chosen(output, as_json)
+    findings = [
+        *diagnosis.machine(),
+        *_encryption(),
+        *asyncio.run(diagnosis.servers(server.address, server.namespace, server.profile)),
+    ]
     if output is not Output.TEXT:
         print_json([asdict(finding) for finding in findings], output=output)
     else:

@@ -5,33 +5,17 @@ from __future__ import annotations
 import asyncio
 import shlex
 
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    chosen,
-    print_json,
-)
+from .options import Output, OutputOptions, ServerOptions, print_json
 
 
-def env(
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
-) -> None:
+def env(server: ServerOptions, output: OutputOptions) -> None:
     """Print exports for the temporal CLI: eval "$(perdure env)". Starts nothing, and prints no keys."""
     from ..embedded.address import resolve
 
-    target = asyncio.run(resolve(address=address, namespace=namespace, profile=profile))
+    target = asyncio.run(resolve(address=server.address, namespace=server.namespace, profile=server.profile))
     variables = {"TEMPORAL_ADDRESS": target.address, "TEMPORAL_NAMESPACE": target.namespace}
-    if profile:  # carries the keys and certificates
-        variables["TEMPORAL_PROFILE"] = profile
-    output = chosen(output, as_json)
+    if server.profile:  # carries the keys and certificates
+        variables["TEMPORAL_PROFILE"] = server.profile
     if output is not Output.TEXT:
         print_json(variables, output=output)
         return

@@ -8,19 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .connection import Server, connected
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    RunArgument,
-    StoreOption,
-    chosen,
-    print_json,
-)
+from .connection import connected
+from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
 
 
 def events(
@@ -35,15 +24,11 @@ def events(
     children: Annotated[
         bool, typer.Option("--children/--no-children", help="With those of the subagents that it called.")
     ] = True,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Print what happened in a run. A follower that was cut off goes on with --after and the last number it saw."""
-    output = chosen(output, as_json)
 
     async def go() -> None:
         from .conversation import colours
@@ -52,7 +37,7 @@ def events(
 
         lines = EventLines(colour=colours())
         listed = []
-        async with connected(Server(address, namespace, profile, store_url)) as client:
+        async with connected(server) as client:
             run = await find_run(client, id)
             found = run.turn(turn) if turn is not None else run
             async for event in found.events(after, wait=follow, children=children):

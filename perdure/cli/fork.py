@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .connection import Server, connected
+from .connection import connected
 from .find import find_run, on_run
 from .options import (
-    AddressOption,
     AttachOption,
     ByOption,
-    JsonOption,
-    NamespaceOption,
     Output,
-    OutputOption,
-    ProfileOption,
+    OutputOptions,
     RunArgument,
-    StoreOption,
+    StoreOptions,
     attached,
-    chosen,
     message_of,
     print_json,
     with_files,
@@ -51,12 +46,9 @@ def fork(
     new_id: Annotated[str | None, typer.Option("--id", help="Id of the fork.", show_default=False)] = None,
     attach: AttachOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Start another run that goes on from a point of this one. Both go on by themselves."""
     if message is None and attach:
@@ -68,34 +60,31 @@ def fork(
         branch = await run.fork(said, at=at, id=new_id, model=model, results=given)
         return {"id": branch.id, "of": run.id, "at": at}
 
-    done = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
-    if chosen(output, as_json) is Output.TEXT:
+    done = on_run(server, id, act, by=by)
+    if output is Output.TEXT:
         print(done["id"])
     else:
-        print_json(done, output=chosen(output, as_json))
+        print_json(done, output=output)
 
 
 def diff(
     left: RunArgument,
     right: Annotated[str, typer.Argument(metavar="OTHER", help="Id of the other run.")],
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Show where two conversations part, and what each has from there on."""
 
     async def go() -> tuple[str, str, Difference]:
-        async with connected(Server(address, namespace, profile, store_url)) as client:
+        async with connected(server) as client:
             one, other = await find_run(client, left), await find_run(client, right)
             return one.id, other.id, await one.diff(other)
 
     one, other, found = asyncio.run(go())
-    if chosen(output, as_json) is not Output.TEXT:
-        print_json(_plain(one, other, found), output=chosen(output, as_json))
+    if output is not Output.TEXT:
+        print_json(_plain(one, other, found), output=output)
         return
     for line in lines(one, other, found, full=full):
         print(line)

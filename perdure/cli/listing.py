@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import Server, connected
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    StoreOption,
-    chosen,
-    print_json,
-)
+from .connection import connected
+from .options import Output, OutputOptions, StoreOptions, print_json
 
 if TYPE_CHECKING:
     from ..runs import RunSummary
@@ -47,21 +37,17 @@ def list_(
     status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one on a line.")] = False,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """List runs, the newest first."""
 
     async def go() -> list[RunSummary]:
-        async with connected(Server(address, namespace, profile, store_url)) as client:
+        async with connected(server) as client:
             return await client.list(agent=agent, status=status.value if status else None, limit=limit)
 
     runs = asyncio.run(go())
-    output = chosen(output, as_json)
     if output is not Output.TEXT:
         print_json([run.id if quiet else _plain(run) for run in runs], output=output)
     elif quiet:

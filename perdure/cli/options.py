@@ -13,6 +13,8 @@ import typer
 
 from ..errors import InvalidInputError
 from .completion import complete_agents, complete_runs
+from .connection import Server
+from .depends import Depends
 
 if TYPE_CHECKING:
     from ..types.files import Content, File
@@ -26,14 +28,39 @@ class Output(StrEnum):
     JSONL = "jsonl"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 AddressOption = Annotated[str | None, typer.Option(help="host:port of the Temporal server.")]
 NamespaceOption = Annotated[str | None, typer.Option("--namespace", "-n", help="Temporal namespace.")]
 ProfileOption = Annotated[str | None, typer.Option(help="Profile of Temporal's configuration file.")]
-StoreOption = Annotated[
-    str | None, typer.Option("--store-url", help="Where the transcripts are; PERDURE_STORE_URL.", show_default=False)
-]
+
+
+def _output(
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")] = Output.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> Output:
+    return Output.JSON if as_json else output
+
+
+def _server(address: AddressOption = None, namespace: NamespaceOption = None, profile: ProfileOption = None) -> Server:
+    return Server(address, namespace, profile)
+
+
+def _server_and_store(
+    address: AddressOption = None,
+    namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    store_url: Annotated[
+        str | None, typer.Option(help="Where the transcripts are; PERDURE_STORE_URL.", show_default=False)
+    ] = None,
+) -> Server:
+    return Server(address, namespace, profile, store_url)
+
+
+OutputOptions = Annotated[Output, Depends(_output)]
+"""``-o`` and ``--json``."""
+ServerOptions = Annotated[Server, Depends(_server)]
+"""``--address``, ``--namespace`` and ``--profile``."""
+StoreOptions = Annotated[Server, Depends(_server_and_store)]
+"""Those, and ``--store-url``."""
 AgentsOption = Annotated[
     Path | None,
     typer.Option("--agents", metavar="DIR", help="A folder of agent files (JSON, TOML, YAML) to serve as they are."),
@@ -72,11 +99,6 @@ RunArgument = Annotated[
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="Name of the agent.", autocompletion=complete_agents)
 ]
-
-
-def chosen(output: Output, as_json: bool) -> Output:
-    """What ``-o`` and ``--json`` come to."""
-    return Output.JSON if as_json else output
 
 
 def message_of(argument: str) -> str:

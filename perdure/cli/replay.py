@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .connection import Server, connected
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    chosen,
-    print_json,
-)
+from .options import Output, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -43,11 +34,9 @@ def replay(
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the histories of the runs as files.", show_default=False)
     ] = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Replay histories with this version of perdure; exit code 1 if one does not replay."""
     if not sources and query is None:
@@ -55,12 +44,11 @@ def replay(
     files = [Path(source) for source in sources or [] if Path(source).exists()]
     ids = [source for source in sources or [] if not Path(source).exists()]
 
-    report = asyncio.run(_replay(files, ids, query, save, Server(address, namespace, profile)))
-    printed = chosen(output, as_json)
-    if printed is Output.TEXT:
+    report = asyncio.run(_replay(files, ids, query, save, server))
+    if output is Output.TEXT:
         print(report)
     else:
-        print_json([_plain(report, place) for place in range(len(report.histories))], output=printed)
+        print_json([_plain(report, place) for place in range(len(report.histories))], output=output)
     raise typer.Exit(1 if report.failed else 0)
 
 

@@ -14,22 +14,17 @@ from ..errors import InvalidInputError
 from .answers import answer, print_answer
 from .connection import Server, connected
 from .options import (
-    AddressOption,
     AgentArgument,
     AttachOption,
     ContextOption,
     FileOption,
     InputOption,
-    JsonOption,
     MessageArgument,
-    NamespaceOption,
     Output,
-    OutputOption,
-    ProfileOption,
+    OutputOptions,
     QueueOption,
-    StoreOption,
+    StoreOptions,
     asked,
-    chosen,
     json_object,
     print_json,
 )
@@ -67,12 +62,9 @@ def run(
     id: Annotated[str | None, typer.Option(help="Id of the run; made up without.", show_default=False)] = None,
     context: ContextOption = None,
     task_queue: QueueOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Start a run and print its answer; what it is at is shown on stderr. Ctrl-C leaves the run running.
 
@@ -86,10 +78,8 @@ def run(
             "-d leaves at once, and with it the worker that --file brings",
             hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
         )
-    server = Server(address, namespace, profile, store_url)
     said = asked(message, input, attach)
     order = Order(agent, said, id, json_object(context), file, task_queue, server)
-    output = chosen(output, as_json)
     watch = _shown(output) if follow else None
     if detach:
         _print_id(asyncio.run(_start(order)), output)

@@ -11,17 +11,8 @@ import typer
 
 from .connection import Server, connected
 from .conversation import printable
-from .options import (
-    AddressOption,
-    ByOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    chosen,
-    print_json,
-)
+from .depends import Commands
+from .options import ByOption, Output, OutputOptions, ServerOptions, print_json
 from .schedule_create import NoteOption, OverlapChoice, create
 from .schedule_lines import facts, plain, table
 
@@ -29,7 +20,7 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..schedule import Schedule, ScheduleStatus
 
-app = typer.Typer(help="Runs that begin at certain times.", no_args_is_help=True)
+app = Commands(help="Runs that begin at certain times.", no_args_is_help=True)
 app.command()(create)
 
 ScheduleArgument = Annotated[
@@ -43,19 +34,17 @@ def list_(
     agent: Annotated[str | None, typer.Option(help="Only those of this agent.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one on a line.")] = False,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """List schedules, by their ids."""
 
     async def go() -> list[ScheduleStatus]:
-        async with connected(Server(address, namespace, profile)) as client:
+        async with connected(server) as client:
             return await client.schedules(agent=agent, limit=limit)
 
-    found, output = asyncio.run(go()), chosen(output, as_json)
+    found = asyncio.run(go())
     if output is not Output.TEXT:
         print_json([one.id if quiet else plain(one) for one in found], output=output)
     elif quiet:
@@ -68,17 +57,9 @@ def list_(
 
 
 @app.command()
-def show(
-    id: ScheduleArgument,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
-) -> None:
+def show(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
     """Show what a schedule starts, when it is due, and the last runs that it has begun."""
-    status = _on(Server(address, namespace, profile), id, lambda schedule: schedule.describe())
-    output = chosen(output, as_json)
+    status = _on(server, id, lambda schedule: schedule.describe())
     if output is not Output.TEXT:
         print_json(plain(status), output=output)
         return
@@ -91,15 +72,12 @@ def pause(
     id: ScheduleArgument,
     note: NoteOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Let a schedule begin nothing until it is resumed. Its runs go on."""
-    server = Server(address, namespace, profile)
-    _did(server, id, "paused", lambda schedule: schedule.pause(note=note), chosen(output, as_json), by=by)
+    _did(server, id, "paused", lambda schedule: schedule.pause(note=note), output, by=by)
 
 
 @app.command()
@@ -107,15 +85,12 @@ def resume(
     id: ScheduleArgument,
     note: NoteOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Let a paused schedule go on. What was due meanwhile is not made up for."""
-    server = Server(address, namespace, profile)
-    _did(server, id, "resumed", lambda schedule: schedule.resume(note=note), chosen(output, as_json), by=by)
+    _did(server, id, "resumed", lambda schedule: schedule.resume(note=note), output, by=by)
 
 
 @app.command()
@@ -124,30 +99,19 @@ def trigger(
     overlap: Annotated[
         OverlapChoice | None, typer.Option(help="This time; else as the schedule says.", show_default=False)
     ] = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Begin a run of a schedule now, also of a paused one."""
     policy: Any = overlap.value if overlap else None
-    server = Server(address, namespace, profile)
-    _did(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), chosen(output, as_json))
+    _did(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), output)
 
 
 @app.command()
-def delete(
-    id: ScheduleArgument,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
-) -> None:
+def delete(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
     """Take a schedule away. Runs that it has begun go on."""
-    server = Server(address, namespace, profile)
-    _did(server, id, "deleted", lambda schedule: schedule.delete(), chosen(output, as_json))
+    _did(server, id, "deleted", lambda schedule: schedule.delete(), output)
 
 
 def _on(server: Server, id: str, act: Callable[[Schedule], Awaitable[Any]], *, by: str | None = None) -> Any:

@@ -8,25 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .connection import Server, connected
+from .connection import connected
 from .options import (
-    AddressOption,
     AgentArgument,
     AttachOption,
     ByOption,
     ContextOption,
     IdleOption,
     InputOption,
-    JsonOption,
     MessageArgument,
-    NamespaceOption,
     Output,
-    OutputOption,
-    ProfileOption,
+    OutputOptions,
     QueueOption,
-    StoreOption,
+    StoreOptions,
     asked,
-    chosen,
     json_object,
     print_json,
 )
@@ -76,18 +71,14 @@ def create(
     auth_ref: AuthOption = None,
     by: ByOption = None,
     task_queue: QueueOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Begin a run at certain times; prints when first."""
     said = asked(message, input, attach)
 
     async def go() -> ScheduleStatus:
-        server = Server(address, namespace, profile, store_url)
         async with connected(server, task_queue=task_queue, actor=by) as client:
             made = await client.schedule(
                 agent,
@@ -107,7 +98,7 @@ def create(
             )
             return await made.describe()
 
-    status, output = asyncio.run(go()), chosen(output, as_json)
+    status = asyncio.run(go())
     if output is not Output.TEXT:
         print_json(plain(status), output=output)
     else:

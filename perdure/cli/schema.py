@@ -13,7 +13,7 @@ import typer
 
 from ..errors import InvalidInputError
 from .completion import complete_agents
-from .options import JsonOption, Output, OutputOption, chosen, print_json
+from .options import Output, OutputOptions, print_json
 
 if TYPE_CHECKING:
     from ..agent import Agent
@@ -38,8 +38,8 @@ def schema(
         str | None,
         typer.Option(help="Which agent of the file.", autocompletion=complete_agents, show_default=False),
     ] = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Print JSON Schemas: of what the workflow takes and answers, or of an agent's tools and context."""
     if file is None and agent is not None:
@@ -50,7 +50,7 @@ def schema(
         )
     said = _interface(kind) if file is None else of_agent(_loaded(file, agent))
     # JSON is what it is, on one line or on many.
-    print_json(said, output=Output.JSONL if chosen(output, as_json) is Output.JSONL else Output.JSON)
+    print_json(said, output=Output.JSONL if output is Output.JSONL else Output.JSON)
 
 
 def _interface(kind: Kind | None) -> dict[str, Any]:

@@ -12,24 +12,19 @@ import typer
 from ..errors import InvalidInputError, NoWorkerError
 from .answers import answer, delivered, print_answer
 from .completion import complete_agents
-from .connection import Server, connected
+from .connection import connected
 from .options import (
-    AddressOption,
     AttachOption,
     ByOption,
     ContextOption,
     IdleOption,
-    JsonOption,
     MessageIdOption,
-    NamespaceOption,
     Output,
-    OutputOption,
-    ProfileOption,
+    OutputOptions,
     QueueOption,
     RunArgument,
-    StoreOption,
+    StoreOptions,
     attached,
-    chosen,
     json_object,
     message_of,
     print_json,
@@ -74,12 +69,9 @@ def send(
     message_id: MessageIdOption = None,
     by: ByOption = None,
     task_queue: QueueOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Say something in a conversation: it joins the turn under way, or opens the next. Prints the turn's id."""
     opening = {"context": json_object(context), "idle_timeout": idle_timeout}
@@ -90,7 +82,6 @@ def send(
     letter = Letter(
         id, with_files(message_of(message), attached(attach)), message_id or uuid.uuid4().hex, agent, opening
     )
-    server, output = Server(address, namespace, profile, store_url), chosen(output, as_json)
 
     async def go() -> tuple[Turn, Response | None]:
         async with connected(server, task_queue=task_queue, actor=by) as client:

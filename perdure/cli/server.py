@@ -6,32 +6,21 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-import typer
-
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    chosen,
-    print_json,
-)
+from .depends import Commands
+from .options import Output, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
     from ..embedded.record import ServerInfo
 
-app = typer.Typer(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
+app = Commands(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
 
 
 @app.command()
-def install(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> None:
+def install(output: OutputOptions) -> None:
     """Find the dev server's binary, or fetch it once; prints its path."""
     from ..embedded.binary import ensure_binary
 
     binary = asyncio.run(ensure_binary())
-    output = chosen(output, as_json)
     if output is not Output.TEXT:
         facts = {"path": str(binary.path), "version": binary.server_version, "source": binary.source}
         print_json(facts, output=output)
@@ -41,19 +30,19 @@ def install(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> 
 
 
 @app.command()
-def start(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> None:
+def start(output: OutputOptions) -> None:
     """Start the server, unless it runs. It stays when this command ends."""
     from ..embedded.server import ensure_server
 
-    _print(asyncio.run(ensure_server()), chosen(output, as_json))
+    _print(asyncio.run(ensure_server()), output)
 
 
 @app.command()
-def stop(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> None:
+def stop(output: OutputOptions) -> None:
     """Stop the server. Runs stay in its database and go on when it is started again."""
     from ..embedded.server import stop_server
 
-    stopped, output = asyncio.run(stop_server()), chosen(output, as_json)
+    stopped = asyncio.run(stop_server())
     if output is not Output.TEXT:
         print_json({"stopped": stopped}, output=output)
         return
@@ -61,7 +50,7 @@ def stop(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> Non
 
 
 @app.command()
-def status(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> None:
+def status(output: OutputOptions) -> None:
     """Show the server that runs; exit code 4 when none does."""
     from ..embedded.server import running_server
     from ..errors import ServerUnreachableError
@@ -69,30 +58,23 @@ def status(output: OutputOption = Output.TEXT, as_json: JsonOption = False) -> N
     info = asyncio.run(running_server())
     if info is None:
         raise ServerUnreachableError("no embedded server runs", hint="Start one with `perdure server start`.")
-    _print(info, chosen(output, as_json))
+    _print(info, output)
 
 
 @app.command()
-def setup(
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
-) -> None:
+def setup(server: ServerOptions, output: OutputOptions) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve
     from ..search_attributes import register
     from ..types.indexing import ATTRIBUTES
 
     async def go() -> tuple[str, str, tuple[str, ...]]:
-        target = await resolve(address=address, namespace=namespace, profile=profile)
+        target = await resolve(address=server.address, namespace=server.namespace, profile=server.profile)
         client = await connect(target)
         return target.address, target.namespace, await register(client.service_client, target.namespace)
 
     where, named, added = asyncio.run(go())
     there = [name for name in ATTRIBUTES if name not in added]
-    output = chosen(output, as_json)
     if output is not Output.TEXT:
         print_json({"address": where, "namespace": named, "added": list(added), "there": there}, output=output)
         return

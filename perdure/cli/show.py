@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import PerdureError, RunNotFoundError, StoreError
-from .connection import Server, connected, ui_url
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    RunArgument,
-    StoreOption,
-    chosen,
-    print_json,
-)
+from .connection import connected, ui_url
+from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -76,23 +65,19 @@ class Shown:
 def show(
     id: RunArgument,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing, and show what summaries stand for.")] = False,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Show a run: its conversation with numbered iterations, what it cost, and what it is at or waits for."""
 
     async def go() -> Shown:
         from .find import find_run
 
-        async with connected(Server(address, namespace, profile, store_url)) as client:
+        async with connected(server) as client:
             return await gather(client, await find_run(client, id), full=full)
 
     shown = asyncio.run(go())
-    output = chosen(output, as_json)
     if output is not Output.TEXT:
         print_json(as_plain(shown), output=output)
         return

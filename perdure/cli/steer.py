@@ -7,22 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .connection import Server
 from .find import on_run
 from .options import (
-    AddressOption,
     AttachOption,
     ByOption,
-    JsonOption,
     MessageIdOption,
-    NamespaceOption,
     Output,
-    OutputOption,
-    ProfileOption,
+    OutputOptions,
     RunArgument,
-    StoreOption,
+    ServerOptions,
+    StoreOptions,
     attached,
-    chosen,
     message_of,
     print_json,
     with_files,
@@ -44,12 +39,9 @@ def inject(
     attach: AttachOption = None,
     message_id: MessageIdOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Send a message into a run; it joins the conversation at the next iteration."""
     said = with_files(message_of(message), attached(attach))
@@ -58,8 +50,8 @@ def inject(
         await run.inject(said, id=message_id)
         return {"id": run.id, "injected": True}
 
-    done = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
-    _print(done, "the message joins {id} at its next iteration", chosen(output, as_json))
+    done = on_run(server, id, act, by=by)
+    _print(done, "the message joins {id} at its next iteration", output)
 
 
 def interrupt(
@@ -70,12 +62,9 @@ def interrupt(
     attach: AttachOption = None,
     message_id: MessageIdOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Stop what a run is at. With a message it goes on with that; without, the turn ends as it stands."""
     if message is None and attach:
@@ -86,20 +75,18 @@ def interrupt(
         await run.interrupt(said, id=message_id)
         return {"id": run.id, "interrupted": True}
 
-    done = on_run(Server(address, namespace, profile, store_url), id, act, by=by)
+    done = on_run(server, id, act, by=by)
     after = "its turn ends" if said is None else "it goes on with the message"
-    _print(done, f"{{id}} stops what it is at; {after}", chosen(output, as_json))
+    _print(done, f"{{id}} stops what it is at; {after}", output)
 
 
 def cancel(
     id: RunArgument,
     wait: WaitOption = False,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Cancel a run: what is in flight is stopped, what is finished is kept, every tool call has a result."""
 
@@ -108,19 +95,17 @@ def cancel(
         ended = await _ended(run) if wait else None
         return {"id": run.id, "status": ended or "cancelling"}
 
-    said = on_run(Server(address, namespace, profile), id, act, by=by)
-    _print(said, "{id} is {status}" if wait else "{id} was told to stop", chosen(output, as_json))
+    said = on_run(server, id, act, by=by)
+    _print(said, "{id} is {status}" if wait else "{id} was told to stop", output)
 
 
 def close(
     id: RunArgument,
     wait: WaitOption = False,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """End a session after the turn that it is at. A message opens it again."""
 
@@ -129,19 +114,17 @@ def close(
         ended = await _ended(run) if wait else None
         return {"id": run.id, "status": ended or "closing"}
 
-    said = on_run(Server(address, namespace, profile), id, act, by=by)
-    _print(said, "{id} is {status}" if wait else "{id} ends after its turn", chosen(output, as_json))
+    said = on_run(server, id, act, by=by)
+    _print(said, "{id} is {status}" if wait else "{id} ends after its turn", output)
 
 
 def resume(
     id: RunArgument,
     limit: LimitOption = None,
     by: ByOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: ServerOptions,
+    output: OutputOptions,
 ) -> None:
     """Let a paused run try the same step again; open a failed, cancelled or timed-out one again where it ended.
 
@@ -159,12 +142,12 @@ def resume(
         await run.resume(limits=raised)
         return {"id": run.id, "resumed": True, "was": before.state}
 
-    said = on_run(Server(address, namespace, profile), id, act, by=by)
+    said = on_run(server, id, act, by=by)
     ended = said["was"] in ("completed", "failed", "cancelled")
     text = "{id} was {was}, and goes on from where it ended" if ended else "{id} tries the step again that it paused at"
     if raised and not ended:
         text = "{id} may use more"
-    _print(said, text, chosen(output, as_json))
+    _print(said, text, output)
 
 
 def limits_of(given: list[str] | None) -> dict[str, Any]:

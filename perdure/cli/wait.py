@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .answers import answer, print_answer
-from .connection import Server, connected
-from .options import (
-    AddressOption,
-    JsonOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-    ProfileOption,
-    RunArgument,
-    StoreOption,
-    chosen,
-)
+from .connection import connected
+from .options import OutputOptions, RunArgument, StoreOptions
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -31,12 +21,9 @@ def wait(
     turn: Annotated[
         str | None, typer.Option(metavar="TASK", help="Id of the turn; the last one without.", show_default=False)
     ] = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Wait for the answer of a run, or of a session's turn, and print it; what it is at is shown on stderr."""
 
@@ -44,7 +31,7 @@ def wait(
         from .find import find_run
         from .progress import follow
 
-        async with connected(Server(address, namespace, profile, store_url)) as client:
+        async with connected(server) as client:
             run = await find_run(client, id)
             async with follow(run):
                 return await answer(run, _result(run, turn))
@@ -53,7 +40,7 @@ def wait(
         response = asyncio.run(go())
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    print_answer(response, chosen(output, as_json))
+    print_answer(response, output)
 
 
 async def _result(run: Run, task_id: str | None) -> Response:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .connection import Server, address, connected, without_password
-from .options import AddressOption, AgentsOption, NamespaceOption, ProfileOption, QueueOption, StoreOption
+from .options import AgentsOption, QueueOption, StoreOptions
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -35,17 +35,14 @@ def worker(
             min=0, help="Seconds that running tools are given at the end; else the longest of their timeouts and 30 s."
         ),
     ] = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
+    *,
+    server: StoreOptions,
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
     from .load import load
 
     log_to_stderr()
     loaded = load(target, alone=agents is None)
-    server = Server(address, namespace, profile, store_url)
     asyncio.run(_serve(loaded, server, task_queue, drain, agents))
 
 

@@ -16,22 +16,17 @@ from ...errors import InvalidInputError
 from ..completion import complete_runs
 from ..connection import Server
 from ..options import (
-    AddressOption,
     AgentArgument,
     AttachOption,
     ByOption,
     ContextOption,
     FileOption,
     IdleOption,
-    JsonOption,
-    NamespaceOption,
     Output,
-    OutputOption,
-    ProfileOption,
+    OutputOptions,
     QueueOption,
-    StoreOption,
+    StoreOptions,
     attached,
-    chosen,
     json_object,
 )
 
@@ -93,12 +88,9 @@ def chat(
     context: ContextOption = None,
     by: ByOption = None,
     task_queue: QueueOption = None,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
-    store_url: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-    as_json: JsonOption = False,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
 ) -> None:
     """Talk with an agent. Ctrl-C interrupts a reply, Ctrl-D leaves; the conversation stays, and goes on with --id.
 
@@ -106,11 +98,9 @@ def chat(
     terminal each line of standard input is a message, and the answers are printed.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
-    output = chosen(output, as_json)
     if terminal and output is not Output.TEXT:
         raise InvalidInputError(f"-o {output.value} is for messages from a pipe", hint='echo "Hi" | perdure chat …')
     opening = {"context": json_object(context), "idle_timeout": idle_timeout}
-    server = Server(address, namespace, profile, store_url)
     known = id or f"{agent}-{uuid.uuid4().hex[:12]}"
     asked = Chat(agent, message, known, file, task_queue, by, opening, server, output, attached(attach))
     begun: list[Talk] = []

@@ -14,7 +14,7 @@ import typer
 from ...errors import InvalidInputError, RunError
 from ..connection import Server, connected, ui_url
 from ..conversation import colours, conversation, styled
-from ..options import AddressOption, NamespaceOption, ProfileOption
+from ..options import ServerOptions
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -42,9 +42,8 @@ def demo(
         typer.Option(help=f'"demo", or a real one; {REAL_MODEL} if OPENAI_API_KEY is set.', show_default=False),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep worker and model until Ctrl-C, to look around.")] = False,
-    address: AddressOption = None,
-    namespace: NamespaceOption = None,
-    profile: ProfileOption = None,
+    *,
+    server: ServerOptions,
 ) -> None:
     """Run an agent on real files, kill -9 its worker in the middle, and watch the run go on.
 
@@ -56,7 +55,7 @@ def demo(
     question = question or (OTHER_QUESTION if path else QUESTION)
     model = model or (REAL_MODEL if os.environ.get("OPENAI_API_KEY") else "demo")
     try:
-        held = asyncio.run(_demo(Server(address, namespace, profile), folder.resolve(), question, model, keep))
+        held = asyncio.run(_demo(server, folder.resolve(), question, model, keep))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("\nstopped; worker and model are gone, the run is closed\n")
         raise typer.Exit(130) from None
