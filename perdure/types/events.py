@@ -20,7 +20,6 @@ with the run at the top, so one number says how far somebody has read in all of 
 from __future__ import annotations
 
 import json
-import operator
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter
@@ -34,12 +33,18 @@ from .branch_events import BranchCompleted as BranchCompleted
 from .branch_events import BranchStarted as BranchStarted
 from .event import Event as _Event
 from .lineage import PathStep
-from .messages import BlobRef, Data, FilePart, FinishReason, Usage
+from .messages import BlobRef, FilePart, Usage
+from .model_events import CallSaid as CallSaid
+from .model_events import ModelCompleted as ModelCompleted
+from .model_events import ModelDelta as ModelDelta
+from .model_events import ModelRetracted as ModelRetracted
+from .model_events import ModelStarted as ModelStarted
+from .model_events import Span as Span
 from .question_events import QuestionAnswered as QuestionAnswered
 from .question_events import QuestionAsked as QuestionAsked
-
-Span = tuple[int, int]
-"""First and last number of a row of events."""
+from .tool_events import ToolCompleted as ToolCompleted
+from .tool_events import ToolProgress as ToolProgress
+from .tool_events import ToolStarted as ToolStarted
 
 
 class RunEvent(_Event):
@@ -87,116 +92,6 @@ class MessageInjected(_Event):
     """Its text; empty where it is in ``blob``."""
     blob: BlobRef | None = None
     files: tuple[FilePart, ...] = ()
-
-
-class ModelStarted(_Event):
-    """A model is asked. Of one model call there may be several: an attempt, or a model of a chain, may fail."""
-
-    type: Literal["model.started"] = "model.started"
-    iteration: int = 0
-    model: str = ""
-    """``"<provider>:<model>"``."""
-
-
-class ModelDelta(_Event):
-    """More of a reply. It counts until ``model.retracted`` or ``model.completed`` says otherwise."""
-
-    type: Literal["model.delta"] = "model.delta"
-    iteration: int = 0
-    kind: Literal["text", "thinking", "tool_call"] = "text"
-    text: str = ""
-    """More text or thinking, or more of a tool call's arguments as raw JSON."""
-    offset: int = 0
-    """Characters of the same text, thinking or arguments before this."""
-    index: int = 0
-    """Of a tool call: its place among the calls of the reply."""
-    call_id: str = ""
-    name: str = ""
-    inside: str | None = None
-    """Of ``__finish__``, where the output is no object: the argument that has it."""
-    partial: Any = None
-    """Of a tool call: its arguments as far as they can be read, an object of which fields may be missing; of
-    ``__finish__`` the output so far. Read from all deltas of the call so far, by whoever follows; not stored."""
-
-
-class CallSaid(Data):
-    """A tool call of a reply."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any] | None = None
-    """None where they are large: they are in the transcript."""
-
-
-class ModelCompleted(_Event):
-    """The reply is whole and recorded. What it says counts in place of every delta that ``replaces`` names."""
-
-    type: Literal["model.completed"] = "model.completed"
-    iteration: int = 0
-    model: str = ""
-    """As the API names the model that answered; empty where none was asked, and a hook or a step gave the reply."""
-    text: str = ""
-    """The reply's text; empty where it is in ``blob``."""
-    blob: BlobRef | None = None
-    calls: tuple[CallSaid, ...] = ()
-    finish_reason: FinishReason = "stop"
-    usage: Usage = Usage()
-    cost_usd: float | None = None
-    head: str | None = None
-    """The transcript's node that ends with the reply."""
-    replaces: tuple[Span, ...] = ()
-    """Numbers of events that are gone: the only ones that a reader may miss."""
-
-
-class ModelRetracted(_Event):
-    """What was streamed of a reply does not count: the attempt failed, or its worker was lost."""
-
-    type: Literal["model.retracted"] = "model.retracted"
-    iteration: int = 0
-    retracts: tuple[Span, ...] = ()
-    """Numbers of the deltas that do not count."""
-    reason: str = ""
-    """Class name of the error, ``WorkerLost``, ``Interrupted`` or ``WorkerStopped``."""
-
-
-class ToolStarted(_Event):
-    """A tool begins."""
-
-    type: Literal["tool.started"] = "tool.started"
-    call_id: str
-    name: str
-    arguments: dict[str, Any] | None = None
-    """None where they are large: they are in the transcript."""
-    child_context_id: str | None = Field(default=None, exclude_if=lambda given: given is None)
-    """Of a call of another agent: the id of its run, which has events of its own."""
-    background: bool = Field(default=False, exclude_if=operator.not_)
-    """That run goes on in background: the call ends as soon as it has begun."""
-
-
-class ToolProgress(_Event):
-    """What a tool says of itself while it runs (``ctx.progress``)."""
-
-    type: Literal["tool.progress"] = "tool.progress"
-    call_id: str
-    name: str
-    message: str = ""
-    data: Any = None
-    """Plain JSON of the author's."""
-
-
-class ToolCompleted(_Event):
-    """What a tool call came to."""
-
-    type: Literal["tool.completed"] = "tool.completed"
-    call_id: str
-    name: str
-    content: str = ""
-    """What the model is told; empty where it is in ``blob``."""
-    blob: BlobRef | None = None
-    files: tuple[FilePart, ...] = ()
-    is_error: bool = False
-    answered_by: str | None = None
-    """Of a callback: who gave it."""
 
 
 class StepTaken(_Event):
