@@ -11,9 +11,7 @@ import asyncio
 import contextvars
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -25,11 +23,11 @@ from ..workflows import AgentWorkflow
 from ..workflows.host import hosted
 from .calls import Calls
 from .child import InProcessChild, encoded
+from .conditions import Conditions
+from .started import Started as Started
 
 logger = logging.getLogger("perdure.testing")
 
-_TURNS = 20
-"""Turns of the event loop after which everything that followed from an event has happened; it takes about five."""
 _CLOSING = 2.0
 """Seconds that a run is given to end by itself."""
 _ACTIVITY_EVENTS = 6
@@ -46,22 +44,6 @@ UPDATES = {
 """With their validators."""
 
 Ended = Literal["completed", "failed", "cancelled", "terminated"]
-
-
-@dataclass(frozen=True)
-class Started:
-    """What an execution was started with; as the workflow's ``info()`` gives it, where it asks."""
-
-    workflow_id: str
-    input: list[Any]
-    memo: Any = None
-    task_queue: str = ""
-    first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    continued_run_id: str | None = None
-    cron_schedule: str | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Search attributes."""
-    at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 class Others(Protocol):
@@ -90,7 +72,7 @@ class Execution:
         self._calls = Calls(engine, self.run_id)
         self._loop = asyncio.get_running_loop()
         self._workflow = AgentWorkflow()
-        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._conditions = Conditions(self)
         self._handling = 0
         self.attributes: dict[str, Any] = {**started.attributes}
         self._events = 0
@@ -109,7 +91,7 @@ class Execution:
     def cancel(self) -> None:
         """Ask the run to end."""
         self._task.cancel()
-        self._happened()
+        self._conditions.look()
 
     async def stop(self, ended: Ended | None = None) -> None:
         """End it here and now; the workflow is not asked."""
@@ -128,7 +110,7 @@ class Execution:
             return
         with hosted(self):
             getattr(self._workflow, name)(*arguments)
-        self._happened()
+        self._conditions.look()
 
     def query(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a query's handler. Raises what it raises, ``LookupError`` for one that there is not."""
@@ -159,7 +141,7 @@ class Execution:
             return await getattr(self._workflow, name)(*arguments)
         finally:
             self._handling -= 1
-            self._happened()
+            self._conditions.look()
 
     # --- the host
 
@@ -219,17 +201,7 @@ class Execution:
     async def wait_condition(self, condition: Callable[[], bool], *, timeout: Any = None, **_: Any) -> None:
         """See ``Host``."""
         seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
-        if condition():  # to be met when everything that has arrived is applied
-            for _turn in range(_TURNS):
-                await asyncio.sleep(0)
-            return
-        met: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((condition, met))
-        try:
-            async with asyncio.timeout(seconds):
-                await met
-        finally:
-            self._waiting = [one for one in self._waiting if one[1] is not met]
+        await self._conditions.met(condition, seconds)
 
     async def execute_activity(self, name: str, argument: dict[str, Any], **_: Any) -> Any:
         """See ``Host``: cancelled, it waits for the call to end, and gives what it came to."""
@@ -243,7 +215,7 @@ class Execution:
             await asyncio.wait([work])
         finally:
             self._events += _ACTIVITY_EVENTS
-            self._happened()
+            self._conditions.look()
         if work.cancelled():
             raise _activity_error(name) from TemporalCancelledError("Cancelled")
         if (error := work.exception()) is not None:
@@ -262,7 +234,7 @@ class Execution:
             attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
         )
         child = InProcessChild(self._outside.copy().run(self._others.begin, started))
-        child.add_done_callback(lambda _: self._happened())
+        child.add_done_callback(lambda _: self._conditions.look())
         return child
 
     async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None:
@@ -305,18 +277,6 @@ class Execution:
         if self.ended is None:
             self.ended, self.ended_at = ended, datetime.now(UTC)
             self._closed.set()
-
-    def _happened(self) -> None:
-        """Look at what is waited for, now and in the next turns of the loop, in which the rest of it happens."""
-        self._loop.call_soon(self._look, _TURNS)
-
-    def _look(self, turns: int) -> None:
-        with hosted(self):  # a condition may ask it too
-            for condition, met in self._waiting:
-                if not met.done() and condition():
-                    met.set_result(None)
-        if turns and self._waiting:
-            self._loop.call_soon(self._look, turns - 1)
 
 
 class _Again(BaseException):

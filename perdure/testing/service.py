@@ -10,47 +10,35 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
-from google.protobuf.any_pb2 import Any as AnyProto
-from temporalio.api.common.v1 import GrpcStatus, Payloads, WorkflowExecution, WorkflowType
+from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import (
     EventType,
     HistoryEventFilterType,
     UpdateWorkflowExecutionLifecycleStage,
-    WorkflowExecutionStatus,
     WorkflowIdConflictPolicy,
     WorkflowIdReusePolicy,
 )
 from temporalio.api.errordetails.v1 import MultiOperationExecutionFailure, WorkflowExecutionAlreadyStartedFailure
-from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import History, HistoryEvent
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest, ListSearchAttributesResponse
 from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.update.v1 import Outcome, UpdateRef
-from temporalio.api.workflow.v1 import WorkflowExecutionConfig, WorkflowExecutionInfo
+from temporalio.api.workflow.v1 import WorkflowExecutionConfig
 from temporalio.api.workflowservice import v1 as api
-from temporalio.converter import DataConverter, decode_typed_search_attributes, encode_search_attributes
+from temporalio.converter import decode_typed_search_attributes
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from ..search_attributes import type_of, typed
+from ..search_attributes import type_of
 from ..types.indexing import ATTRIBUTES
 from ..types.interface import WORKFLOW
 from ..worker import Engine
+from .answers import arguments, closing, described, failure, named, payloads, rpc_error
 from .execution import Execution, Started
 
 T = TypeVar("T")
 
-_CONVERTER = DataConverter.default
-_STATUS = {
-    None: WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
-    "completed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
-    "failed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
-    "cancelled": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
-    "terminated": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
-}
 _DONE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
-_TAKEN = 10
-"""Events of a run that a worker has taken."""
 
 
 class Home:
@@ -104,7 +92,7 @@ class InProcessService(ServiceClient):
     ) -> Any:
         answer: Callable[[Any], Coroutine[Any, Any, Any]] | None = getattr(self, f"_on_{rpc}", None)
         if answer is None:
-            raise _error(RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")')
+            raise rpc_error(RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")')
         return await self._home.run(lambda: answer(req))
 
     # --- starts and messages
@@ -115,13 +103,13 @@ class InProcessService(ServiceClient):
             if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
                 return api.StartWorkflowExecutionResponse(run_id=last.run_id, started=False)
             started = WorkflowExecutionAlreadyStartedFailure(run_id=last.run_id)
-            raise _error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", started)
+            raise rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", started)
         if req.workflow_type.name != WORKFLOW:
             kind = req.workflow_type.name
-            raise _error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
+            raise rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
         attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
         execution = self.begin(
-            Started(req.workflow_id, _arguments(req.input), req.memo, req.task_queue.name, attributes=attributes)
+            Started(req.workflow_id, arguments(req.input), req.memo, req.task_queue.name, attributes=attributes)
         )
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
@@ -145,35 +133,35 @@ class InProcessService(ServiceClient):
                     code=error.grpc_status.code, message=error.message, details=error.grpc_status.details
                 )
             ]
-            raise _error(error.status, error.message, MultiOperationExecutionFailure(statuses=statuses)) from None
+            raise rpc_error(error.status, error.message, MultiOperationExecutionFailure(statuses=statuses)) from None
         response = api.ExecuteMultiOperationResponse.Response
         return api.ExecuteMultiOperationResponse(
             responses=[response(start_workflow=started), response(update_workflow=updated)]
         )
 
     async def _on_signal_workflow_execution(self, req: api.SignalWorkflowExecutionRequest) -> Any:
-        self._open(req.workflow_execution).signal(req.signal_name, _arguments(req.input))
+        self._open(req.workflow_execution).signal(req.signal_name, arguments(req.input))
         return api.SignalWorkflowExecutionResponse()
 
     async def _on_update_workflow_execution(self, req: api.UpdateWorkflowExecutionRequest) -> Any:
         execution = self._open(req.workflow_execution)
         update_id, asked = req.request.meta.update_id, req.request.input
         try:
-            value = await execution.update(update_id, asked.name, _arguments(asked.args))
+            value = await execution.update(update_id, asked.name, arguments(asked.args))
         except FailureError as error:
-            outcome = Outcome(failure=_failure(error))
+            outcome = Outcome(failure=failure(error))
         else:
-            outcome = Outcome(success=_payloads(value))
-        ref = UpdateRef(workflow_execution=_named(execution), update_id=update_id)
+            outcome = Outcome(success=payloads(value))
+        ref = UpdateRef(workflow_execution=named(execution), update_id=update_id)
         return api.UpdateWorkflowExecutionResponse(update_ref=ref, outcome=outcome, stage=_DONE)
 
     async def _on_query_workflow(self, req: api.QueryWorkflowRequest) -> Any:
         execution = self._find(req.execution)
         try:
-            value = execution.query(req.query.query_type, _arguments(req.query.query_args))
+            value = execution.query(req.query.query_type, arguments(req.query.query_args))
         except Exception as error:
-            raise _error(RPCStatusCode.INVALID_ARGUMENT, str(error)) from None
-        return api.QueryWorkflowResponse(query_result=_payloads(value))
+            raise rpc_error(RPCStatusCode.INVALID_ARGUMENT, str(error)) from None
+        return api.QueryWorkflowResponse(query_result=payloads(value))
 
     async def _on_request_cancel_workflow_execution(self, req: api.RequestCancelWorkflowExecutionRequest) -> Any:
         execution = self._find(req.workflow_execution)
@@ -192,24 +180,24 @@ class InProcessService(ServiceClient):
         config = WorkflowExecutionConfig()
         config.task_queue.name = execution.started.task_queue
         return api.DescribeWorkflowExecutionResponse(
-            execution_config=config, workflow_execution_info=_described(execution)
+            execution_config=config, workflow_execution_info=described(execution)
         )
 
     async def _on_get_workflow_execution_history(self, req: api.GetWorkflowExecutionHistoryRequest) -> Any:
         execution = self._find(req.execution)
         if req.wait_new_event:
             await execution.closed()
-        ending = [_closing(execution)] if execution.ended else []
+        ending = [closing(execution)] if execution.ended else []
         if req.history_event_filter_type == HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
             return api.GetWorkflowExecutionHistoryResponse(history=History(events=ending))
         begun = HistoryEvent(event_id=1, event_type=EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
-        begun.workflow_execution_started_event_attributes.input.CopyFrom(_payloads(*execution.started.input))
+        begun.workflow_execution_started_event_attributes.input.CopyFrom(payloads(*execution.started.input))
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=[begun, *ending]))
 
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
         """All there are, the newest first; the query is not looked at."""
         newest = sorted(self._all(), key=lambda execution: execution.started.at, reverse=True)
-        return api.ListWorkflowExecutionsResponse(executions=[_described(execution) for execution in newest])
+        return api.ListWorkflowExecutionsResponse(executions=[described(execution) for execution in newest])
 
     async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
         """Those of perdure."""
@@ -234,13 +222,13 @@ class InProcessService(ServiceClient):
         executions = self._executions.get(named.workflow_id, [])
         found = [one for one in executions if named.run_id in ("", one.run_id)]
         if not found:
-            raise _error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
+            raise rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
         return found[-1]
 
     def _open(self, named: WorkflowExecution) -> Execution:
         execution = self._find(named)
         if execution.ended is not None:
-            raise _error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
+            raise rpc_error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
         return execution
 
 
@@ -254,65 +242,3 @@ def _may_start(req: api.StartWorkflowExecutionRequest, last: Execution) -> bool:
             return last.ended != "completed"
         case _:
             return True
-
-
-def _arguments(payloads: Payloads) -> list[Any]:
-    return _CONVERTER.payload_converter.from_payloads(payloads.payloads)
-
-
-def _payloads(*values: Any) -> Payloads:
-    return Payloads(payloads=_CONVERTER.payload_converter.to_payloads(values))
-
-
-def _failure(error: BaseException) -> Failure:
-    failure = Failure()
-    _CONVERTER.failure_converter.to_failure(error, _CONVERTER.payload_converter, failure)
-    return failure
-
-
-def _named(execution: Execution) -> WorkflowExecution:
-    return WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id)
-
-
-def _described(execution: Execution) -> WorkflowExecutionInfo:
-    info = WorkflowExecutionInfo(
-        execution=_named(execution),
-        type=WorkflowType(name=WORKFLOW),
-        status=_STATUS[execution.ended],
-        history_length=_TAKEN,
-        memo=execution.started.memo,
-        task_queue=execution.started.task_queue,
-    )
-    encode_search_attributes(typed(execution.attributes), info.search_attributes)
-    info.start_time.FromDatetime(execution.started.at)
-    if execution.ended_at is not None:
-        info.close_time.FromDatetime(execution.ended_at)
-    return info
-
-
-def _closing(execution: Execution) -> HistoryEvent:
-    event = HistoryEvent(event_id=_TAKEN)
-    match execution.ended:
-        case "completed":
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
-            event.workflow_execution_completed_event_attributes.result.CopyFrom(_payloads(execution.result))
-        case "failed":
-            assert execution.failure is not None, "a failed execution says why"
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
-            event.workflow_execution_failed_event_attributes.failure.CopyFrom(_failure(execution.failure))
-        case "terminated":
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
-            event.workflow_execution_terminated_event_attributes.reason = "terminated"
-        case _:
-            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED
-            event.workflow_execution_canceled_event_attributes.SetInParent()
-    return event
-
-
-def _error(status: RPCStatusCode, message: str, details: Any = None) -> RPCError:
-    raw = GrpcStatus(code=status, message=message)
-    if details is not None:
-        packed = AnyProto()
-        packed.Pack(details)
-        raw.details.append(packed)
-    return RPCError(message, status, raw.SerializeToString())
