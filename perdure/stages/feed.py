@@ -30,7 +30,8 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import clean
 from ..types.wire import MODEL_ACTIVITY
 from .batch import batch_of
-from .happened import asked, facts, retracted
+from .happened import asked, retracted
+from .occasion import facts
 from .writer import Writer
 
 INTERVAL = 0.025

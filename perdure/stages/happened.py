@@ -1,29 +1,21 @@
-"""What there is to say of a call: the events of its beginning, of its outcome and of its failure.
+"""What there is to say of a model call: the events of its beginning, of its outcome, and of any call's failure.
 
-Keys make attempts say once what is so for all of them. A message or result is known by the head that it comes behind
-and its place there: a call that failed, or was stopped, leaves both as they were for the next.
+Keys make attempts say once what is so for all of them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from ..loop.ending import PAUSING
-from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
-from ..structured import to_xml
 from ..types.bounds import LimitUse
-from ..types.elsewhere import After, Before
 from ..types.events import (
     CallSaid,
     ConversationCompacted,
     ErrorEvent,
     LimitReached,
-    MessageInjected,
     ModelCompleted,
     ModelRetracted,
     ModelStarted,
@@ -32,34 +24,14 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, Response, plain_output
-from ..types.messages import FilePart, TextPart
-from ..types.wire import (
-    INLINE_BYTES,
-    MODEL_ACTIVITY,
-    TOOL_ACTIVITY,
-    Answered,
-    AsSubagent,
-    NewMessage,
-    NewResult,
-    ToolOutput,
-)
-from . import questions
-from .asked import asked_again, decided, requested, taken_back
+from ..types.interface import FINISH_TOOL, Response
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, Answered, AsSubagent
+from .asked import asked_again, requested, taken_back
 from .branched import branches_begun, branches_ended
+from .given import given
+from .occasion import facts, result_key
 from .questions import handed
-from .sent import by_reference
 from .verdict import Verdict
-
-
-def facts(call: ModelCall | ToolCall) -> dict[str, Any]:
-    """What every event of ``call`` has."""
-    task = call.input
-    now = datetime.now(UTC).isoformat(timespec="microseconds")
-    return {"context_id": task.context_id, "task_id": task.task_id or None, "at": now, "attempt": call.attempt}
-
-
-# --- a model call
 
 
 def began(call: ModelCall) -> list[NewEvent]:
@@ -71,7 +43,7 @@ def began(call: ModelCall) -> list[NewEvent]:
         if task.task_id:
             events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
     events += taken_back(task, said)
-    events += _given(call, said)
+    events += given(call, said)
     events += branches_ended(task, said)
     if task.purpose == "force_finish":
         events.append(_limit(call, task.iteration, task.limit))
@@ -117,7 +89,7 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
             how = one.disposition
             told = ToolCompleted(**said, call_id=one.id, name=one.name, content=how.text, is_error=how.is_error)
-            events.append(NewEvent(told, key=_result_key(task.scope, output.head, one.id)))
+            events.append(NewEvent(told, key=result_key(task.scope, output.head, one.id)))
     if output.finish is None:
         return events
     reason = "limit" if task.purpose == "force_finish" else output.finish_reason
@@ -219,103 +191,6 @@ def _limit(call: ModelCall, iterations: int, use: LimitUse | None) -> NewEvent:
     use = use or LimitUse(name="max_iterations", scope="turn", used=iterations, allowed=iterations)
     event = LimitReached(**facts(call), kind=use.name, scope=use.scope, limit=use.allowed, used=use.used)
     return NewEvent(event, key=f"limit/{call.input.task_id}/{use.name}/{use.scope}/{use.allowed}")
-
-
-def _given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
-    """The messages that join the conversation, and results that no tool recorded: of refused or stopped calls."""
-    task, count = call.input, 0
-    head = task.head if task.behind is None else task.behind or None  # as the first of these calls said it
-    for item in task.new:
-        if isinstance(item, NewResult):
-            if item.decided is not None:
-                key = _result_key(task.scope, head, item.call_id)
-                yield decided(item.decided, item.call_id, item.name, key, said)
-                if item.decided.state == "approved":  # a client was to run it since then
-                    yield NewEvent(ToolStarted(**said, call_id=item.call_id, name=item.name), key=f"began/{key}")
-            if item.key is None:
-                result = ToolCompleted(
-                    **said,
-                    call_id=item.call_id,
-                    name=item.name,
-                    content=item.text or "",
-                    blob=item.blob,
-                    is_error=item.is_error,
-                    answered_by=item.answered_by or None,
-                )
-                yield NewEvent(result, key=_result_key(task.scope, head, item.call_id))
-        elif item.id != REMINDER_ID:
-            plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
-            digest = hashlib.sha256(plain.encode()).hexdigest()[:16]  # a reset run may be told something else
-            yield NewEvent(_injected(item, said), key=f"said/{task.scope}/{head}/{count}/{digest}")
-            count += 1
-
-
-def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
-    content = item.content
-    said = {**said, "id": item.id, "by": item.by}
-    if isinstance(content, str):
-        plain = plain_output(content) if item.typed else None
-        return MessageInjected(**said, content=to_xml(plain) if isinstance(plain, dict) else content)
-    if not isinstance(content, tuple):
-        return MessageInjected(**said, blob=content)
-    texts = [part for part in content if isinstance(part, TextPart)]
-    files = tuple(by_reference(part)[0] for part in content if isinstance(part, FilePart))
-    blob = next((part.blob for part in texts if part.blob is not None), None)
-    return MessageInjected(**said, content="".join(part.text for part in texts), blob=blob, files=files)
-
-
-# --- a tool call
-
-
-def tool_begins(call: ToolCall) -> list[NewEvent]:
-    """The tool begins, or begins again after a lost worker; and who had approved it."""
-    task = call.input
-    if task.answers:  # it began before it asked
-        return [questions.answered(call, facts(call))]
-    if isinstance(task.side, After):  # it has begun elsewhere
-        return []
-    if task.approval is None:
-        return [_tool_started(call)]
-    key = _result_key(task.scope, task.head, task.call_id)
-    return [decided(task.approval, task.call_id, task.name, key, facts(call)), _tool_started(call)]
-
-
-def _tool_started(call: ToolCall) -> NewEvent:
-    task = call.input
-    arguments = None if len(json.dumps(dict(call.arguments))) > INLINE_BYTES else dict(call.arguments)
-    event = ToolStarted(**facts(call), call_id=task.call_id, name=task.name, arguments=arguments)
-    # A call that is run elsewhere begins once, however often the worker looks at it before.
-    began = f"began/{_result_key(task.scope, task.head, task.call_id)}"
-    return NewEvent(event, key=f"tool/{call.owner}" if task.side is None else began)
-
-
-def tool_ended(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
-    """What the call came to: a result, or a question; or it is handed over to whoever runs it."""
-    task = call.input
-    if output.question is not None:
-        return [questions.asked(call, output.question, facts(call))]
-    if output.cleared is not None:
-        asked = isinstance(task.side, Before) and task.side.client
-        return [questions.cleared(call, output.cleared, facts(call))] if asked else []
-    event = ToolCompleted(
-        **facts(call),
-        call_id=task.call_id,
-        name=task.name,
-        content=output.content or "",
-        blob=output.blob,
-        files=output.files,
-        is_error=output.is_error,
-        answered_by=(task.side.answered_by or None) if isinstance(task.side, After) else None,
-    )
-    return [NewEvent(event, key=_result_key(task.scope, task.head, task.call_id))]
-
-
-def _result_key(scope: str, head: str | None, call_id: str) -> str:
-    """The same for the tool and for the model call that is given the result: a call has one, whoever says it first."""
-    return f"result/{scope}/{head}/{call_id}"
-
-
-# --- failures
 
 
 def failed(call: ModelCall | ToolCall, found: Verdict) -> list[NewEvent]:

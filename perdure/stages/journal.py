@@ -18,7 +18,7 @@ from ..ports import Blob, Claim, Commit, Journal, ModelCall, ModelReply, NextMod
 from ..ports.points import reached
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
 from .batch import batch_of
-from .happened import tool_begins, tool_ended
+from .called import tool_begins, tool_ended
 from .keys import model_key
 from .outcome import read_outcome
 

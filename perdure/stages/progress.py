@@ -10,7 +10,7 @@ from ..ports import Batch, Events, NewEvent, ToolCall, token
 from ..types.events import ToolProgress, event_body
 from ..types.wire import INLINE_BYTES
 from .batch import batch_of
-from .happened import facts
+from .occasion import facts
 from .writer import Writer
 
 INTERVAL = 0.1
