@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -24,7 +23,7 @@ from .definition import (
 from .errors import DefinitionError
 from .hooks import Hook, HookSet, checked_hooks
 from .hooks.hook import listed_hooks, with_brought
-from .overriding import COPIES, check_agent_settings, overridden
+from .overriding import Copies, changed_copy, check_agent_settings
 from .ports import Provider, Toolset, ToolSpec
 from .structured.typed import PARSE_RETRIES, Typed
 from .tools import Rule, RunContext, SubagentTool, Tool, Toolbox
@@ -124,7 +123,7 @@ class Agent(Typed):
         self.max_iterations = iterations(name, max_iterations, self.limits)
         self.approvals = checked_rules(name, approvals)
         """Which calls run unasked, wait for a person, or are denied: the first rule that matches."""
-        self._overridden: dict[str, Agent] = {}
+        self._overridden = Copies()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A changed agent makes its overridden copies anew."""
@@ -205,19 +204,7 @@ class Agent(Typed):
         ``tools`` are names of the agent's own, the others are not offered. What a step keeps may name tools of the
         ``worker`` besides. Raises ``DefinitionError`` or ``SettingsError`` that names the field.
         """
-        if not override:
-            return self
-        plain = override.model_dump() if isinstance(override, Override) else override
-        key = json.dumps(plain, sort_keys=True, default=repr)
-        if worker is not None and (added := plain.get("add_tools")):
-            key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools, and so their ids
-        found = self._overridden.get(key)
-        if found is None:
-            found = overridden(self, override, worker)
-            while len(self._overridden) >= COPIES:
-                self._overridden.pop(next(iter(self._overridden)), None)
-            self._overridden[key] = found
-        return found
+        return changed_copy(self, override, worker) if override else self
 
     async def call(
         self,
@@ -254,8 +241,7 @@ class Agent(Typed):
         given = self.check_context(context)
         self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        options["on_approval"] = on_approval
-        return await call(self, message, id=id, context=given, client=client, **options)
+        return await call(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
 
     async def stream(
         self,
@@ -281,8 +267,7 @@ class Agent(Typed):
         given = self.check_context(context)
         self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        options["on_approval"] = on_approval
-        pieces = stream(self, message, id=id, context=given, client=client, **options)
+        pieces = stream(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
@@ -303,8 +288,8 @@ class Agent(Typed):
         from .runtime import run_sync
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        options["on_approval"] = on_approval
-        return run_sync(lambda: self.call(message, id=id, context=context, client=client, **options))
+        options |= {"context": context, "client": client, "on_approval": on_approval}
+        return run_sync(lambda: self.call(message, id=id, **options))
 
 
 def _checked_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:

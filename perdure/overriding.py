@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-COPIES = 64
+_COPIES = 64
 """Changed copies that an agent keeps."""
+
+
+class Copies(dict[str, "Agent"]):
+    """The changed copies of an agent, by what is changed: so many, for overrides come from outside."""
+
+    def made(self, key: str, make: Callable[[], Agent]) -> Agent:
+        """That of ``key``, made if there is none."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            while len(self) >= _COPIES:
+                self.pop(next(iter(self)), None)
+            self[key] = found
+        return found
+
+
+def changed_copy(agent: Agent, override: Override | Mapping[str, Any], worker: Toolbox | None = None) -> Agent:
+    """:func:`overridden`, and the same copy for the same changes."""
+    plain = override.model_dump() if isinstance(override, Override) else override
+    key = json.dumps(plain, sort_keys=True, default=repr)
+    if worker is not None and (added := plain.get("add_tools")):
+        key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools, and so their ids
+    return _copies(agent).made(key, lambda: overridden(agent, override, worker))
+
+
+def _copies(agent: Agent) -> Copies:
+    copies: Copies = vars(agent)["_overridden"]
+    return copies
 
 
 def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Toolbox | None = None) -> Agent:
@@ -52,22 +81,25 @@ def with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]]) -> A
 
     Where its code has got a tool of a name that one of them has, meanwhile, it is the code's that counts.
     """
-    copies = vars(agent)["_overridden"]
-    found: Agent | None = copies.get(key)
-    if found is None:
-        found = copy.copy(agent)
-        vars(found)["_overridden"] = {}
-        found.toolbox = Toolbox([*agent.toolbox, *(tool for tool in tools() if tool.name not in agent.toolbox)])
-        found.toolsets = ()
-        while len(copies) >= COPIES:
-            copies.pop(next(iter(copies)), None)
-        copies[key] = found
-    return found
+
+    def make() -> Agent:
+        made = _copy(agent)
+        made.toolbox = Toolbox([*agent.toolbox, *(tool for tool in tools() if tool.name not in agent.toolbox)])
+        made.toolsets = ()
+        return made
+
+    return _copies(agent).made(key, make)
+
+
+def _copy(agent: Agent) -> Agent:
+    """A copy with no copies of its own yet."""
+    made = copy.copy(agent)
+    vars(made)["_overridden"] = Copies()
+    return made
 
 
 def _changed(agent: Agent, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
-    changed = copy.copy(agent)
-    vars(changed)["_overridden"] = {}
+    changed = _copy(agent)
     if (model := changes.pop("model", None)) is not None:
         changed.chain = checked_models(agent.name, list(model) if isinstance(model, tuple) else model)
     if (tools := changes.pop("tools", None)) is not None:

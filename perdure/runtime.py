@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,10 +20,9 @@ from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, Perd
 from .following.stream import text_of
 from .ports.seams import server_in_place
 from .run import NO_WORKER, Run
-from .starting import History
 from .tools import Tool
 from .types.files import Asked
-from .types.interface import Override, Response
+from .types.interface import Response
 from .worker import Lifespan, Worker
 
 T = TypeVar("T")
@@ -69,23 +68,14 @@ async def call(
     message: Asked,
     *,
     id: str | None,
-    context: Mapping[str, Any] | None,
-    auth_context: Mapping[str, Any] | None,
-    history: History | None,
-    override: Override | Mapping[str, Any] | None,
     client: Client | None,
-    on_approval: Any = None,
+    on_approval: Any,
+    **options: Any,
 ) -> Response:
-    """See ``Agent.call``."""
+    """See ``Agent.call``; ``options`` are those of ``Client.start``."""
     _check_asked(agent, message)
     how = checked_way(on_approval)
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
-    options: dict[str, Any] = {
-        "context": context,
-        "auth_context": auth_context,
-        "history": history,
-        "override": override,
-    }
 
     async def answer(client: Client, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
         starting = asyncio.ensure_future(client.start(agent, message, id=run_id, if_exists="attach", **options))
@@ -119,23 +109,14 @@ async def stream(
     message: Asked,
     *,
     id: str | None,
-    context: Mapping[str, Any] | None,
-    auth_context: Mapping[str, Any] | None,
-    history: History | None,
-    override: Override | Mapping[str, Any] | None,
     client: Client | None,
-    on_approval: Any = None,
+    on_approval: Any,
+    **options: Any,
 ) -> AsyncGenerator[str, None]:
-    """See ``Agent.stream``."""
+    """See ``Agent.stream``; ``options`` are those of ``Client.start``."""
     _check_asked(agent, message)
     how = checked_way(on_approval)
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
-    options: dict[str, Any] = {
-        "context": context,
-        "auth_context": auth_context,
-        "history": history,
-        "override": override,
-    }
     async with AsyncExitStack() as stack:
         serving = client
         if serving is None:
