@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from ..errors import InvalidInputError
 from .conversation import printable
 from .find import on_run
-from .options import ByOption, Output, OutputOptions, RunArgument, StoreOptions, message_of, print_json
+from .options import ByOption, Output, OutputOptions, RunArgument, StoreOptions, json_value, message_of, print_json
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -60,14 +59,6 @@ def answer(
         print_json(answered.model_dump(mode="json"), output=output)
         return
     print(f"{printable(answered.name)} is answered by {printable(answered.by or 'nobody')}")
-
-
-def json_value(text: str, what: str) -> Any:
-    """What ``text`` says. Raises ``InvalidInputError``."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"{what} is not JSON: {error}", hint="""For instance: '{"amount": 3}'""") from None
 
 
 async def _waiting(run: Run, call: str | None) -> PendingApproval | None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError
 from .connection import connected
 from .conversation import arguments as shown_arguments
 from .conversation import conversation, printable
 from .find import on_run
-from .options import ByOption, Output, OutputOptions, RunArgument, ServerOptions, StoreOptions, print_json
+from .options import ByOption, Output, OutputOptions, RunArgument, ServerOptions, StoreOptions, json_object, print_json
 
 if TYPE_CHECKING:
     from ..inbox import PendingCall
@@ -68,7 +67,7 @@ def approve(
     output: OutputOptions,
 ) -> None:
     """Approve a call that waits, maybe with other arguments."""
-    changed = _arguments(arguments)
+    changed = json_object(arguments, "--arguments", """For instance: '{"amount": 3}'""")
 
     async def act(run: Run) -> DecidedApproval:
         return await run.approve(call, comment=comment, arguments=changed, always=always)
@@ -146,18 +145,6 @@ def _said_last(messages: list[Message]) -> str:
     text = " ".join(said[-1].text.split()) if said else ""
     by = f"{said[-1].by}: " if said and said[-1].by else ""
     return by + (text if len(text) <= 200 else text[:200] + "…")
-
-
-def _arguments(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"--arguments is not JSON: {error}", hint="""For instance: '{"amount": 3}'""") from None
-    if not isinstance(value, dict):
-        raise InvalidInputError("--arguments must be a JSON object", hint="""For instance: '{"amount": 3}'""")
-    return value
 
 
 def _plain(one: PendingCall, led: str) -> dict[str, Any]:

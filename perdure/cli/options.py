@@ -132,16 +132,23 @@ def asked(message: str | None, input: str | None, attach: list[str] | None) -> C
     return json_object(message_of(input), "--input") or {}
 
 
-def json_object(text: str | None, option: str = "--context") -> dict[str, Any] | None:
+def json_value(text: str, what: str, hint: str = """For instance: '{"amount": 3}'""") -> Any:
+    """What ``text`` says. Raises ``InvalidInputError``."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"{what} is not JSON: {error}", hint=hint) from None
+
+
+def json_object(
+    text: str | None, option: str = "--context", hint: str = """For instance: '{"user": "7"}'"""
+) -> dict[str, Any] | None:
     """What ``option`` says. Raises ``InvalidInputError``."""
     if text is None:
         return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"{option} is not JSON: {error}", hint="""For instance: '{"user": "7"}'""") from None
+    value = json_value(text, option, hint)
     if not isinstance(value, dict):
-        raise InvalidInputError(f"{option} must be a JSON object", hint="""For instance: '{"user": "7"}'""")
+        raise InvalidInputError(f"{option} must be a JSON object", hint=hint)
     return value
 
 

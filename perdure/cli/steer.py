@@ -92,8 +92,7 @@ def cancel(
 
     async def act(run: Run) -> dict[str, Any]:
         await run.cancel()
-        ended = await _ended(run) if wait else None
-        return {"id": run.id, "status": ended or "cancelling"}
+        return {"id": run.id, "status": await _ended(run) if wait else "cancelling"}
 
     said = on_run(server, id, act, by=by)
     _print(said, "{id} is {status}" if wait else "{id} was told to stop", output)
@@ -111,8 +110,7 @@ def close(
 
     async def act(run: Run) -> dict[str, Any]:
         await run.close()
-        ended = await _ended(run) if wait else None
-        return {"id": run.id, "status": ended or "closing"}
+        return {"id": run.id, "status": await _ended(run) if wait else "closing"}
 
     said = on_run(server, id, act, by=by)
     _print(said, "{id} is {status}" if wait else "{id} ends after its turn", output)

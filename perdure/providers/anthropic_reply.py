@@ -14,6 +14,7 @@ from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDe
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
 from .classify import in_stream
 from .encoding import Text, clean_json, parse_arguments
+from .plain import array, string
 
 _REASONS: dict[str, FinishReason] = {
     "end_turn": "stop",
@@ -46,7 +47,7 @@ class _Block:
         return clean(self.json)
 
     def called(self) -> dict[str, str]:
-        return {key: clean(_string(self.start.get(key))) for key in ("id", "name")}
+        return {key: clean(string(self.start.get(key))) for key in ("id", "name")}
 
     def extras(self, *known: str) -> dict[str, Any]:
         """What the block has besides ``known``: for the API alone."""
@@ -87,7 +88,7 @@ class AnthropicReply:
             case "content_block_delta":
                 yield from self._delta(event.get("index"), event.get("delta"))
             case "message_delta":
-                self._reason = _string(_mapping(event.get("delta")).get("stop_reason")) or self._reason
+                self._reason = string(_mapping(event.get("delta")).get("stop_reason")) or self._reason
                 self._count(event.get("usage"))
             case "message_stop":
                 self._ended = True
@@ -104,7 +105,7 @@ class AnthropicReply:
         self._usage = {}
         self._open = {}
         self._reason, self._ended = None, False
-        self._model = _string(message.get("model")) or self._model
+        self._model = string(message.get("model")) or self._model
         self._count(message.get("usage"))
 
     def _whole(self, message: Mapping[str, Any]) -> Iterator[StreamEvent]:
@@ -113,7 +114,7 @@ class AnthropicReply:
         content = message.get("content")
         for index, block in enumerate(content if isinstance(content, list) else []):
             yield from self._block(index, block)
-        self._reason = _string(message.get("stop_reason")) or "end_turn"
+        self._reason = string(message.get("stop_reason")) or "end_turn"
         self._ended = True
 
     def _count(self, usage: object) -> None:
@@ -128,11 +129,11 @@ class AnthropicReply:
         if isinstance(index, int):
             self._open[index] = block
         if kind == "text":
-            yield from self._text(block, _string(start.get("text")))
-            block.citations.extend(_list(start.get("citations")))
+            yield from self._text(block, string(start.get("text")))
+            block.citations.extend(array(start.get("citations")))
         elif kind == "thinking":
-            yield from self._thought(block, _string(start.get("thinking")))
-            block.signature = _string(start.get("signature"))
+            yield from self._thought(block, string(start.get("thinking")))
+            block.signature = string(start.get("signature"))
         elif kind == "tool_use":
             block.call = self._calls
             self._calls += 1
@@ -144,14 +145,14 @@ class AnthropicReply:
             raise self._malformed("a piece of a block that never began", delta)
         match delta.get("type"):
             case "text_delta":
-                yield from self._text(block, _string(delta.get("text")))
+                yield from self._text(block, string(delta.get("text")))
             case "thinking_delta":
-                yield from self._thought(block, _string(delta.get("thinking")))
+                yield from self._thought(block, string(delta.get("thinking")))
             case "signature_delta":
                 # One piece, and the whole of it each time.
-                block.signature = _string(delta.get("signature")) or block.signature
+                block.signature = string(delta.get("signature")) or block.signature
             case "input_json_delta":
-                piece = _string(delta.get("partial_json"))
+                piece = string(delta.get("partial_json"))
                 block.json += piece
                 if block.call >= 0 and piece:
                     yield self._called(block, piece)
@@ -275,11 +276,3 @@ def _number(usage: Mapping[str, Any], key: str) -> int:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

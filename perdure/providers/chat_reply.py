@@ -15,6 +15,7 @@ from .chat_calls import CallSlots
 from .chat_thinking import Thinking
 from .classify import in_stream
 from .encoding import Text, clean_json
+from .plain import array, count, mapping, string
 
 _REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -55,7 +56,7 @@ class ChatReply:
             self._model = model
         if isinstance(usage := chunk.get("usage"), Mapping):
             self._usage = read_usage(usage)
-        for choice in _list(chunk.get("choices")):
+        for choice in array(chunk.get("choices")):
             if isinstance(choice, Mapping) and not choice.get("index"):
                 yield from self._choice(choice)
 
@@ -65,12 +66,12 @@ class ChatReply:
             raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
         if thought := self._thinking.add(delta):
             yield ThinkingDelta(thought)
-        if (refusal := _string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
+        if (refusal := string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
             yield TextDelta(shown)
         if annotations := delta.get("annotations"):
-            self._annotations.extend(_list(annotations))
+            self._annotations.extend(array(annotations))
         yield from self._content(delta.get("content"))
-        for entry in _list(delta.get("tool_calls")):
+        for entry in array(delta.get("tool_calls")):
             if not isinstance(entry, Mapping):
                 raise MalformedReplyError(f"{self._endpoint} sent a tool call that is no JSON object")
             yield self._call(entry)
@@ -79,8 +80,8 @@ class ChatReply:
 
     def _content(self, content: object) -> Iterator[StreamEvent]:
         """Text, or a list of typed pieces, as some servers send it."""
-        for piece in _list(content) if isinstance(content, list) else [content]:
-            text = _string(piece) or (_string(piece.get("text")) if isinstance(piece, Mapping) else "")
+        for piece in array(content) if isinstance(content, list) else [content]:
+            text = string(piece) or (string(piece.get("text")) if isinstance(piece, Mapping) else "")
             if text and (shown := self._text.add(text)):
                 yield TextDelta(shown)
 
@@ -115,30 +116,12 @@ class ChatReply:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it; what is missing is 0."""
-    read = _details(usage, "prompt_tokens_details")
-    written = _details(usage, "completion_tokens_details")
+    read = mapping(usage, "prompt_tokens_details")
+    written = mapping(usage, "completion_tokens_details")
     return Usage(
-        input_tokens=_count(usage, "prompt_tokens"),
-        output_tokens=_count(usage, "completion_tokens"),
-        cached_tokens=_count(read, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens"),
-        reasoning_tokens=_count(written, "reasoning_tokens"),
-        cache_write_tokens=_count(read, "cache_write_tokens"),
+        input_tokens=count(usage, "prompt_tokens"),
+        output_tokens=count(usage, "completion_tokens"),
+        cached_tokens=count(read, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
+        reasoning_tokens=count(written, "reasoning_tokens"),
+        cache_write_tokens=count(read, "cache_write_tokens"),
     )
-
-
-def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    details = usage.get(key)
-    return details if isinstance(details, Mapping) else {}
-
-
-def _count(usage: Mapping[str, Any], key: str) -> int:
-    value = usage.get(key)
-    return max(0, int(value)) if isinstance(value, int | float) else 0
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

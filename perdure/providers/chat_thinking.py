@@ -8,6 +8,7 @@ from typing import Any
 from ..types.messages import ThinkingPart
 from .chat_messages import THINKING_FIELDS
 from .encoding import Text, clean_json
+from .plain import array
 
 _GROWING = ("text", "summary", "data")
 
@@ -23,7 +24,7 @@ class Thinking:
     def add(self, delta: Mapping[str, Any]) -> str:
         """Take what ``delta`` has of it; the text that can be shown."""
         if details := delta.get("reasoning_details"):
-            for detail in _list(details):
+            for detail in array(details):
                 if isinstance(detail, Mapping):
                     self._detail(dict(detail))
         for field in THINKING_FIELDS:
@@ -36,7 +37,7 @@ class Thinking:
     def _among(self, content: list[Any]) -> str:
         """Mistral has it among the pieces of the content."""
         pieces = [piece for piece in content if isinstance(piece, Mapping) and "thinking" in piece]
-        inner = [text for piece in pieces for text in _list(piece["thinking"]) if isinstance(text, Mapping)]
+        inner = [text for piece in pieces for text in array(piece["thinking"]) if isinstance(text, Mapping)]
         return self._text.add("".join(text["text"] for text in inner if isinstance(text.get("text"), str)))
 
     def _detail(self, detail: dict[str, Any]) -> None:
@@ -62,7 +63,3 @@ class Thinking:
         elif self._field:
             opaque = {"field": self._field}
         return ThinkingPart(text=text, provider=origin if opaque else None, opaque=opaque)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

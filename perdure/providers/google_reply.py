@@ -23,6 +23,7 @@ from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDe
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
 from .classify import in_stream
 from .encoding import Text, clean_json
+from .plain import array, count, string
 
 _REASONS: dict[str, FinishReason] = {
     "STOP": "stop",
@@ -104,7 +105,7 @@ class GoogleReply:
             raise ContentFilterError(
                 f"{self._endpoint} refused the conversation ({blocked})" + (f": {str(said)[:600]}" if said else "")
             )
-        for candidate in _list(chunk.get("candidates")):
+        for candidate in array(chunk.get("candidates")):
             if isinstance(candidate, Mapping) and not candidate.get("index"):
                 yield from self._candidate(candidate)
 
@@ -112,7 +113,7 @@ class GoogleReply:
         content = candidate.get("content") or {}
         if not isinstance(content, Mapping):
             raise MalformedReplyError(f"{self._endpoint} sent content that is no JSON object: {str(content)[:200]!r}")
-        for part in _list(content.get("parts")):
+        for part in array(content.get("parts")):
             if not isinstance(part, Mapping):
                 raise MalformedReplyError(f"{self._endpoint} sent a part that is no JSON object: {str(part)[:200]!r}")
             yield from self._part(part)
@@ -145,7 +146,7 @@ class GoogleReply:
         call = part["functionCall"]
         if not isinstance(call, Mapping) or not isinstance(name := call.get("name"), str):
             raise MalformedReplyError(f"{self._endpoint} sent a function call without a name: {str(call)[:200]!r}")
-        made = read_call(part, clean(_string(call.get("id"))), self._origin)
+        made = read_call(part, clean(string(call.get("id"))), self._origin)
         index = sum(isinstance(piece, ToolCallPart) for piece in self._pieces)
         self._pieces.append(made)
         arguments = made.malformed or json.dumps(made.arguments, ensure_ascii=False)
@@ -189,7 +190,7 @@ class GoogleReply:
 def read_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:
     """The call of a ``functionCall`` part, with what the part carries beside it."""
     call = part["functionCall"]
-    name, arguments = clean(_string(call.get("name"))), clean_json(call.get("args"))
+    name, arguments = clean(string(call.get("name"))), clean_json(call.get("args"))
     malformed = None if isinstance(arguments, dict | None) else json.dumps(arguments, ensure_ascii=False)
     beside = clean_json({key: value for key, value in part.items() if key != "functionCall"})
     return ToolCallPart(
@@ -204,23 +205,10 @@ def read_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it; what is missing is 0."""
-    thoughts = _count(usage, "thoughtsTokenCount")
+    thoughts = count(usage, "thoughtsTokenCount")
     return Usage(
-        input_tokens=_count(usage, "promptTokenCount") + _count(usage, "toolUsePromptTokenCount"),
-        output_tokens=_count(usage, "candidatesTokenCount") + thoughts,
-        cached_tokens=_count(usage, "cachedContentTokenCount"),
+        input_tokens=count(usage, "promptTokenCount") + count(usage, "toolUsePromptTokenCount"),
+        output_tokens=count(usage, "candidatesTokenCount") + thoughts,
+        cached_tokens=count(usage, "cachedContentTokenCount"),
         reasoning_tokens=thoughts,
     )
-
-
-def _count(usage: Mapping[str, Any], key: str) -> int:
-    value = usage.get(key)
-    return max(0, int(value)) if isinstance(value, int | float) else 0
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

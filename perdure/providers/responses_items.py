@@ -13,6 +13,7 @@ from typing import Any
 
 from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, clean
 from .encoding import clean_json, parse_arguments
+from .plain import string
 
 CONTENT_KEYS = ("annotations",)
 MESSAGE_KEYS = ("id", "status", "phase")
@@ -76,8 +77,8 @@ def _call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCal
         keys = list(arguments)
         opaque |= {"keys": keys} if write_arguments(arguments, keys) == raw else {"arguments": raw}
     return ToolCallPart(
-        id=_string(item.get("call_id")),
-        name=_string(item.get("name")),
+        id=string(item.get("call_id")),
+        name=string(item.get("name")),
         arguments=arguments or {},
         malformed=None if arguments is not None else raw,
         provider=origin if opaque else None,
@@ -94,7 +95,3 @@ def write_arguments(arguments: Mapping[str, Any], keys: Sequence[str] = ()) -> s
 
 def _sorted_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""

@@ -14,6 +14,7 @@ from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDe
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, Usage, clean
 from .classify import in_stream
 from .encoding import Text
+from .plain import count, mapping
 from .responses_items import read_item
 
 _INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -57,13 +58,13 @@ class ResponsesReply:
         kind = event.get("type")
         if kind == "error" or (event.get("error") and not kind):
             raise in_stream(event.get("error") or {**event, "type": None}, "", self._endpoint)
-        index = _integer(event, "output_index")
+        index = count(event, "output_index")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
                 if shown := self._text.add(_string(event, "delta")):
                     yield TextDelta(shown)
             case "response.reasoning_summary_text.delta":
-                yield from self._think(event, (index, _integer(event, "summary_index")))
+                yield from self._think(event, (index, count(event, "summary_index")))
             case "response.reasoning_text.delta":
                 yield from self._think(event, (index, -1))
             case "response.output_item.added":
@@ -159,24 +160,14 @@ def _broken_off(part: Part, item: Mapping[str, Any]) -> bool:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it; what is missing is 0."""
-    read, written = _details(usage, "input_tokens_details"), _details(usage, "output_tokens_details")
+    read, written = mapping(usage, "input_tokens_details"), mapping(usage, "output_tokens_details")
     return Usage(
-        input_tokens=_integer(usage, "input_tokens"),
-        output_tokens=_integer(usage, "output_tokens"),
-        cached_tokens=_integer(read, "cached_tokens"),
-        reasoning_tokens=_integer(written, "reasoning_tokens"),
-        cache_write_tokens=_integer(read, "cache_write_tokens"),
+        input_tokens=count(usage, "input_tokens"),
+        output_tokens=count(usage, "output_tokens"),
+        cached_tokens=count(read, "cached_tokens"),
+        reasoning_tokens=count(written, "reasoning_tokens"),
+        cache_write_tokens=count(read, "cache_write_tokens"),
     )
-
-
-def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    details = usage.get(key)
-    return details if isinstance(details, Mapping) else {}
-
-
-def _integer(values: Mapping[str, Any], key: str) -> int:
-    value = values.get(key)
-    return max(0, int(value)) if isinstance(value, int | float) else 0
 
 
 def _string(values: Mapping[str, Any], key: str) -> str:

@@ -1,0 +1,28 @@
+"""What an API has sent, as far as it is of the type that is looked for: anything may come from a compatible server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def string(value: object) -> str:
+    """``value``; empty where it is no string."""
+    return value if isinstance(value, str) else ""
+
+
+def array(value: object) -> list[Any]:
+    """``value``; empty where it is no array."""
+    return value if isinstance(value, list) else []
+
+
+def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under ``key``; empty where there is none."""
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def count(values: Mapping[str, Any], key: str) -> int:
+    """The number under ``key``, from 0; 0 where there is none."""
+    value = values.get(key)
+    return max(0, int(value)) if isinstance(value, int | float) else 0
