@@ -18,8 +18,9 @@ from .answering import answer
 from .approving import decide
 from .errors import PerdureError, RunNotFoundError
 from .listed import MAY_WAIT, listed, of_agent
+from .noted import noted
 from .reading import NO_ANSWER
-from .runs import agent_of
+from .runs import agent_of, closed_status
 from .types.approval import DecidedApproval, PendingApproval, WaitsFor
 from .types.interface import WORKFLOW, Status
 
@@ -131,6 +132,12 @@ async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) ->
         return []
     run = client.run(seen.id)
     try:
+        now = await run.describe()  # what was listed may be a moment old
+        if closed_status(now) is not None:
+            return []
+        name = name or await agent_of(client, now)
+        if name and (known := await noted(now)) is not None:
+            return [_call(run, name, one) for one in known if agent in (None, name)]
         status = Status.model_validate(await run.query("status"))
     except (RPCError, WorkflowQueryFailedError, PerdureError) as error:
         if isinstance(error, RPCError) and error.status in NO_ANSWER:

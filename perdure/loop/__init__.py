@@ -25,7 +25,7 @@ from .decide import (
     joining,
 )
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
-from .indexing import to_index
+from .indexing import to_index, to_note, waiting_now
 from .limits import left, tick
 from .past import turn_status
 from .questions import answer_call, ask_person, check_answer, clear
@@ -104,9 +104,11 @@ __all__ = [
     "stopped",
     "tick",
     "to_index",
+    "to_note",
     "told_revoked",
     "too_long",
     "tried",
     "turn_status",
+    "waiting_now",
     "was_stopped",
 ]

@@ -44,7 +44,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
         keep(state, output.overrides)
     state.pinned = output.pinned or state.pinned
     if output.indexed is not None:
-        state.indexed = list(output.indexed)
+        state.indexed, state.noted = list(output.indexed), output.noted
     after_reply(state, output)
     if step.purpose == "force_finish":
         turn.forced, turn.reached = True, step.limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf.any_pb2 import Any as AnyProto
-from temporalio.api.common.v1 import GrpcStatus, Payloads, WorkflowExecution, WorkflowType
+from temporalio.api.common.v1 import GrpcStatus, Memo, Payloads, WorkflowExecution, WorkflowType
 from temporalio.api.enums.v1 import EventType, WorkflowExecutionStatus
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
@@ -15,6 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..search_attributes import typed
 from ..types.interface import WORKFLOW
+from .child import encoded
 from .execution import Execution
 
 _CONVERTER = DataConverter.default
@@ -51,6 +52,16 @@ def named(execution: Execution) -> WorkflowExecution:
     return WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id)
 
 
+def _memo(execution: Execution) -> Memo:
+    """As it was started with, and has changed it."""
+    memo = Memo()
+    memo.CopyFrom(execution.started.memo or Memo())
+    for key in execution.memo:
+        memo.fields.pop(key, None)
+    memo.MergeFrom(encoded({key: value for key, value in execution.memo.items() if value is not None}))
+    return memo
+
+
 def described(execution: Execution) -> WorkflowExecutionInfo:
     """As lists and descriptions have it."""
     info = WorkflowExecutionInfo(
@@ -58,7 +69,7 @@ def described(execution: Execution) -> WorkflowExecutionInfo:
         type=WorkflowType(name=WORKFLOW),
         status=_STATUS[execution.ended],
         history_length=_TAKEN,
-        memo=execution.started.memo,
+        memo=_memo(execution),
         task_queue=execution.started.task_queue,
     )
     encode_search_attributes(typed(execution.attributes), info.search_attributes)

@@ -75,6 +75,8 @@ class Execution:
         self._conditions = Conditions(self)
         self._handling = 0
         self.attributes: dict[str, Any] = {**started.attributes}
+        self.memo: dict[str, Any] = {}
+        """What it has changed of the memo that it was started with; None is taken away."""
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._outside = contextvars.copy_context()
@@ -186,6 +188,10 @@ class Execution:
         """See ``Host``."""
         self.attributes |= values
 
+    def upsert_memo(self, values: Mapping[str, Any]) -> None:
+        """See ``Host``."""
+        self.memo |= json.loads(json.dumps(values))
+
     def continue_as_new(self, carried: dict[str, Any]) -> NoReturn:
         """See ``Host``."""
         raise _Again(carried)
@@ -261,6 +267,7 @@ class Execution:
                 self._end("completed")
             except _Again as again:
                 self._workflow, self._events, arguments = AgentWorkflow(), 0, [{"state": again.carried["state"]}]
+                self.memo.clear()
                 continue
             except asyncio.CancelledError:
                 self._end("cancelled")

@@ -1,4 +1,4 @@
-"""Search attributes: what Temporal's visibility can be asked about runs, besides their ids and times."""
+"""Search attributes and memo: what Temporal can be asked about runs, besides their ids and times."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ PENDING = "PerdurePendingApprovals"
 
 ATTRIBUTES: dict[str, Literal["Keyword", "Int"]] = {AGENT: "Keyword", STATUS: "Keyword", PENDING: "Int"}
 """Their types, as Temporal calls them."""
+
+WAITING = "PerdureWaiting"
+"""Key of the memo for what waits for a person in the run: a list like ``Status.approvals``, without how often was
+reminded. It is whole, or it is not there: the run itself always says it (the query ``status``)."""
+WAITING_BYTES = 40 * 1024
+"""Of that list, as JSON: the whole memo stands in a row of visibility, which has 64 KiB in MySQL."""
+WAITING_CALLS = 50
+"""In that list: with each that is decided on, what still waits is written once more."""
 
 IndexedStatus = Literal["running", "waiting", "paused"]
 """Of an open run: at work, or between two turns; waiting for a person; paused until somebody resumes it. It stays as it

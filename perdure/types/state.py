@@ -236,6 +236,8 @@ class RunState(Part):
     pause: Pause | None = None
     indexed: list[str] | None = None
     """Search attributes that the namespace has, as a worker has said last."""
+    noted: bool = Field(default=False, exclude_if=operator.not_)
+    """What waits is kept in the memo too, as a worker has said."""
     closed: bool = False
     cancelled: bool = False
 

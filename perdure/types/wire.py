@@ -144,6 +144,9 @@ class ModelInput(CallFacts):
     """Tool calls that limits still allow, where the run knows of such limits: inline tools heed it."""
     rejected: int | None = None
     """Answers of the turn that were not of the output type, where there were any: of so many more the run fails."""
+    indexes: bool = Field(default=False, exclude_if=operator.not_)
+    """The workflow keeps search attributes and its memo up to date if it is told to. That of an older engine does not
+    say so, and is told nothing: it would do nothing, which a newer one could not replay."""
     branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
     """What the branches came to that the step policy asked for when this step was tried before."""
     cost_limited: bool = Field(default=False, exclude_if=operator.not_)
@@ -237,6 +240,8 @@ class ModelOutput(Data):
     indexed: tuple[str, ...] | None = None
     """Search attributes that the namespace has, of those in :mod:`.indexing`: said with the first reply of a turn and
     with one that asks for approval, by the worker that hands it over. No part of the recorded outcome."""
+    noted: bool = Field(default=False, exclude_if=operator.not_)
+    """Said together with ``indexed``: what waits is to be kept in the memo too."""
 
     @property
     def answer_blob(self) -> BlobRef | None:

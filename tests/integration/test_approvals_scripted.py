@@ -11,6 +11,8 @@ from perdure import Agent, Run, deciding, tool
 from perdure.errors import ApprovalPendingError, InvalidInputError, ServerUnreachableError, StoreError
 from perdure.inbox import PendingCall, pending_of
 from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing.execution import Execution
+from perdure.types.indexing import WAITING
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -198,3 +200,30 @@ async def test_a_fork_names_an_iteration_and_a_difference_a_run() -> None:
                 await run.fork("Again.", **given)
         with pytest.raises(InvalidInputError, match="'other' is no run"):
             await run.diff("other")  # type: ignore[arg-type]  # the mistake that is shown
+
+
+async def test_the_inbox_asks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Temporal: what waits is in the memo."""
+
+    def never(*asked: Any) -> Any:
+        raise AssertionError(f"asked {asked}")
+
+    calls = [call("refund", order="7", amount=3), call("refund", order="8", amount=4)]
+    async with scripted(support, [calls, "Done."]) as script:
+        run = await script.client.start("support", "Go.")
+
+        async def inbox(count: int) -> list[PendingCall]:
+            found = list(await script.client.approvals())
+            return found if len(found) == count else []
+
+        await eventually(lambda: inbox(2))
+        monkeypatch.setattr(Execution, "query", never)
+        first, second = await inbox(2)
+        assert (second.run_id, second.agent, second.arguments) == (run.id, "support", {"order": "8", "amount": 4})
+        assert (await (await run.handle.describe()).memo()).keys() == {"agent", WAITING}
+        await first.approve()
+        await eventually(lambda: inbox(1))
+        await second.deny()
+        await run.result()
+        assert await script.client.approvals() == []
+        assert (await (await run.handle.describe()).memo()).keys() == {"agent"}

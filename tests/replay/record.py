@@ -25,6 +25,7 @@ from tests.replay import (  # noqa: F401 - their scenarios too
     branches,
     compaction,
     hooks,
+    inbox,
     indexing,
     limits,
     questions,

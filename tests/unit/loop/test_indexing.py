@@ -8,8 +8,9 @@ import pytest
 
 from perdure import loop
 from perdure.loop import CallModel, RunCalls, Wait
-from perdure.types.approval import Asks
-from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS
+from perdure.types.approval import Asks, Waiting
+from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS, WAITING_BYTES, WAITING_CALLS
+from perdure.types.question import Answer, AsCallback, Question
 from perdure.types.state import PendingCall, RunState
 from perdure.types.wire import AsActivity, Call
 
@@ -77,3 +78,103 @@ def test_what_a_worker_has_said_survives_continue_as_new() -> None:
     again = loop.open_state(loop.carry_over(state), "c", "s")
     assert again.indexed == ALL
     assert "indexed" not in loop.carry_over(asking(0, indexed=None))["state"]
+
+
+# --- what waits, in the memo
+
+SINCE = Waiting(since="2026-11-21T20:00:00+00:00", until=1_800_000_000.0, next=1_790_000_000.0)
+
+
+def pending(op: int = 1, **more: Any) -> PendingCall:
+    call = {"id": f"call_{op}", "name": "refund", "arguments": {"order": None}, "disposition": AsActivity(timeout=1)}
+    return PendingCall(op=op, call=Call(**{**call, **more.pop("call", {})}), **more)
+
+
+def asks(op: int = 1, **more: Any) -> PendingCall:
+    call = {"approval": Asks(hash="h"), **more.pop("call", {})}
+    return pending(op, call=call, **{"waiting": SINCE, **more})
+
+
+def holding(*calls: PendingCall) -> RunState:
+    return RunState(context_id="c", agent="support", scope="s", calls=list(calls))
+
+
+def test_what_waits_is_noted_as_status_shows_it() -> None:
+    question = pending(2, question=Question(text="Who?", form={"type": "string"}), expects=SINCE)
+    callback = pending(3, call={"disposition": AsCallback(), "arguments": None}, expects=Waiting(since=SINCE.since))
+    reminded = asks(waiting=SINCE.model_copy(update={"reminded": 3}))
+    state = holding(reminded, question, callback, pending(4))
+    noted = loop.to_note(state)
+    assert noted is not None
+    shown = [
+        one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in loop.status(state).approvals
+    ]
+    assert noted == shown
+    assert [(one["kind"], one["call_id"]) for one in noted] == [
+        ("approval", "call_1"),
+        ("question", "call_2"),
+        ("callback", "call_3"),
+    ]
+    assert noted[0]["arguments"] == {"order": None}, "nothing of them is left out"
+    assert "arguments" not in noted[2]
+
+
+def long(size: int) -> dict[str, Any]:
+    return {"arguments": {"order": "x" * size}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "fits"),
+    [
+        ([], False),
+        ([pending()], False),
+        ([asks()], True),
+        ([asks(n) for n in range(WAITING_CALLS)], True),
+        ([asks(n) for n in range(WAITING_CALLS + 1)], False),
+        ([asks(call=long(WAITING_BYTES - 1000))], True),
+        ([asks(call=long(WAITING_BYTES))], False),
+        ([asks(call={"arguments": {"order": "ж" * (WAITING_BYTES // 6)}})], False),
+    ],
+)
+def test_it_is_noted_whole_or_not_at_all(calls: list[PendingCall], fits: bool) -> None:
+    noted = loop.to_note(holding(*calls))
+    assert (noted is not None) == fits
+    assert noted is None or len(noted) == len(calls)
+
+
+FIRST = Question(text="First?")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ([asks()], [asks(waiting=SINCE.model_copy(update={"reminded": 1, "next": 1.0}))], True),
+        ([asks()], [asks(), pending(2)], True),
+        ([asks()], [asks(), asks(2)], False),
+        ([asks(), asks(2)], [asks(2)], False),
+        (
+            [asks(call={"disposition": AsCallback()})],
+            [pending(call={"disposition": AsCallback()}, expects=SINCE)],
+            False,
+        ),
+        (
+            [pending(question=FIRST, expects=SINCE)],
+            [pending(question=FIRST, expects=SINCE, answers=[Answer(value=1)])],
+            False,
+        ),
+    ],
+)
+def test_whether_something_else_waits(before: list[PendingCall], after: list[PendingCall], same: bool) -> None:
+    assert (loop.waiting_now(holding(*before)) == loop.waiting_now(holding(*after))) == same
+
+
+def test_a_wait_that_has_no_beginning_yet_is_not_told() -> None:
+    assert loop.waiting_now(holding()) == ()
+    assert loop.waiting_now(holding(asks(), asks(2, waiting=None))) is None
+    assert loop.waiting_now(holding(pending(question=FIRST))) is None
+
+
+def test_whether_it_is_noted_survives_continue_as_new() -> None:
+    state = asking(1, noted=True)
+    assert loop.open_state(loop.carry_over(state), "c", "s").noted
+    assert "noted" not in loop.carry_over(asking(1))["state"]
