@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure import Agent, Run
+from perdure import Agent, Run, tool
 from perdure.noted import noted
 from perdure.testing import ScriptedProvider, call
 from tests.replay.approvals import nagging, pay
@@ -10,6 +10,12 @@ from tests.replay.questions import ask, careful
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.engine import Engine
 from tests.support.wait import eventually
+
+
+@tool(needs_approval=True)
+async def file(text: str) -> str:
+    """File a text."""
+    return "filed"
 
 
 async def _waits(run: Run, *wanted: str) -> dict[str, str]:
@@ -23,7 +29,7 @@ async def _waits(run: Run, *wanted: str) -> dict[str, str]:
 
 
 def _agent(*replies: object) -> Agent:
-    return Agent("recorded", ScriptedProvider([*replies, "Done."]), tools=[*TOOLS, pay, nagging, ask, careful])
+    return Agent("recorded", ScriptedProvider([*replies, "Done."]), tools=[*TOOLS, pay, file, nagging, ask, careful])
 
 
 @scenario
@@ -45,7 +51,7 @@ async def noted_calls(engine: Engine) -> Run:
         async def asks_again() -> str:
             return next((one.hash for one in (await run.status()).approvals if one.question == "Sure?"), "")
 
-        await run.answer(waits["ask"], True, by="ana", digest=await eventually(asks_again))
+        await run.answer(waits["ask"], True, by="ana", hash=await eventually(asks_again))
         await _waits(run, "nagging")
         await run.deny(waits["nagging"], by="ana")
         await _end(run)
@@ -54,22 +60,36 @@ async def noted_calls(engine: Engine) -> Run:
 
 @scenario
 async def noted_over_continue_as_new(engine: Engine) -> Run:
-    """The next execution says again what waits; what is too long is not said."""
+    """The next execution says again what waits."""
     first = [call("pay", a=2, b=2), *(call("add", a=n, b=n) for n in range(4))]
-    many = [call("pay", a=n, b=1) for n in range(51)]
-    async with engine.served(_agent(first, many)) as client:
-        run = await client.start("recorded", "Go.", max_history_events=25)
+    async with engine.served(_agent(first)) as client:
+        run = await client.start("recorded", "Go.", max_history_events=15)
+
+        async def next_execution() -> bool:
+            return (await run.handle.describe()).run_id != run.handle.first_execution_run_id
+
+        await eventually(next_execution)
         await _waits(run, "pay")
         await run.approve(by="ana")
+        await _end(run)
+    return run
 
-        async def all_wait() -> list[str]:
+
+@scenario
+async def noted_when_it_fits(engine: Engine) -> Run:
+    """Two calls are too long for the memo, one of them is not."""
+    long = [call("file", text=letter * 21_000) for letter in "ab"]
+    async with engine.served(_agent(long)) as client:
+        run = await client.start("recorded", "Go.")
+
+        async def both() -> list[str]:
             found = [one.call_id for one in (await run.status()).approvals]
-            return found if len(found) == len(many) else []
+            return found if len(found) == len(long) else []
 
-        ids = await eventually(all_wait)
-        assert await noted(await run.handle.describe()) is None
-        for id in ids:
-            await run.deny(id, by="ana")
+        first, second = await eventually(both)
+        await run.deny(first, by="ana")
+        await _waits(run, "file")
+        await run.deny(second, by="ana")
         await _end(run)
     return run
 
