@@ -123,8 +123,8 @@ async def _until_waiting(client: Client, count: int) -> None:
 async def _burst(address: str, queue: str) -> tuple[dict[str, Any], float, float]:
     """What the approvers, each a process of its own, say came of it; how long one looked, and how long both decided.
 
-    They look one after the other: two queries at once for a run that a worker has to load while its cache is full can
-    leave it stuck there, whatever its workflow (temporalio 1.35, docs/decisions/015).
+    They look at the same moment, which asks no worker (docs/decisions/023): two queries at once for a run that a worker
+    has to load while its cache is full can leave it stuck there, whatever its workflow (temporalio 1.35).
     """
     said: dict[str, Any] = {}
 
@@ -136,7 +136,7 @@ async def _burst(address: str, queue: str) -> tuple[dict[str, Any], float, float
         _process("approver", address, queue, first, str(APPROVERS[first])) as one,
         _process("approver", address, queue, second, str(APPROVERS[second])) as other,
     ):
-        looked = [float(await _ask(process)) for process in (one, other)]
+        looked = [float(line) for line in await asyncio.gather(_ask(one), _ask(other))]
         began = time.perf_counter()
         await asyncio.gather(approve(first, one), approve(second, other))
         return said, max(looked), time.perf_counter() - began

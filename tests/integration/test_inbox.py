@@ -300,14 +300,14 @@ async def test_a_workflow_of_an_older_engine_is_told_nothing_and_asked(
     """Its worker runs on while newer ones take its activities, as in a deploy."""
     from perdure.workflows import steps
 
-    plainly = steps._plain
+    plainly = steps.plain
 
     def older(task: Any) -> dict[str, Any]:
         said = plainly(task)
         said.pop("indexes", None)
         return said
 
-    monkeypatch.setattr(steps, "_plain", older)
+    monkeypatch.setattr(steps, "plain", older)
     desk = agent(engine, call("refund", order="7"), "Done.")
     looking, queries = await counting(engine)
     async with engine.served(desk) as client:

@@ -84,6 +84,9 @@ alive = precondition(lambda self: self.run.ended is None)
 class Loop(RuleBasedStateMachine):
     """Every rule is something that may happen to a run at that moment."""
 
+    waiting = None, None
+    """The name of what waited when it was looked at last, and what the memo had then."""
+
     @initialize(
         mode=st.sampled_from(["run", "session"]),
         limits=LIMITS,
@@ -279,6 +282,16 @@ class Loop(RuleBasedStateMachine):
         if hasattr(self, "run"):
             self.run.decided()
             self.run.check()
+            self._memo()
+
+    def _memo(self):
+        """The memo is written when what waits has another name: under the same one it is the same."""
+        now, waits = loop.waiting_now(self.run.state), loop.to_note(self.run.state)
+        if now is not None and now == self.waiting[0]:
+            assert waits == self.waiting[1], "the memo would be out of date"
+        if now is not None:
+            assert bool(now) == bool(loop.status(self.run.state).approvals)
+            self.waiting = now, waits
 
     def teardown(self):
         """Nothing new happens any more: the run ends, whatever the model's habit."""
