@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -215,11 +216,38 @@ def _yaml(text: str) -> Any:
             "a YAML file needs the package pyyaml", hint='pip install "perdure[yaml]"; or write it as JSON or TOML.'
         ) from None
     try:
+        for node in _mappings(yaml, yaml.compose(text, yaml.SafeLoader)):
+            _no_twins([str(key.value) for key, _ in node.value])
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-_READ: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
+def _mappings(yaml: Any, root: Any) -> Iterator[Any]:
+    """Its mappings, each once: an alias is the node that it stands for."""
+    left, seen = [root], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                yield node
+            left += [one for pair in node.value for one in (pair if isinstance(pair, tuple) else [pair])]
+
+
+def _json(text: str) -> Any:
+    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _no_twins([name for name, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=fields)
+
+
+def _no_twins(names: list[str]) -> None:
+    if twin := next((name for name, often in Counter(names).items() if often > 1), None):
+        raise ValueError(f"{twin!r:.100} stands there twice")
+
+
+_READ: dict[str, Callable[[str], Any]] = {".json": _json, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
 SUFFIXES = tuple(_READ)
 """Of agent files."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 
+from .errors import InvalidInputError
 from .types.interface import WORKFLOW, Response
 
 if TYPE_CHECKING:
@@ -37,7 +38,13 @@ async def run_agent(
 
     The response is without ``messages``, and a long answer is in ``blob`` alone: a client with the store has both.
     Raises ``temporalio.exceptions.ChildWorkflowError``; the ``type`` of its ``cause`` is the class of the error.
+    ``InvalidInputError`` where ``message`` is neither text nor fields.
     """
+    if not isinstance(message, str | Mapping):
+        raise InvalidInputError(
+            f"run_agent: the message must be text, or the fields of an input, not {message!r:.100}",
+            hint='For instance run_agent("researcher", "What is new?"), or run_agent("reporter", {"topic": "news"}).',
+        )
     name = agent if isinstance(agent, str) else agent.name
     start = {
         "agent": name,

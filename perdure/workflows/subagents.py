@@ -91,6 +91,8 @@ def failed(error: FailureError) -> loop.Ended:
         return loop.Ended(error=f"{cause.type}: {cause.message}", used=read_used(cause.details))
     if is_cancelled_exception(error):
         return loop.Ended(error=CANCELLED)
+    if isinstance(cause, TerminatedError):
+        return loop.Ended(error="the subagent was terminated before it had an answer")
     return loop.Ended(error=f"{type(cause).__name__}: {cause}")
 
 

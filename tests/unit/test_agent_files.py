@@ -218,6 +218,8 @@ def test_it_stays_the_kind_of_error_that_it_is() -> None:
         ("a.json", b"{", "cannot be read: Expecting property name"),
         ("a.json", b"[1]", "has one object"),
         ("a.json", b"\xff", "cannot be read: 'utf-8'"),
+        ("a.json", b'{"limits": {"cost": 1, "cost": 9}}', "'cost' stands there twice"),
+        ("a.yaml", b"limits: {cost: 1, cost: 9}", "'cost' stands there twice"),
         ("a.toml", b"model =", "cannot be read: Invalid value"),
         ("a.yaml", b"model: [", "cannot be read: while parsing"),
         ("a.yaml", b"!!python/object/apply:os.getcwd []", "could not determine a constructor"),

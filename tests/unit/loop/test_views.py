@@ -174,6 +174,14 @@ def test_a_tightened_window_leaves_out_more_until_nothing_is_left_to_leave_out()
     assert sizes[-1] == 4, "the task, the note, the last call and its result"
 
 
+def test_a_tightened_window_does_not_go_by_what_was_counted_for_more_than_it_lets_through() -> None:
+    messages = [Message.user("The task.")]
+    for number in range(8):
+        messages += [reply(number, tokens=3000, size=40), result(number, 40)]
+    assert view(messages, Compaction.window(tokens=4000), tighter=1) == messages
+    assert len(view(messages, Compaction.window(tokens=2000))) < len(messages)
+
+
 # --- what holds for every conversation
 
 
