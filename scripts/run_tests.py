@@ -63,10 +63,10 @@ class Stage:
         print(f"the machine: {_machine()}", flush=True)
 
 
-BESIDE = ("-n", "2", "--dist", "worksteal")
+BESIDE = ("--dist", "worksteal", "-n")
 STAGES = (
-    Stage("unit", (*BESIDE, "tests/unit"), tries=1),
-    Stage("servers", (*BESIDE, "--ignore=tests/unit", "-m", "not alone"), tries=2),
+    Stage("unit", (*BESIDE, "2", "tests/unit"), tries=1),
+    Stage("servers", (*BESIDE, "3", "--ignore=tests/unit", "-m", "not alone"), tries=2),
     Stage("alone", ("--ignore=tests/unit", "-m", "alone"), tries=2),
 )
 

@@ -67,7 +67,7 @@ class Work:
         if not all(task.done() for task in tasks):
             await _settle(tasks, stop=True)
         for task in tasks:
-            task.result()
+            self._ended(task)
 
     async def finish(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
         """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
@@ -76,7 +76,14 @@ class Work:
             await host.wait(tasks)
         except asyncio.CancelledError:
             await _settle(tasks, stop=stop)
-        tasks[0].result()
+        self._ended(tasks[0])
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Raise what ``task`` raised. One that we stopped may end cancelled, between two things that it waits for; it
+        has nothing to say then. Raised here, that would end the run, and nobody would close the transcript.
+        """
+        if not (task.cancelled() and self.stopping()):
+            task.result()
 
 
 async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> None:
