@@ -12,6 +12,7 @@ from typing import Any
 from ..agent import Agent
 from ..errors import ToolError
 from ..hooks import Event, Hook
+from ..hooks.inside import same
 from ..ports import ToolCall
 from ..tools import ArgumentsError, CallbackTool, RemoteTool, Tool
 from ..types.elsewhere import After, Around, Before, Cleared
@@ -51,7 +52,7 @@ async def cleared(author: AuthorLoop, tool: Tool, call: ToolCall, side: Before) 
     arguments = dict(call.arguments)
     _check(call.input.name, arguments)
     await author.run(f"validators of tool {tool.name}", tool.ask, arguments)
-    changed = arguments if arguments != call.input.arguments else None
+    changed = None if same(arguments, call.input.arguments) else arguments
     return ToolOutput(key=call.key, status="cleared", cleared=Cleared(arguments=changed))
 
 

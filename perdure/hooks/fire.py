@@ -27,13 +27,19 @@ Given = dict[str, Any]
 Take = Callable[[Hook, Any, Given], object]
 """``take(hook, returned, given)``: changes ``given`` for the hooks behind; whether these are not to run any more.
 Raises for what ``hook`` may not return."""
+Undo = Callable[[Given], object]
+"""``undo(given)``: takes back what a hook that failed may have changed in place."""
 
 
 def _drop(hook: Hook, returned: Any, given: Given) -> None:
     """Nobody asks what it returned."""
 
 
-async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _drop) -> None:
+def _leave(given: Given) -> None:
+    """There is nothing that it can change in place."""
+
+
+async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _drop, undo: Undo = _leave) -> None:
     """Run ``hooks`` one behind the other; each is given what ``take`` made of the ones before.
 
     Raises ``HookError`` that names the one which failed, or did not return in time, unless it only logs that; and
@@ -44,7 +50,7 @@ async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _
     try:
         while rest:
             other = (place for place, one in enumerate(rest) if one.is_async != rest[0].is_async)
-            group = _Group(rest[: next(other, len(rest))], given, take, inside)
+            group = _Group(rest[: next(other, len(rest))], given, take, undo, inside)
             await _go(run, group)
             if group.stopped:
                 return
@@ -76,7 +82,7 @@ async def fire(run: Run, hook: Hook, given: Given) -> Any:
 class _Group:
     """Hooks of one kind on their way. The author's side moves ``at`` and ``began``, ours looks at them."""
 
-    def __init__(self, hooks: tuple[Hook, ...], given: Given, take: Take, inside: Inside) -> None:
+    def __init__(self, hooks: tuple[Hook, ...], given: Given, take: Take, undo: Undo, inside: Inside) -> None:
         self.hooks = hooks
         self.at = 0
         """The place of the one that runs, or runs next."""
@@ -88,6 +94,7 @@ class _Group:
         """One took too long. It may still run somewhere, and counts no longer."""
         self._given = given
         self._take = take
+        self._undo = undo
         self._inside = inside
 
     def time(self) -> float:
@@ -113,7 +120,7 @@ class _Group:
             try:
                 self._took(await self._call(hook))
             except Exception as error:
-                _failed(hook, error)
+                self.failed(hook, error)
 
     def plain(self) -> _Left | None:
         """Run them in a thread; what one of them left to be awaited, if so."""
@@ -124,7 +131,7 @@ class _Group:
                     return _Left(value)
                 self._took(value)
             except Exception as error:
-                _failed(hook, error)
+                self.failed(hook, error)
         return None
 
     async def left(self, left: _Left) -> None:
@@ -132,7 +139,13 @@ class _Group:
         try:
             self._took(await left.value)
         except Exception as error:
-            _failed(self.hook, error)
+            self.failed(self.hook, error)
+
+    def failed(self, hook: Hook, error: Exception) -> None:
+        """Raise what is to be raised, or log it: then those behind do not see what it has changed in place."""
+        _failed(hook, error)
+        self._inside.put_back()
+        self._undo(self._given)
 
     def _rest(self) -> Iterator[Hook]:
         while self.at < len(self.hooks) and not self.stopped and not self.abandoned:
@@ -166,7 +179,7 @@ async def _go(run: Run, group: _Group) -> None:
                 await _run(run, group)
     except TimeoutError:
         group.abandoned = True
-        _failed(group.hook, TimeoutError(f"it did not return within {group.hook.timeout:g} s"))
+        group.failed(group.hook, TimeoutError(f"it did not return within {group.hook.timeout:g} s"))
         group.at += 1
     except asyncio.CancelledError:
         group.abandoned = True  # a thread goes on to its end: not to the hooks behind it
@@ -183,7 +196,7 @@ async def _run(run: Run, group: _Group) -> None:
     except (HookError, AbortError):
         raise
     except Exception as error:  # it was none when it was raised (sys.exit): it ended the task, or the thread's job
-        _failed(group.hook, error)
+        group.failed(group.hook, error)
         group.at += 1
 
 

@@ -203,7 +203,7 @@ def apply_result(state: RunState, op: int, result: New) -> None:
     """The call of operation ``op`` has a result. A second result of the same call is dropped."""
     for call in state.calls:
         if call.op == op and call.result is None:
-            call.result = result
+            call.result, call.returned = result, None  # what it came to elsewhere is not carried on beside it
     collect(state)
     end_at_limit(state)
 

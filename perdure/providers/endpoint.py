@@ -99,7 +99,7 @@ class Endpoint(ABC, Generic[C]):
                 f"{made}: base_url is an address that begins with http:// or https://.",
                 hint=f"For instance {made}(base_url={self.official_url!r}); a key goes to api_key.",
             )
-        if api_key_env and not _VARIABLE.fullmatch(api_key_env):
+        if api_key_env and not (isinstance(api_key_env, str) and _VARIABLE.fullmatch(api_key_env)):
             raise DefinitionError(  # it may be a key: what is given here is said to nobody
                 f"{made}: api_key_env is the name of an environment variable, of letters, digits and underscores.",
                 hint=f"For instance {made}(api_key_env={self.key_envs[0]!r}); a key itself goes to api_key.",

@@ -45,7 +45,7 @@ def check_event(model: ModelRef, event: object) -> None:
                 model, f"yielded {event!r:.100}", "What a delta says is text, where there is none an empty one."
             )
         return
-    if isinstance(event.parts, str) or not all(isinstance(part, _PARTS) for part in event.parts):
+    if not isinstance(event.parts, list | tuple) or not all(isinstance(part, _PARTS) for part in event.parts):
         hint = 'For instance Completed((TextPart(text="Hello."),)).'
         raise _misfit(model, f"completed a reply whose parts are {event.parts!r:.100}", hint)
     if not isinstance(event.usage, Usage):

@@ -17,6 +17,7 @@ from ..errors import AbortError
 from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
 from ..hooks.files import by_reference
 from ..hooks.hook import OF_TOOLS
+from ..hooks.inside import same
 from ..hooks.returned import arguments_from
 from ..ports import NextTool, ToolCall
 from ..tools import ArgumentsError, Tool, ToolContext, error_text, read_result
@@ -128,12 +129,15 @@ class _Around:
             found = arguments_from(hook, returned, given["arguments"])
             if isinstance(found, Veto):
                 vetoes.append(found)
-            elif found is not given["arguments"] or found != before:  # returned, or changed in place
+            elif found is not given["arguments"] or not same(found, before):  # returned, or changed in place
                 given["arguments"], self._changed_by = found, hook
                 before = copy.deepcopy(found)
             return bool(vetoes)
 
-        await fire_all(self._run, self._hooks["before_tool_call"], given, take)
+        def undo(given: Given) -> None:
+            given["arguments"] = copy.deepcopy(before)
+
+        await fire_all(self._run, self._hooks["before_tool_call"], given, take, undo)
         if self._changed_by is not None:
             call.arguments = given["arguments"]
         return vetoes[0] if vetoes else None

@@ -287,3 +287,6 @@ class ToolOutput(Data):
     run again when somebody has answered ``question``. ``cleared``: it may be handed over to whoever runs it."""
     question: Question | None = None
     cleared: Cleared | None = Field(default=None, exclude_if=operator.not_)
+    side: str = Field(default="", exclude_if=operator.not_)
+    """``kind`` of the side that was asked for: a worker of an engine before this one does not know of it, and says that
+    the call is to be made again."""

@@ -355,3 +355,6 @@ async def test_what_a_hook_that_fails_has_changed_inside_a_message_is_put_back(a
     with pytest.raises(HookError, match="ValueError: no"):
         await fire_all(author.run, [hook("before_llm_call")(fails)], {"messages": (said,)})
     assert said.tool_calls[0].arguments == {"deep": [1]}
+    logs = hook("before_llm_call", on_error="log")(fails)
+    await fire_all(author.run, [logs, hook("before_llm_call")(looks)], {"messages": (said,)})
+    assert said.tool_calls[0].arguments == {"deep": [1]}

@@ -207,6 +207,15 @@ def test_a_second_result_of_the_same_call_is_dropped() -> None:
     assert state.calls[0].returned.text == "first"
 
 
+def test_what_it_came_to_is_not_carried_beside_its_result() -> None:
+    state = asked(*(client(Around(after=True), f"c{n}") for n in range(9)))
+    long = "x" * 250_000
+    for pending in state.calls[:-1]:  # the last waits, for a month maybe, and the run goes on as new
+        answer(state, pending.call.id, value=long)
+        loop.apply_result(state, pending.op, NewResult(call_id=pending.call.id, name="look", key="k"))
+    assert len(str(loop.carry_over(state))) < len(long), "Temporal takes 2 MB"
+
+
 def test_a_state_of_an_engine_before_this_one_is_the_same_bytes() -> None:
     state = asked(far(), client(id="c2"), call("c3"))
     plain = state.model_dump(mode="json")

@@ -65,6 +65,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, url: str | None, host: str
         ({"base_url": "localhost:1234/v1"}, "begins with http"),
         ({"base_url": "http:///v1"}, "begins with http"),
         ({"api_key_env": "sk-secret-0123456789"}, "the name of an environment variable"),
+        ({"api_key_env": ["MINE"]}, "the name of an environment variable"),
         ({"timeout": 0}, "above 0"),
         ({"timeout": "5"}, "above 0"),
         ({"timeout": float("nan")}, "above 0"),

@@ -93,6 +93,8 @@ def test_what_was_registered_stays_when_its_successor_is_refused() -> None:
         (TextDelta(None), r"yielded TextDelta\(text=None\)"),  # type: ignore[arg-type]
         (ToolCallDelta(0, "", "f", {"a": 1}), "yielded ToolCallDelta"),  # type: ignore[arg-type]
         (Completed("Hello."), "parts are 'Hello.'"),  # type: ignore[arg-type]
+        (Completed(None), "parts are None"),  # type: ignore[arg-type]
+        (Completed(part for part in [TextPart(text="Hello.")]), "parts are <generator"),  # type: ignore[arg-type]
         (Completed(("Hello.",)), "parts are"),  # type: ignore[arg-type]
         (Completed((), usage={"input_tokens": 1}), "for usage"),  # type: ignore[arg-type]
         (Completed((), finish_reason="end_turn"), "'end_turn' for finish_reason"),  # type: ignore[arg-type]

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, HookSet, RunContext, hook
+from perdure import Agent, HookSet, RunContext, hook, remote_tool, tool
 from perdure.errors import HookError
 from perdure.hooks import Hook
 from perdure.ports import ModelRequest
 from perdure.stages.hooks import HookStage
+from perdure.testing import call, scripted
 from perdure.types.messages import Message
+from perdure.workflows import elsewhere
 from tests.unit.stages.build import Inner, model_call
 
 
@@ -55,3 +57,69 @@ async def test_messages_are_changed_by_what_a_hook_returns_which_is_checked() ->
 
     with pytest.raises(HookError, match="adding"):
         await asked(Agent("a", "openai:gpt-5"), adding)
+
+
+async def ran(agent: Agent, **arguments: Any) -> dict[str, Any]:
+    """What the tool of ``agent`` is called with."""
+    given: list[dict[str, Any]] = []
+
+    @tool(name="far")
+    def stand_in(amount: Any, force: Any) -> None:
+        """In its place."""
+        given.append({"amount": amount, "force": force})
+
+    async with scripted(agent, [call("far", **arguments), "Done."], tools=[stand_in]) as s:
+        await (await s.client.start(agent.name, "Go.")).result()
+    (one,) = given
+    return one
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_what_is_equal_in_python_may_be_another_value(returns: bool) -> None:
+    @hook("before_tool_call")
+    def exact(arguments: dict[str, Any]) -> Any:
+        arguments |= {"amount": 3.0, "force": True}
+        return dict(arguments) if returns else None
+
+    agent = Agent("a", "openai:gpt-5", tools=[remote_tool("far", {}, "far")], hooks=[exact])
+    given = await ran(agent, amount=3, force=1)
+    assert repr(given) == "{'amount': 3.0, 'force': True}"
+
+
+async def test_what_a_hook_that_fails_has_changed_in_place_no_other_hook_is_taken_to_have_changed() -> None:
+    seen: list[Any] = []
+
+    @hook("before_tool_call", on_error="log")
+    def fails(arguments: dict[str, Any]) -> None:
+        arguments["amount"] = 99
+        raise ValueError("no")
+
+    @hook("before_tool_call")
+    def looks(arguments: dict[str, Any]) -> None:
+        seen.append(arguments["amount"])
+
+    agent = Agent("a", "openai:gpt-5", tools=[remote_tool("far", {}, "far")], hooks=[fails, looks])
+    assert (await ran(agent, amount=3, force=False), seen) == ({"amount": 3, "force": False}, [3])
+
+
+async def test_a_worker_of_an_older_version_does_not_have_a_call_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_side(task: Any) -> dict[str, Any]:  # which is all that such a worker knows of what it is asked
+        return task.model_dump(mode="json", exclude_none=True, exclude={"side"})  # type: ignore[no-any-return]
+
+    @hook("after_tool_call")
+    def looks() -> None:
+        """It would see the result."""
+
+    @tool(name="far")
+    def stand_in() -> str:
+        """In its place."""
+        return "secret"
+
+    monkeypatch.setattr(elsewhere, "plain", without_side)
+    agent = Agent("a", "openai:gpt-5", tools=[remote_tool("far", {}, "far")], hooks=[looks])
+    async with scripted(agent, [call("far"), "Done."], tools=[stand_in]) as s:
+        await (await s.client.start("a", "Go.")).result()
+    (told,) = [part.content for message in s.requests[-1].messages for part in message.tool_results]
+    assert "(far was run, and its result cannot be shown)" in told
+    assert "call it again" not in told
+    assert "secret" not in told
