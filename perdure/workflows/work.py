@@ -64,35 +64,36 @@ class Work:
             while more is not None and not over():
                 tasks += [asyncio.create_task(one) for one in more.begin()]
                 await wait()
-        if not all(task.done() for task in tasks):
-            await _settle(tasks, stop=True)
+        stopped = [] if all(task.done() for task in tasks) else await _settle(tasks, stop=True)
         for task in tasks:
-            self._ended(task)
+            _ended(task, stopped)
 
     async def finish(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
         """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
-        tasks = [asyncio.create_task(work)]
+        task, stopped = asyncio.create_task(work), []
         try:
-            await host.wait(tasks)
+            await host.wait([task])
         except asyncio.CancelledError:
-            await _settle(tasks, stop=stop)
-        self._ended(tasks[0])
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Raise what ``task`` raised. One that we stopped may end cancelled, between two things that it waits for; it
-        has nothing to say then. Raised here, that would end the run, and nobody would close the transcript.
-        """
-        if not (task.cancelled() and self.stopping()):
-            task.result()
+            stopped = await _settle([task], stop=stop)
+        _ended(task, stopped)
 
 
-async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> None:
+async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> list[asyncio.Task[None]]:
+    """Wait until all have ended. Gives those that were stopped before."""
     # Lets in what arrived with the cancellation. What comes later still counts: an activity that is cancelled is waited
     # for, and hands over the result that it had.
     await _through_cancellation(lambda: host.wait_condition(lambda: True))
-    for task in tasks if stop else []:
-        task.cancel()
+    stopped = [task for task in tasks if stop and task.cancel()]
     await _through_cancellation(lambda: host.wait(tasks))
+    return stopped
+
+
+def _ended(task: asyncio.Task[None], stopped: list[asyncio.Task[None]]) -> None:
+    """Raise what ``task`` raised. One that was stopped may end cancelled, between two things that it waits for; it has
+    nothing to say then. Raised here, that would end the run, and nobody would close the transcript.
+    """
+    if not (task.cancelled() and task in stopped):
+        task.result()
 
 
 async def _through_cancellation(wait: Callable[[], Awaitable[None]]) -> None:
