@@ -115,11 +115,11 @@ class Agent(Typed):
         self._declare(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
         self.limits = checked_limits(name, limits)
-        check_prices(name, self.chain, self.limits)
         hooks = listed_hooks(f"agent {name!r}", hooks)
         self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
         self.compaction = checked_compaction(name, with_brought(compaction, hooks))
         """How its conversations are kept short; None where they are not."""
+        check_prices(name, self.chain, self.limits, self.compaction)
         self.max_iterations = iterations(name, max_iterations, self.limits)
         self.approvals = checked_rules(name, approvals)
         """Which calls run unasked, wait for a person, or are denied: the first rule that matches."""

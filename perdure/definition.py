@@ -79,13 +79,15 @@ def no_price(agent: str, model: str) -> DefinitionError:
     )
 
 
-def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits) -> None:
+def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits, compaction: Compactions | None = None) -> None:
     """Raise ``DefinitionError`` for a limit of cost, and a model whose calls would count as free.
 
     What is not known here, the first reply shows: models of providers that are not perdure's own, and overrides.
+    ``compaction`` may name one that sums up.
     """
     if limits.limits_cost:
-        for one in chain:
+        summing = compaction.summarise.model if compaction is not None and compaction.summarise is not None else None
+        for one in (*chain, *(() if summing is None else checked_models(name, summing))):
             if one.own is None and not has_price(one.provider, one.name):
                 raise no_price(name, str(one))
 

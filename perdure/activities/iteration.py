@@ -22,6 +22,7 @@ from .firing import Firing
 from .prologue import Prologue
 from .stepping import Stepping
 from .toolsets import Toolsets
+from .unpriced import priced
 
 
 class IterationStage:
@@ -95,7 +96,7 @@ class IterationStage:
     async def _iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
         if call.input.purpose == "compact":
             call.request = await self._prologue.request(agent, call, told)
-            return await next(call)
+            return priced(agent, await next(call), inherited=call.input.cost_limited)
         await self._firing.messages(agent, call, told)
         await self._delegating.after(agent, call, told)
         stepped = await self._stepping.step(agent, call, told)

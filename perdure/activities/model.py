@@ -14,7 +14,7 @@ from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, St
 from ..types.messages import Message, Part, ToolCallPart, Usage
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
-Cost = Callable[[str, str, Usage], float | None]
+Cost = Callable[[str, str, Usage, str | None], float | None]
 
 
 class ModelActivity:
@@ -37,9 +37,9 @@ class ModelActivity:
         completed = await self._stream(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = [sound_part(part) for part in completed.parts if not _cut_off(part, completed)]
-        cost = self._cost(provider, completed.model or agent.model_name, completed.usage)
-        if cost is None and len(agent.chain) == 1:  # the API may call it by another name than the one that is priced
-            cost = self._cost(provider, agent.model_name, completed.usage)
+        # The API may call it by another name than the one that is priced.
+        model, asked = completed.model or agent.model_name, _asked(agent, provider)
+        cost = self._cost(provider, model, completed.usage, asked)
         message = Message(
             role="assistant",
             parts=with_ids(parts, call.input.op),
@@ -68,6 +68,12 @@ class ModelActivity:
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {agent.model} ended before its reply was complete")
         return last
+
+
+def _asked(agent: Agent, provider: str) -> str | None:
+    """The name by which ``agent`` has asked for the model; None where it may have been one of several."""
+    names = [one.name for one in agent.chain if len(agent.chain) == 1 or one.provider == provider]
+    return names[0] if len(names) == 1 else None
 
 
 def _cut_off(part: Part, reply: Completed) -> bool:

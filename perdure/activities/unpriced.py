@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..agent import Agent
 from ..definition import no_price
 from ..errors import DefinitionError
+from ..ports import ModelReply
 from ..types.messages import Message
 
 
@@ -19,3 +20,12 @@ def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> Defi
     ):
         return None
     return no_price(agent.name, message.model or agent.model_name)
+
+
+def priced(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
+    """``summary``. Raises ``DefinitionError`` where it cannot count: another model may have written it."""
+    made = summary.output
+    said = Message(role="assistant", model=made.model or None, usage=made.usage, cost_usd=made.cost_usd)
+    if (wrong := unpriced(agent, said, inherited=inherited)) is not None:
+        raise wrong
+    return summary

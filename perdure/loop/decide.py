@@ -237,7 +237,7 @@ def _size(item: New) -> int:
 def _close_once(state: RunState, status: Ending) -> Next:
     if running(state):  # what they have used by then is recorded, too
         return StopChildren()
-    if state.recorded and not state.inbox and not state.carry:
+    if state.recorded and not state.inbox and not state.carry and not state.revoked:
         return _end(state, status)
     return _closing(state, status)
 

@@ -53,13 +53,21 @@ class _Rates(NamedTuple):
     output: float
 
 
-def cost_usd(provider: str, model: str, usage: Usage) -> float | None:
+def cost_usd(provider: str, model: str, usage: Usage, asked: str | None = None) -> float | None:
     """US dollars, or None where no price is registered and the price list does not have the model.
 
-    ``provider`` is a registered name. One that the list does not know is priced as the API behind it.
+    ``provider`` is a registered name. One that the list does not know is priced as the API behind it. ``model`` is what
+    the API calls it, and ``asked`` what the agent does: a price is registered by that name.
     """
-    if (own := registered(provider, model)) is not None:
+    names = (model,) if asked is None or asked == model else (model, asked)
+    if (own := registered(provider, *names)) is not None:
         return own.of(usage)
+    prices = (_listed(provider, name, usage) for name in names)
+    return next((price for price in prices if price is not None), None)
+
+
+def _listed(provider: str, model: str, usage: Usage) -> float | None:
+    """By the price list."""
     cached = min(usage.cached_tokens, usage.input_tokens)
     written = min(usage.cache_write_tokens, usage.input_tokens - cached)
     counts = _Counts(usage.input_tokens, usage.output_tokens, cached, written)

@@ -74,7 +74,8 @@ def register_price(
     _prices[ALIASES.get(provider, provider), name] = price
 
 
-def registered(provider: str, model: str) -> Price | None:
-    """The price that an author gave."""
+def registered(provider: str, *models: str) -> Price | None:
+    """The price that an author gave; ``models``: the names of one model, the likeliest first."""
     provider = ALIASES.get(provider, provider)
-    return _prices.get((provider, model)) or _prices.get((provider, ANY))
+    found = (_prices.get((provider, name)) for name in (*models, ANY))
+    return next((price for price in found if price is not None), None)

@@ -99,6 +99,7 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
         pinned=state.pinned,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
+        cost_limited=cost_inherited(state),
     )
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options())

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
-from perdure import Agent, RunContext, tool
+from perdure import Agent, Limits, RunContext, tool
 from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, prologue
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.chain import ModelChain
 from perdure.testing import ScriptedProvider, call
-from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart
-from perdure.types.wire import AsActivity, ModelInput, Refused
+from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart, Usage
+from perdure.types.wire import AsActivity, ModelInput, ModelOutput, Refused
 
 INPUT = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=3, iteration=1)
 
@@ -37,6 +37,41 @@ async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelRep
     stage = IterationStage(Agents([agent]), author)
     activity = ModelActivity(chain, lambda *_: None)  # type: ignore[arg-type]
     return await stage.model(ModelCall(INPUT, fresh=[Message.user("Go.")]), activity.call)
+
+
+@pytest.mark.parametrize(
+    ("more", "asked"),
+    [((), "ours"), (("google:gemini-2.5-pro",), "ours"), (("openai:other",), None)],
+    ids=["one", "of a chain", "one of two of a provider"],
+)
+async def test_a_price_is_looked_for_by_the_name_that_was_asked_too(
+    author: AuthorLoop, more: tuple[str, ...], asked: str | None
+) -> None:
+    looked: list[tuple[str, str, str | None]] = []
+
+    def cost(provider: str, model: str, usage: Usage, asked: str | None) -> float:
+        looked.append((provider, model, asked))
+        return 0.5
+
+    agent = Agent("a", ["openai:ours", *more])
+    answer = Completed((TextPart(text="Done."),), model="ours-2026", provider="openai")
+    activity = ModelActivity(lambda _: ScriptedProvider([answer]), cost)
+    said = await IterationStage(Agents([agent]), author).model(
+        ModelCall(INPUT, fresh=[Message.user("Go.")]), activity.call
+    )
+    assert said.output.cost_usd == 0.5
+    assert looked == [("openai", "ours-2026", asked)]
+
+
+async def test_a_summary_without_a_price_does_not_count_as_free(author: AuthorLoop) -> None:
+    stage = IterationStage(Agents([Agent("a", ScriptedProvider([]), limits=Limits(cost_usd=1))]), author)
+    compacting = ModelCall(INPUT.model_copy(update={"purpose": "compact"}), fresh=[Message.user("Go.")])
+
+    async def summed(_: ModelCall) -> ModelReply:
+        return ModelReply(ModelOutput(model="ours-2026", usage=Usage(input_tokens=5)), None)
+
+    with pytest.raises(DefinitionError, match="no price of 'ours-2026'"):
+        await stage.model(compacting, summed)
 
 
 @tool

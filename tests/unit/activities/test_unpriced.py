@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.activities.unpriced import unpriced
+from perdure.activities.unpriced import priced, unpriced
 from perdure.errors import DefinitionError
+from perdure.ports import ModelReply
 from perdure.types.messages import Usage
+from perdure.types.wire import ModelOutput
 
 
 def reply(cost: float | None, tokens: int = 5) -> Message:
@@ -36,3 +38,16 @@ def test_so_it_is_where_a_parent_has_the_limit() -> None:
 )
 def test_where_nothing_is_lost_nothing_is_wrong(limits: Limits, said: Message) -> None:
     assert unpriced(agent(limits), said) is None
+
+
+def summary(cost: float | None, tokens: int = 5) -> ModelReply:
+    return ModelReply(ModelOutput(model="local-7b", usage=Usage(input_tokens=tokens), cost_usd=cost), None)
+
+
+def test_a_summary_counts_too() -> None:
+    with pytest.raises(DefinitionError, match="no price of 'local-7b' is known"):
+        priced(agent(Limits(cost_usd=1)), summary(None))
+    with pytest.raises(DefinitionError):
+        priced(agent(Limits()), summary(None), inherited=True)
+    for made in (summary(0.1), summary(None, tokens=0)):
+        assert priced(agent(Limits(cost_usd=1)), made) is made

@@ -257,6 +257,30 @@ def test_what_was_revoked_is_told_once_and_before_the_run_ends() -> None:
     assert isinstance(loop.decide(state), loop.End)
 
 
+@pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
+def test_what_is_revoked_while_the_ending_is_recorded_is_told_too(how: str) -> None:
+    state = asked(waiting("c1"))
+    decide(state, by="ana", always=True)
+    stand(state, "rm", "ana", "later")
+    done(state, "c1")
+    loop.revoke(state, {"tool": "rm"}, NOW)
+    if how == "completed":
+        model(state, says("Done."))
+    elif how == "failed":
+        loop.fail(state, "HookError", "no")
+    else:
+        loop.cancel(state)
+    for _ in range(2):
+        ending, told = loop.decide(state), tuple(state.revoked)
+        assert isinstance(ending, loop.Close)
+        assert told
+        if state.standing:
+            loop.revoke(state, {"tool": "look"}, NOW)
+        loop.told_revoked(state, told)
+        loop.apply_closed(state, ending, "head")
+    assert loop.decide(state) == loop.End(how)  # type: ignore[arg-type]
+
+
 def test_what_an_earlier_engine_took_back_is_not_told() -> None:
     state = asked(waiting("c1"))
     decide(state, by="ana", always=True)

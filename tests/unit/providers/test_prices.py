@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Limits, register_price
+from perdure import Agent, Compaction, Limits, register_price
 from perdure.errors import DefinitionError
 from perdure.providers import prices
 from perdure.providers.cost import cost_usd
@@ -27,6 +27,20 @@ def test_a_registered_price_counts_before_the_list() -> None:
     assert cost_usd("openai-chat", "gpt-5", USAGE) == pytest.approx(2.0)
     register_price("openai:gpt-5", input=1, output=2, cached=0.1, cache_write=3)
     assert cost_usd("openai", "gpt-5", USAGE) == pytest.approx(0.5 + 0.04 + 0.3 + 1.0)
+
+
+def test_what_the_api_calls_the_model_has_the_price_of_the_name_that_it_was_asked_by() -> None:
+    register_price("openai:*", input=7, output=0)
+    register_price("openai:gpt-5", input=1, output=2)
+    assert cost_usd("openai", "gpt-5-2025-08-07", USAGE, "gpt-5") == pytest.approx(2.0)
+    assert cost_usd("openai", "gpt-5-2025-08-07", USAGE) == pytest.approx(7.0)
+    register_price("openai:gpt-5-2025-08-07", input=3, output=0)
+    assert cost_usd("openai", "gpt-5-2025-08-07", USAGE, "gpt-5") == pytest.approx(3.0)
+
+
+def test_a_name_that_the_list_does_not_have_is_priced_as_what_was_asked_for() -> None:
+    assert cost_usd("openai", "ours", USAGE) is None
+    assert cost_usd("openai", "ours", USAGE, "gpt-5") == cost_usd("openai", "gpt-5", USAGE) is not None
 
 
 def test_one_of_every_model_of_a_provider_comes_last() -> None:
@@ -64,6 +78,13 @@ def test_a_limit_of_cost_needs_the_prices_of_the_models(model: Any, limits: Limi
     register_price("openai:my-model", input=1, output=1)
     register_price("anthropic:my-model", input=1, output=1)
     Agent("a", model, limits=limits)
+
+
+def test_so_does_a_model_that_sums_up() -> None:
+    compaction = Compaction.summarise(at=1000, model="anthropic:my-model")
+    with pytest.raises(DefinitionError, match="no price of 'anthropic:my-model'"):
+        Agent("a", "openai:gpt-5", limits=Limits(cost_usd=1), compaction=compaction)
+    Agent("a", "openai:gpt-5", compaction=compaction)
 
 
 def test_what_models_of_others_cost_is_not_known_yet() -> None:
