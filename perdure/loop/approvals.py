@@ -105,7 +105,9 @@ def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval
     pending = next(one for one in state.calls if one.call.id == decision.call_id and asks(one))
     call, terms = pending.call, pending.call.approval
     assert terms is not None, "it asks"
-    changed = decision.arguments if decision.decision == "approve" and decision.arguments != call.arguments else None
+    changed = decision.arguments if decision.decision == "approve" else None
+    if changed is not None and arguments_hash(call.id, call.name, changed) == terms.hash:
+        changed = None  # as they were, where 1 and true, or 3 and 3.0, are not the same
     decided = _decide(
         state,
         pending,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_an_approved_call_runs_beside_one_that_waits() -> None:
     assert one.decided is not None
     assert (one.decided.arguments, one.decided.by) == ({"path": "/"}, "ana")
     assert one.decided.hash == arguments_hash("c1", "look", {"path": "/"})
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [({"n": 1}, None), ({"n": True}, {"n": True}), ({"n": 1.0}, {"n": 1.0}), ({}, {})]
+)
+def test_arguments_that_are_equal_in_python_alone_are_changed_ones(given: Any, taken: Any) -> None:
+    one = call("c1").model_copy(update={"arguments": {"n": 1}})
+    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    state = asked(one.model_copy(update={"approval": Asks(hash=hash)}))
+    decide(state, by="ana", arguments=given)
+    (pending,) = state.calls
+    assert pending.decided is not None
+    assert json.dumps(pending.decided.arguments) == json.dumps(taken)
 
 
 def test_a_denied_call_has_its_result_and_the_model_is_asked() -> None:
