@@ -7,12 +7,17 @@ import dataclasses
 import json
 import os
 import socket
-from contextlib import closing
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
+from ..errors import RuntimeSetupError
 from . import database, rpc
 from .binary import Binary
 from .home import Home
+from .locks import locked
 from .process import is_alive, spawn_detached, start_token, terminate
 from .record import ServerInfo, read_record, write_record
 
@@ -29,6 +34,7 @@ DYNAMIC_CONFIG = (
 )
 
 _READY_SECONDS = 30.0
+_ALONE_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
 _POLL = 0.05
 _ATTEMPTS = 3
@@ -50,6 +56,11 @@ async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     home.check_writable()
     database.prepare(home)
     _rotate(home)
+    async with _alone():
+        return await _start(home, binary, database_fd)
+
+
+async def _start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     info = await _bring_up(home, binary, database_fd)
     await rpc.index_runs(info.address)
     if await rpc.keep_closed_runs(info.address):
@@ -59,6 +70,18 @@ async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
         info = await _bring_up(home, binary, database_fd)
     write_record(home, info)
     return info
+
+
+@asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """One start at a time on this machine, where there is a directory for the lock. Two homes whose servers began at
+    once chose the same ports: each was answered by the other's, set that one up, and left its own as it was.
+    """
+    path = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}-ports.lock"
+    async with AsyncExitStack() as stack:
+        with suppress(RuntimeSetupError):
+            await stack.enter_async_context(locked(path, wait=_ALONE_SECONDS, busy="starting a Temporal dev server"))
+        yield
 
 
 async def _bring_up(home: Home, binary: Binary, database_fd: int) -> ServerInfo:

@@ -28,6 +28,8 @@ from perdure.embedded.record import ServerInfo, read_record, write_record
 from perdure.embedded.rpc import RETENTION
 from perdure.embedded.server import ensure_server, running_server, stop_server
 from perdure.errors import RuntimeSetupError, ServerStartError
+from perdure.search_attributes import find
+from perdure.types.indexing import ATTRIBUTES
 
 pytestmark = pytest.mark.server
 
@@ -89,6 +91,25 @@ async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> N
     # Detached: a session of its own, and private files.
     assert os.getsid(running.pid) != os.getsid(0)
     assert home.temporal_db.stat().st_mode & 0o077 == 0
+
+
+async def test_servers_of_several_homes_that_start_at_the_same_moment_are_several(tmp_path: Path) -> None:
+    """Each is answered by its own server, on ports of its own, and sets that one up."""
+    homes = [Home(tmp_path / name) for name in ("a", "b", "c")]
+    try:
+        for _ in range(2):
+            servers = await asyncio.gather(*map(ensure_server, homes))
+            assert len({one.instance_id for one in servers}) == len({one.address for one in servers}) == len(homes)
+            for one in servers:
+                client = await Client.connect(one.address)
+                assert (await find(client.service_client, "default")).names == tuple(ATTRIBUTES)
+                described = await client.workflow_service.describe_namespace(
+                    DescribeNamespaceRequest(namespace="default")
+                )
+                assert described.config.workflow_execution_retention_ttl.seconds == RETENTION.total_seconds()
+            await asyncio.gather(*map(stop_server, homes))
+    finally:
+        await asyncio.gather(*map(stop_server, homes))
 
 
 async def test_runs_survive_kill_9_of_the_server(home: Home) -> None:

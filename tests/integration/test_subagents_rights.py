@@ -46,12 +46,12 @@ def tree(*, boss: Any = (), foreman: Any = (), worker: Any = (), uses: Any = rem
     return [Agent("boss", models[0], subagents=[middle], approvals=boss), middle, last]
 
 
-async def waiting(client: Client) -> PendingCall:
-    """The call that waits, when one does."""
+async def waiting(client: Client, run: Run) -> PendingCall:
+    """The call of ``run``, or of a run below it, that waits, when one does. Other tests use the server too."""
     found: list[PendingCall] = []
 
     async def there() -> bool:
-        found[:] = await client.approvals()
+        found[:] = [one for one in await client.approvals() if f"{one.run_id}/".startswith(f"{run.id}/")]
         return bool(found)
 
     await eventually(there, deadline=20, what="a call that waits")
@@ -91,7 +91,7 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
     rules = {"boss": [ask("remove", Approval(separate=True))], "worker": [ask("remove", Approval(expires="1d"))]}
     async with engine.served(*tree(**rules)) as client:
         run = await client.start("boss", "Go.", by="ana")
-        one = await waiting(client)
+        one = await waiting(client, run)
         assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "worker", True)
         with pytest.raises(InvalidInputError, match="ana asked for what led to"):
             await one.approve(by="ana")
@@ -103,7 +103,7 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
 async def test_a_rule_that_a_deploy_brings_above_holds_for_calls_that_wait_below(engine: Engine) -> None:
     async with engine.served(*tree(uses=apart)) as client:
         run = await client.start("boss", "Go.", by="ana")
-        one = await waiting(client)
+        one = await waiting(client, run)
     new = tree(uses=apart, boss=[deny("remove")])
     for agent, left in zip(new, (["Done."], ["Done."], ["Done."]), strict=True):
         agent.provider = ScriptedProvider(left)
@@ -141,7 +141,7 @@ async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: 
     )
     async with engine.served(boss, worker) as client:
         run = await client.start(boss, "Go.", by="ana")
-        one = await waiting(client)
+        one = await waiting(client, run)
         with pytest.raises(InvalidInputError, match="ana asked for what led to"):
             await one.approve(by="ana")
         assert RAN == []
