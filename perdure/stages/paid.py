@@ -1,5 +1,8 @@
 """The paid stage: a reply is kept before code of the author's sees it, so that code which fails does not cost it.
 
+Not where a hook may change the reply (``after_llm_call``): it may be there to take a secret out, and what it has not
+seen yet is stored nowhere.
+
 It stands right behind the hooks. The outcome of a call is what they have made of the reply, and is recorded when they
 are done (:mod:`.journal`); until then the reply is kept in the store's memory, in a namespace of the conversation. An
 attempt, or a run gone on with (``resume``), that asks the same again is given it and runs the hooks alone. What is
@@ -26,8 +29,10 @@ from .keys import model_key
 
 logger = logging.getLogger("perdure.worker")
 
-BEHIND: tuple[Event, ...] = ("after_llm_call", "before_subagent", "on_approval", "on_finish")
-"""Hooks that run when a reply is there."""
+CHANGES: Event = "after_llm_call"
+"""Hooks that may change a reply before it is stored."""
+BEHIND: tuple[Event, ...] = ("before_subagent", "on_approval", "on_finish")
+"""The others that run when a reply is there."""
 LAST = 20
 """Messages of a conversation that, with their number, say which request it is: all of a long one would take a while."""
 
@@ -60,7 +65,7 @@ def namespace(run_id: str) -> str:
 
 
 class PaidStage:
-    """Keeps replies while hooks and output validators look at them; nothing for an agent that has none."""
+    """Keeps replies while hooks and output validators look at them; see the module for what it does not keep."""
 
     def __init__(self, store: Kept, worker: HookSet | None = None) -> None:
         self._store = store
@@ -93,7 +98,9 @@ class PaidStage:
         return await next(call)
 
     def _is_seen(self, agent: Agent) -> bool:
-        """Whether code of the author's looks at replies, and may fail, or be slow."""
+        """Whether code of the author's looks at replies, and may fail, or be slow; and none may change them."""
+        if self._worker.on(CHANGES) or agent.hooks.on(CHANGES):
+            return False
         return bool(agent.output_validators) or any(self._worker.on(one) or agent.hooks.on(one) for one in BEHIND)
 
     async def _keep(self, write: MemoryWrite) -> None:

@@ -261,11 +261,10 @@ async def test_a_hook_that_fails_in_a_model_call_fails_the_run_at_once(engine: E
     assert len(runs) == (2 if event == "on_user_message" else 1)
 
 
-@pytest.mark.parametrize("event", ["after_llm_call", "on_finish"])
-async def test_a_hook_that_fails_behind_a_paid_reply_does_not_cost_it(engine: Engine, event: Any) -> None:
-    @hook(event)
+async def test_a_hook_that_fails_behind_a_paid_reply_does_not_cost_it(engine: Engine) -> None:
+    @hook("on_finish")
     def broken() -> None:
-        runs.append(event)
+        runs.append("asked")
         if len(runs) == 1:
             raise ValueError("no")
 
@@ -277,7 +276,7 @@ async def test_a_hook_that_fails_behind_a_paid_reply_does_not_cost_it(engine: En
             await run.result()
         await run.resume()
         response = await run.result()
-        assert (response.content, len(provider.requests), runs) == ("The first.", 1, [event, event])
+        assert (response.content, len(provider.requests), runs) == ("The first.", 1, ["asked", "asked"])
         assert response.usage.output_tokens
         assert await client.memory.list(f"paid:{run.id}") == {}
 

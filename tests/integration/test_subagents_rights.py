@@ -33,15 +33,15 @@ def remove(path: str = "a") -> str:
 apart = tool(remove.fn, name="remove", needs_approval=Approval(separate=True))
 REPLIES: list[list[Any]] = [
     [call("call_foreman", task="Go."), "Done."],
-    [call("call_worker", task="Go."), "Done."],
+    [call("call_remover", task="Go."), "Done."],
     [call("remove"), "Done."],
 ]
 
 
-def tree(*, boss: Any = (), foreman: Any = (), worker: Any = (), uses: Any = remove) -> list[Agent]:
+def tree(*, boss: Any = (), foreman: Any = (), remover: Any = (), uses: Any = remove) -> list[Agent]:
     """A boss has a foreman ask a worker, who removes something; with the rules of each."""
     models = [ScriptedProvider(list(replies)) for replies in REPLIES]
-    last = Agent("worker", models[2], tools=[uses], approvals=worker)
+    last = Agent("remover", models[2], tools=[uses], approvals=remover)
     middle = Agent("foreman", models[1], subagents=[last], approvals=foreman)
     return [Agent("boss", models[0], subagents=[middle], approvals=boss), middle, last]
 
@@ -51,7 +51,7 @@ async def waiting(client: Client, run: Run) -> PendingCall:
     found: list[PendingCall] = []
 
     async def there() -> bool:
-        found[:] = [one for one in await client.approvals() if f"{one.run_id}/".startswith(f"{run.id}/")]
+        found[:] = [one for one in await client.approvals(agent="remover") if f"{one.run_id}/".startswith(f"{run.id}/")]
         return bool(found)
 
     await eventually(there, deadline=20, what="a call that waits")
@@ -69,10 +69,10 @@ async def told(run: Run) -> list[str]:
     ("rules", "denies"),
     [
         ({"boss": [deny("remove")]}, "boss"),
-        ({"boss": [deny("rem*", path="a")], "worker": [allow("*")]}, "boss"),  # the default of an argument counts
+        ({"boss": [deny("rem*", path="a")], "remover": [allow("*")]}, "boss"),  # the default of an argument counts
         ({"foreman": [deny("remove")], "boss": [allow("*")]}, "foreman"),
-        ({"worker": [deny("remove")], "boss": [deny("remove")]}, "worker"),
-        ({"worker": [deny("remove")], "boss": [allow("*")]}, "worker"),
+        ({"remover": [deny("remove")], "boss": [deny("remove")]}, "remover"),
+        ({"remover": [deny("remove")], "boss": [allow("*")]}, "remover"),
         ({"boss": [ask("remove")], "foreman": [deny("remove")]}, "foreman"),
         ({"boss": [allow("remove", path="a"), deny("remove")]}, None),
         ({"boss": [deny("remove", path="b")]}, None),
@@ -88,11 +88,11 @@ def test_what_an_agent_denies_is_denied_to_all_below_it(rules: dict[str, Any], d
 
 
 async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_terms(engine: Engine) -> None:
-    rules = {"boss": [ask("remove", Approval(separate=True))], "worker": [ask("remove", Approval(expires="1d"))]}
+    rules = {"boss": [ask("remove", Approval(separate=True))], "remover": [ask("remove", Approval(expires="1d"))]}
     async with engine.served(*tree(**rules)) as client:
         run = await client.start("boss", "Go.", by="ana")
         one = await waiting(client, run)
-        assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "worker", True)
+        assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "remover", True)
         with pytest.raises(InvalidInputError, match="ana asked for what led to"):
             await one.approve(by="ana")
         await one.approve(by="bea")
@@ -116,7 +116,7 @@ async def test_a_rule_that_a_deploy_brings_above_holds_for_calls_that_wait_below
 
 @pytest.mark.parametrize("way", ["foreground", "background", "branch"])
 async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: Engine, way: str) -> None:
-    worker = Agent("worker", ScriptedProvider([call("remove"), "Done."]), tools=[apart])
+    worker = Agent("remover", ScriptedProvider([call("remove"), "Done."]), tools=[apart])
 
     @hook("on_iteration", agents=[worker])
     async def ask_first(step: Step) -> None:
@@ -128,8 +128,8 @@ async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: 
         return "seen"
 
     calls: dict[str, list[Any]] = {
-        "foreground": [call("call_worker", task="Go.")],
-        "background": [call("start_agent", agent_name="worker", message="Go."), call("collect_agent", handle="b1")],
+        "foreground": [call("call_remover", task="Go.")],
+        "background": [call("start_agent", agent_name="remover", message="Go."), call("collect_agent", handle="b1")],
         "branch": [call("look")],
     }
     boss = Agent(

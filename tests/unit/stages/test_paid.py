@@ -9,6 +9,7 @@ import pytest
 
 from perdure import Agent, hook
 from perdure.errors import StoreError
+from perdure.hooks import HookSet
 from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply, ModelRequest, NextModel
 from perdure.stages import JournalStage, PaidStage, compose_model
 from perdure.stages.paid import namespace
@@ -17,7 +18,7 @@ from perdure.types.messages import Message
 from perdure.types.wire import NewMessage
 from tests.unit.stages.build import Inner, model_call
 
-seen = hook("after_llm_call")(lambda: None)
+seen = hook("on_finish")(lambda: None)
 
 
 class Hooks:
@@ -52,7 +53,7 @@ def agent(*hooks: Any, **more: Any) -> Agent:
     return Agent("a", "openai:gpt-5", hooks=hooks, **more)
 
 
-@pytest.mark.parametrize("behind", ["after_llm_call", "before_subagent", "on_approval", "on_finish", "validator"])
+@pytest.mark.parametrize("behind", ["before_subagent", "on_approval", "on_finish", "validator"])
 async def test_an_attempt_behind_one_that_failed_is_given_its_reply(store: MemoryStore, behind: Any) -> None:
     asked = agent() if behind == "validator" else agent(hook(behind)(lambda: None))
     if behind == "validator":
@@ -106,6 +107,17 @@ async def test_without_code_that_looks_at_replies_nothing_is_kept(store: MemoryS
     hooks, inner = Hooks(agent(hook("before_llm_call")(lambda: None)), fails=0), Inner("first")
     await stages(store, hooks, inner)(model_call())
     assert len(store.commits) == 1
+
+
+@pytest.mark.parametrize("whose", ["agent", "worker"])
+async def test_what_a_hook_may_have_to_take_out_is_not_stored_before_it_has(store: MemoryStore, whose: str) -> None:
+    changes = hook("after_llm_call")(lambda: None)
+    hooks, inner = Hooks(agent(seen, *([changes] if whose == "agent" else []))), Inner("first", "second")
+    worker = HookSet([changes] if whose == "worker" else [])
+    call = compose_model([JournalStage(store), hooks, PaidStage(store, worker)], inner)
+    with pytest.raises(ValueError, match="no"):
+        await call(model_call())
+    assert (store.memory, len(inner.calls)) == ({}, 1)
 
 
 async def test_what_cannot_be_read_is_no_reply(store: MemoryStore) -> None:
