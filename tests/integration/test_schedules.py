@@ -73,8 +73,11 @@ async def test_a_triggered_run_is_a_run_like_any_other(engine: Engine, name: str
         assert [message.by for message in await run.transcript() if message.role == "user"] == ["ana"]
         status = await run.status()
         assert (status.state, status.agent) == ("completed", "reporter")
-        (row,) = [one for one in await client.list(agent="reporter") if one.id == run_id]
-        assert row.status == "completed"
+
+        async def ended() -> bool:
+            return [one.status for one in await client.list(agent="reporter") if one.id == run_id] == ["completed"]
+
+        await eventually(ended, what="the ended run in Temporal's list")
         stored = await (await client.store()).run(run_id)
         assert stored is not None
         assert stored.agent == "reporter"
