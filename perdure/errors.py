@@ -4,6 +4,7 @@
     ├── DefinitionError (also TypeError)         an agent or tool is defined wrongly; raised where it is defined
     │   └── SettingsError (also ValueError)      a setting that the provider does not have
     ├── InvalidInputError (also ValueError)      a run was started or steered with a badly shaped argument
+    │   └── NotWaitingYetError                   the call may come to wait for somebody; retryable
     ├── RunError                                 a run ended without an answer
     │   ├── LimitError
     │   │   ├── MaxIterationsError
@@ -71,6 +72,12 @@ class SettingsError(DefinitionError, ValueError):
 
 class InvalidInputError(PerdureError, ValueError):
     """A run was started or steered with an argument of the wrong shape or size."""
+
+
+class NotWaitingYetError(InvalidInputError):
+    """An approval or an answer came before the run has heard that its call waits, if it is ever to wait."""
+
+    retryable = True
 
 
 class RunError(PerdureError):

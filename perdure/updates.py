@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,21 +15,38 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .errors import from_type
+from .errors import NotWaitingYetError, from_type
 from .translate import closed_error, unreachable
 
 if TYPE_CHECKING:
     from .run import Run
 
+EARLY = 30.0
+"""Seconds for which an update that comes too early is repeated: a worker may have died before it told the run."""
+_FIRST, _LONGEST = 0.02, 1.0
+"""Seconds between two attempts: at first, and in the end."""
 _ENDED = "AcceptedUpdateCompletedWorkflow"
 
 
 async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: str, since: str | None = None) -> Any:
     """What update ``name`` of ``run`` returns. ``since`` is when the wait began that it is about, where that is known.
 
-    Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``; ``ServerUnreachableError``, which
-    says ``unheard``, where no answer came.
+    Who is told of a call by an event may be quicker than the run, which hears of it from the activity that told: then
+    it is sent again, for a while. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
+    ``ServerUnreachableError``, which says ``unheard``, where no answer came.
     """
+    delay, last = _FIRST, time.monotonic() + EARLY
+    while True:
+        try:
+            return await _sent(run, name, payload, unheard, since)
+        except NotWaitingYetError:
+            if time.monotonic() > last:
+                raise
+        await asyncio.sleep(delay)
+        delay = min(delay * 1.5, _LONGEST)
+
+
+async def _sent(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None) -> Any:
     try:
         return await run.handle.execute_update(name, payload, id=_id(payload, since))
     except WorkflowUpdateFailedError as error:

@@ -30,6 +30,7 @@ from ..types.wire import AsActivity, NewResult
 from . import questions
 from .apply import collect, end_at_limit
 from .asking import askers, asks, expects
+from .early import not_yet
 from .limits import unused
 from .reminding import look
 from .sizes import size
@@ -244,6 +245,8 @@ def _none_waits(state: RunState, call_id: str) -> Exception:
         return ApprovalExpiredError(f"the approval of call {call_id!r} has {past}")
     if past is not None:
         return ApprovalDecidedError(f"call {call_id!r} is already decided: {past}")
+    if not any(one.call.id == call_id for one in state.calls) and (early := not_yet(state, call_id)) is not None:
+        return early
     ids = [repr(one.call.id) for one in state.calls if asks(one)]
     there = f"There waits: {', '.join(ids)}." if ids else "None waits in this run."
     return InvalidInputError(f"no call {call_id!r:.120} waits for approval", hint=there)

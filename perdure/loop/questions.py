@@ -20,7 +20,8 @@ from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect, end_at_limit
 from .asking import asks, expects, let_go
-from .elsewhere import arguments_of, due_before, keep_cleared, keep_returned
+from .early import not_yet
+from .elsewhere import arguments_of, keep_cleared, keep_returned
 from .remote import fits_beside
 from .sizes import size
 
@@ -287,13 +288,10 @@ def _none_waits(state: RunState, call_id: str) -> PerdureError:
         return InvalidInputError(
             f"call {call_id!r} waits for approval, not for an answer", hint="Approve or deny it: decide_approval."
         )
-    if any(one.call.id == call_id and due_before(one) for one in state.calls):
-        return InvalidInputError(
-            f"call {call_id!r:.120} does not wait for an answer yet: its worker looks at it first",
-            hint="Answer it as soon as `status` shows it among `approvals`.",
-        )
     if (late := _answered(state, call_id)) is not None:
         return late
+    if (early := not_yet(state, call_id)) is not None:
+        return early
     ids = [repr(one.call.id) for one in state.calls if expects(one)]
     there = f"There waits: {', '.join(ids)}." if ids else "None does in this run."
     return InvalidInputError(f"no call {call_id!r:.120} waits for an answer", hint=there)

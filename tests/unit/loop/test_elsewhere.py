@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.errors import InvalidInputError
+from perdure.errors import NotWaitingYetError
 from perdure.loop import elsewhere
 from perdure.types.approval import Asks
 from perdure.types.elsewhere import Around, Cleared
@@ -98,7 +98,7 @@ def test_what_a_deploy_brought_holds_behind_a_call_that_was_looked_at() -> None:
 
 def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
     state = asked(client(BOTH))
-    with pytest.raises(InvalidInputError, match="does not wait for an answer yet"):
+    with pytest.raises(NotWaitingYetError, match="does not wait for anybody yet: its worker looks at it first"):
         answer(state, value=1)
     step = loop.decide(state)
     assert isinstance(step, loop.RunCalls)

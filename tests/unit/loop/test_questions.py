@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
+from perdure.errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    NotWaitingYetError,
+    PerdureError,
+    RunClosedError,
+)
 from perdure.types.question import ANSWERS_BYTES, AsCallback, Question
 from perdure.types.state import RunState
 from perdure.types.wire import REMOTE_BYTES, NewResult
@@ -145,7 +152,7 @@ def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
         ({"call_id": "c1", "value": True, "error": "no"}, "either a value or an error"),
         ({"call_id": "c1", "value": True, "why": "x"}, "why: Extra inputs"),
         ({"call_id": "c9", "value": True}, "no call 'c9' waits for an answer.*\nThere waits: 'c1'"),
-        ({"call_id": "c2", "value": True}, "no call 'c2' waits"),
+        ({"call_id": "c2", "value": True}, "call 'c2' does not wait for anybody yet"),
         ({"call_id": "c1", "value": 1}, "does not fit what is asked: 1 is no boolean"),
         ({"call_id": "c1", "value": True, "hash": "0"}, "asks something else"),
         ({"call_id": "c1", "value": "x" * 70_000}, "may have 65,536"),
@@ -278,3 +285,29 @@ def test_who_let_a_client_run_a_call_is_told_however_it_ends(ends: str) -> None:
     assert result.is_error
     assert result.decided is not None
     assert (result.decided.state, result.decided.by) == ("approved", "ana")
+
+
+def test_who_comes_too_early_is_told_so_only_while_the_call_may_still_come_to_wait() -> None:
+    state = questioned()
+    with pytest.raises(InvalidInputError, match="There waits: 'c1'"):
+        answer(state, "c9", value=True)
+    answer(state, value=True)
+    with pytest.raises(ApprovalDecidedError):  # its tool runs again, but this was answered
+        answer(state, value=False)
+    done(state, "c1")
+    assert isinstance(loop.decide(state), loop.CallModel)
+    with pytest.raises(NotWaitingYetError, match="the model is asked"):
+        answer(state, "c9", value=True)
+    with pytest.raises(NotWaitingYetError, match="the model is asked"):
+        decide(state, "c9")
+    loop.pause(state, "the key is gone", NOW.isoformat())
+    with pytest.raises(InvalidInputError, match="None does in this run"):
+        answer(state, "c9", value=True)
+
+
+def test_a_tool_that_runs_may_ask_and_needs_no_approval_any_more() -> None:
+    state = asked(call("c1"))
+    with pytest.raises(NotWaitingYetError, match="its tool runs, and may ask something"):
+        answer(state, value=True)
+    with pytest.raises(InvalidInputError, match="None waits in this run"):
+        decide(state)
