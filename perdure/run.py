@@ -18,7 +18,7 @@ from .loop.overrides import merged
 from .reading import NO_WORKER, Reading
 from .runs import closed_status
 from .sealing import Auth, sealed
-from .sending import deliver, reopen, reopening
+from .sending import deliver, ended, reopen, reopening
 from .translate import closed_error
 from .turn import Turn
 from .types.approval import DecidedApproval, StandingApproval
@@ -104,7 +104,7 @@ class Run(Reading):
         ``limits`` that do not fit.
         """
         raised = read_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
-        closed = closed_status(await self.describe())
+        closed = await ended(self)
         if closed is None:
             said = {"limits": raised} if raised else {}
             await self._signal("resume", {**said, "by": by or self.client.actor})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio import exceptions as temporal
 from temporalio.client import (
     WithStartWorkflowOperation,
+    WorkflowExecutionDescription,
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowUpdateFailedError,
@@ -26,7 +27,7 @@ from .search_attributes import forget, of_start, refuses
 from .translate import unreachable
 from .turn import Turn
 from .types.files import Asked
-from .types.interface import WORKFLOW, Override, Start, UserMessage
+from .types.interface import WORKFLOW, Override, Start, Status, UserMessage
 
 if TYPE_CHECKING:
     from .run import Run
@@ -140,6 +141,35 @@ def _raise_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def ended(run: Run) -> Status | None:
+    """How the run has ended; None while it is open.
+
+    Whoever follows the events is told of a failure as soon as it is recorded, a moment before Temporal is: that is
+    waited for.
+    """
+    seen = await run.describe()
+    if closed_status(seen) is None and await _failure_is_recorded(run, seen):
+        watch = asyncio.ensure_future(run.warn_without_worker())
+        try:
+            await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).result()
+        except WorkflowFailureError:
+            pass
+        except RPCError as gone:
+            raise run.translated(gone) from gone
+        finally:
+            watch.cancel()
+        seen = await run.describe()
+    return closed_status(seen)
+
+
+async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> bool:
+    if not run.has_store:
+        return False
+    row = await (await run.store()).run(run.id)
+    began = seen.raw_description.workflow_execution_info.first_run_id
+    return row is not None and row.status in ("failed", "cancelled") and row.scope.startswith(began)
 
 
 async def reopening(run: Run) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
-from perdure.errors import InvalidInputError, NotWaitingYetError
+from perdure.errors import BadRequestError, InvalidInputError, NotWaitingYetError
+from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.integration.test_questions import asked
 from tests.support.engine import Engine
@@ -38,22 +39,29 @@ async def pay(ctx: ToolContext) -> str:
 
 
 class Held(Interceptor):
-    """The outcomes of the activities of one type reach Temporal when the gate opens."""
+    """The outcomes of the activities of one type, ``only`` of one purpose, reach Temporal when the gate opens."""
 
-    def __init__(self, held: str) -> None:
-        self.held, self.gate = held, Gate()
+    def __init__(self, held: str, only: str | None = None) -> None:
+        self.held, self.only, self.gate = held, only, Gate()
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         around = self
 
         class Inbound(ActivityInboundInterceptor):
             async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-                outcome = await self.next.execute_activity(input)
-                if activity.info().activity_type == around.held:
-                    await around.gate()
-                return outcome
+                try:
+                    return await self.next.execute_activity(input)
+                finally:
+                    if activity.info().activity_type == around.held and around.only in (None, _purpose(input)):
+                        await around.gate()
 
         return Inbound(next)
+
+
+def _purpose(input: ExecuteActivityInput) -> str | None:
+    (given,) = input.args
+    plain = activity.payload_converter().from_payload(given[0].payload) if isinstance(given, list | tuple) else given
+    return plain.get("purpose") if isinstance(plain, dict) else None
 
 
 @pytest.fixture
@@ -74,19 +82,19 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[NotWaitingYetError]:
 
 
 @asynccontextmanager
-async def served(engine: Engine, held: Held, name: str) -> AsyncIterator[Client]:
-    agent = Agent("clerk", ScriptedProvider([call(name), "Done."]), tools=[read, refund, pay])
+async def served(engine: Engine, held: Held, replies: Any) -> AsyncIterator[Client]:
+    agent = Agent("clerk", ScriptedProvider(replies), tools=[read, refund, pay])
     client = await engine.client()
     plugin = PerdurePlugin([agent], store_url=engine.store_url)
     async with TemporalWorker(client.temporal, task_queue=engine.task_queue, plugins=[plugin], interceptors=[held]):
         yield client
 
 
-async def told(run: Run, kind: str) -> str:
-    """The id of the call that an event of that type is about."""
+async def told(run: Run, kind: str, state: str | None = None) -> str:
+    """Until the run says so; the id of the call that it says it of."""
     async for event in run.events():
-        if event.type == kind:
-            return str(event.call_id)
+        if event.type == kind and (state is None or getattr(event, "state", None) == state):
+            return str(getattr(event, "call_id", None))
     raise AssertionError(f"the run ended without {kind}")
 
 
@@ -102,7 +110,7 @@ async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
     engine: Engine, refused: list[NotWaitingYetError], name: str, kind: str, slow: str, result: str
 ) -> None:
     held = Held(slow)
-    async with served(engine, held, name) as client:
+    async with served(engine, held, [call(name), "Done."]) as client:
         run = await client.start("clerk", "Go.")
         call_id = await told(run, kind)
         if kind == "approval.requested":
@@ -122,7 +130,7 @@ async def test_a_call_that_never_waits_is_refused_in_the_end(
 ) -> None:
     monkeypatch.setattr(updates, "EARLY", 0.1)
     held = Held("perdure.model")
-    async with served(engine, held, "read") as client:
+    async with served(engine, held, [call("read"), "Done."]) as client:
         run = await client.start("clerk", "Go.")
         call_id = await told(run, "question.asked")
         for saying in (run.answer("other", 1), run.approve("other")):
@@ -149,3 +157,24 @@ async def test_the_worker_is_killed_before_it_has_told_the_run(engine: Engine) -
     await asked(run)
     await run.answer("call_pay", "savings")
     assert (await run.result()).content == "Done."
+
+
+async def test_a_run_is_resumed_before_temporal_has_heard_that_it_failed(engine: Engine) -> None:
+    broken = True
+
+    def reply(_: ModelRequest) -> str:
+        if broken:
+            raise BadRequestError("no")
+        return "Done."
+
+    held = Held("perdure.model", only="close")
+    async with served(engine, held, reply) as client:
+        run = await client.start("clerk", "Go.")
+        await told(run, "run", "failed")
+        broken = False
+        resuming = asyncio.create_task(run.resume(by="ana"))
+        await eventually(lambda: held.gate.entered, what="the ending")
+        await asyncio.wait([resuming], timeout=0.1)  # time to be too early
+        held.gate.open()
+        await resuming
+        assert (await run.result()).content == "Done."
