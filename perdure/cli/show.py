@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..run import Run
     from ..toolsets import Artifact
+    from ..types.approval import DecidedApproval
     from ..types.interface import Status
     from ..types.messages import Message, Usage
     from .tree import Below
@@ -33,6 +34,8 @@ class Shown:
     artifacts: list[Artifact] = field(default_factory=list)
     children: list[Below] = field(default_factory=list)
     """Runs of the agents that it called, each behind its parent."""
+    decided: list[DecidedApproval] = field(default_factory=list)
+    """What people decided and answered, in the order in which it was told."""
     note: str | None = None
     error: PerdureError | None = None
     """What a failed run failed with."""
@@ -90,16 +93,18 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
 
     ``full``: the messages that summaries stand for, too.
     """
+    from ..following import decisions
     from . import tree
 
     status = await tree.status_of(run)
-    shown = Shown(status, None, ui=await ui_url(client, run.id))
+    shown = Shown(status, None, decided=list(status.decided), ui=await ui_url(client, run.id))
     try:
         shown.messages = await run.transcript(full=full)
         if not full and any(message.replaces for message in shown.messages):
             shown.whole = await run.transcript(full=True)
         shown.artifacts = await run.artifacts()
         shown.children = await tree.tree(run)
+        shown.decided = await decisions(run, status.decided)
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
     if status.state == "failed":
@@ -120,6 +125,7 @@ def as_plain(shown: Shown) -> dict[str, Any]:
         "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
         "artifacts": [one.model_dump(mode="json", exclude={"pieces"}) for one in shown.artifacts],
         "children": tree.as_plain(shown.children),
+        "decided": [one.model_dump(mode="json") for one in shown.decided],
         "model_calls": len(shown.replies),
         "usage": shown.usage.model_dump(mode="json"),
         "cost_usd": shown.cost,
@@ -133,6 +139,7 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     """For people."""
     from . import tree
     from .conversation import colours, conversation, styled
+    from .decided import decided, standing
 
     colour = colours()
     status = shown.status
@@ -155,7 +162,7 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     said += tree.lines(shown.children)
     if shown.children:
         said.append("")
-    said += [styled(line, "dim", on=colour) for line in standing(status)]
+    said += [styled(line, "dim", on=colour) for line in (*decided(shown.decided), *standing(status))]
     if shown.note:
         said.append(styled(shown.note, "yellow", on=colour))
     if shown.error:
@@ -173,17 +180,6 @@ def _counts(shown: Shown) -> str:
     if shown.cost is not None:
         said.append(f"${shown.cost:.4f}")
     return " · ".join(said)
-
-
-def standing(status: Status) -> list[str]:
-    """Who has approved every call of which tool, a line each."""
-    from .conversation import printable
-
-    return [
-        f"always approved: {printable(one.tool)}, by {printable(one.by)} at {one.at}; "
-        f"`perdure revoke {status.context_id} {printable(one.tool)}` takes it back"
-        for one in status.standing
-    ]
 
 
 def _waits(status: Status) -> str:

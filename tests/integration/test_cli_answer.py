@@ -63,6 +63,10 @@ async def test_what_is_asked_is_listed_and_answered(engine: Engine) -> None:
         shown = (await cli("show", run.id)).out
         assert "← cleo: 3" in shown
         assert "✗ dora: the page is gone" in shown
+        assert f"pay ({waits['pay']}): answered by ana at " in shown
+        assert f"look ({waits['look']}): answered by bea at " in shown
+        assert ": the page is gone\n" in shown
+        assert shown.count(": answered by ") == 4
         told = (await cli("events", run.id)).out + (await cli("events", run.id)).err
         assert "? pay asks: How much?" in told
         assert "(answered: pay by ana: 3.0)" in told or "(answered: pay by ana: 3)" in told

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 
 from perdure import Agent, tool
+from perdure.errors import RunNotFoundError
+from perdure.run import Run
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.cli import Cli
@@ -20,6 +24,25 @@ pytestmark = pytest.mark.server
 async def refund(order: str, amount: float) -> str:
     """Refund an order."""
     return f"refunded {amount:g} of {order}"
+
+
+async def forgotten(run: Run) -> None:
+    """Temporal knows nothing of it any more."""
+    temporal = run.client.temporal
+    await temporal.workflow_service.delete_workflow_execution(
+        DeleteWorkflowExecutionRequest(
+            namespace=temporal.namespace, workflow_execution=WorkflowExecution(workflow_id=run.id)
+        )
+    )
+
+    async def gone() -> bool:
+        try:
+            await run.status()
+        except RunNotFoundError:
+            return True
+        return False
+
+    await eventually(gone)
 
 
 async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
@@ -59,10 +82,18 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
         said = results(await run.transcript())
         told = (await cli("events", run.id)).out
         assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for a person\n"
+        await forgotten(client.run(run.id))
+        shown = (await cli("show", run.id)).out
+        plain = (await cli("show", run.id, "-o", "json")).json
     assert said[0].endswith("refunded 2 of a")
     assert said[1] == "Denied by bea: too much"
     assert f"waits for approval: {first}" in told
     assert "(denied: refund by bea: too much)" in told
+    assert f"refund ({first}): approved by ana at " in shown
+    assert ", with other arguments\n" in shown
+    assert f"refund ({second}): denied by bea at " in shown
+    decided = [(one["call_id"], one["state"], one["by"], one["comment"]) for one in plain["decided"]]
+    assert decided == [(first, "approved", "ana", None), (second, "denied", "bea", "too much")]
 
 
 async def test_arguments_must_be_an_object(engine: Engine) -> None:
