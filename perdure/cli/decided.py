@@ -1,4 +1,4 @@
-"""What people decided and answered in a run, and what they have approved for all its calls, as ``perdure show`` says it."""
+"""What people decided, answered and approved for all calls of a tool, as ``perdure show`` says it."""
 
 from __future__ import annotations
 

@@ -19,11 +19,8 @@ async def decisions(run: Reading, known: Sequence[DecidedApproval] = ()) -> list
 
     Raises as :func:`perdure.following.follow`.
     """
-    told: list[DecidedApproval] = []
     async with aclosing(follow(run, wait=False, children=False)) as events:
-        async for event in events:
-            if (one := decision(event)) is not None:
-                told.append(one)
+        told = [one async for event in events if (one := decision(event)) is not None]
     # A run knows its last ones, without a gap.
     last = {(one.call_id, one.state) for one in known}
     return [*(one for one in told if (one.call_id, one.state) not in last), *known]
