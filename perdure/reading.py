@@ -190,7 +190,7 @@ class Reading:
             return {}
         took = Response.model_validate_json(row.result or b"{}")
         known = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
-        return known | {"usage": took.usage, "cost_usd": took.cost_usd}
+        return known | {"usage": took.usage, "cost_usd": took.cost_usd, "unanswered": took.unanswered}
 
     async def _ended(self, closed: Status) -> dict[str, Any]:
         """What its result says of a run that has ended, which its description does not."""
@@ -203,7 +203,7 @@ class Reading:
             return {"reason": f"{type(cause).__name__}: {cause}"}
         except RPCError as error:
             raise self.translated(error) from error
-        known = ("task_id", "head", "store_id", "usage", "cost_usd")
+        known = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
         return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
 
     async def begun(self, within: float = NO_WORKER) -> None:

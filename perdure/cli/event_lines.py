@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from .conversation import arguments, printable, styled
@@ -141,6 +141,8 @@ class EventLines:
         yield self._styled(f"run {event.state.replace('_', ' ')}{f' ({_cut(said)})' if said else ''}", style)
 
     def _turn(self, event: TurnEvent) -> Iterator[str]:
+        if event.unanswered:
+            yield self._styled(f"({unanswered(event.unanswered)})", "yellow")
         if self._brief and event.state in ("started", "completed"):
             return
         cost = "" if event.cost_usd is None else f", ${event.cost_usd:.4f}"
@@ -222,6 +224,13 @@ def reached(event: LimitReached) -> str:
 
     used = event.limit if event.used is None else event.used
     return f"at a limit: {LimitUse(name=event.kind, scope=event.scope, used=used, allowed=event.limit)}"
+
+
+def unanswered(ids: Sequence[str]) -> str:
+    """What a person is told of messages that a limit has left without an answer."""
+    what = "a message" if len(ids) == 1 else f"{len(ids)} messages"
+    named = ", ".join(printable(one) for one in ids if one)
+    return f"at a limit: {what} got no answer{f' ({named})' if named else ''}"
 
 
 def retracted(reason: str) -> str:

@@ -140,6 +140,7 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     from . import tree
     from .conversation import colours, conversation, styled
     from .decided import decided, standing
+    from .event_lines import unanswered
 
     colour = colours()
     status = shown.status
@@ -163,6 +164,8 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     if shown.children:
         said.append("")
     said += [styled(line, "dim", on=colour) for line in (*decided(shown.decided), *standing(status))]
+    if status.unanswered:
+        said.append(styled(unanswered(status.unanswered), "yellow", on=colour))
     if shown.note:
         said.append(styled(shown.note, "yellow", on=colour))
     if shown.error:

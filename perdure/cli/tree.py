@@ -67,6 +67,7 @@ async def status_of(run: Run) -> Status:
     took = Response.model_validate_json(row.result or b"{}")
     facts: dict[str, Any] = {"state": row.status, "agent": row.agent, "context_id": run.id}
     facts |= {"head": row.head, "iteration": row.iterations, "usage": took.usage, "cost_usd": took.cost_usd}
+    facts["unanswered"] = took.unanswered
     return Status.model_validate(facts)
 
 

@@ -29,6 +29,7 @@ def response(state: RunState) -> Response:
         task_id=turn.task_id if turn else "",
         head=state.head,
         store_id=state.store_id,
+        unanswered=tuple(turn.unanswered) if turn else (),
     )
 
 

@@ -26,6 +26,7 @@ from .elsewhere import keep_returned
 from .finish import REMINDER_ID, reminder
 from .limits import admit, failure, largest, most_iterations, uses
 from .overrides import keep
+from .unanswered import leave_unanswered
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
@@ -38,6 +39,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     drop_branches(state)
     _count(state, turn, output)
     _take(state, step.taken)
+    turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
     if output.overrides is not None:
@@ -178,6 +180,7 @@ def end_at_limit(state: RunState) -> None:
         return
     turn.reached = uses(state)[-1]
     if state.limits.on_limit == "error":
+        leave_unanswered(state)
         turn.failure = failure(state, turn.reached)
     else:
         turn.answer = Answer(content=turn.last_text, blob=turn.last_blob, finish_reason="limit")

@@ -14,6 +14,7 @@ from ..types.bounds import Bounds, LimitName, LimitScope, LimitUse
 from ..types.state import Failure, PendingCall, RunState, Turn
 from ..types.wire import NewResult
 from .children import set_aside
+from .unanswered import left_unanswered
 
 BUDGETS: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
 Used = dict[str, float]
@@ -211,12 +212,14 @@ def failure(state: RunState, use: LimitUse) -> Failure:
     """What a turn fails with at ``use``, under ``on_limit="error"``."""
     if use.name == "max_iterations":
         message = f"agent {state.agent} did not finish within {use.allowed:g} iterations"
+        message += left_unanswered(state.turn)
         return Failure(type="MaxIterationsError", message=message)
     field = f"turn=Limits({use.name}=…)" if use.scope == "turn" else f"{use.name}=…"
     return Failure(
         type="MaxIterationsError" if use.name == "iterations" else "BudgetExceededError",
         message=f"agent {state.agent} did not finish: {use}. "
-        f"Give it more with limits=Limits({field}), or let on_limit say what else is to happen",
+        f"Give it more with limits=Limits({field}), or let on_limit say what else is to happen"
+        + left_unanswered(state.turn),
     )
 
 

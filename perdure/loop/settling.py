@@ -13,6 +13,7 @@ from .apply import drop_reminder
 from .branching import drop_branches, waiting
 from .limits import BUDGETS, exceeded, failure, release
 from .receive import refuse
+from .unanswered import leave_unanswered
 
 
 def settle(state: RunState) -> None:
@@ -36,6 +37,7 @@ def settle(state: RunState) -> None:
     state.recorded = False
     drop_reminder(state)
     drop_branches(state)
+    leave_unanswered(state)
     if how == "error":
         turn.failure = failure(state, use)
         return

@@ -68,6 +68,7 @@ def status(state: RunState, since: str | None = None) -> Status:
             "decided": state.decided,
             "standing": state.standing,
             "queued": len(state.inbox),
+            "unanswered": state.turn.unanswered if state.turn else (),
             "refused": state.refused,
         }
     )

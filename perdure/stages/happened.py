@@ -165,8 +165,9 @@ def closed(call: ModelCall) -> list[NewEvent]:
             iterations=response.iterations,
             usage=response.usage,
             cost_usd=response.cost_usd,
+            unanswered=response.unanswered,
         )
-        events.append(_turn_ended(turn))
+        events.append(_turn_ended(turn, task.op))
     if closing.status != "waiting":
         execution = call.owner.partition("/")[0]
         run = RunEvent(**said, **why, state=closing.status, agent=task.agent)
@@ -181,9 +182,11 @@ def reminded(call: ModelCall) -> Iterator[NewEvent]:
     return asked_again(call.input, facts(call))
 
 
-def _turn_ended(turn: TurnEvent) -> NewEvent:
-    """The call that gave the answer may have said so already, and a message may have extended the turn since."""
-    return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}")
+def _turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
+    """The call that gave the answer may have said so already, and a message may have extended the turn since: maybe
+    without a model call, and then the ending ``op`` says so once more."""
+    more = f"/{op}" if turn.unanswered else ""
+    return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 
 
 def _limit(call: ModelCall, iterations: int, use: LimitUse | None) -> NewEvent:

@@ -77,6 +77,8 @@ class TurnEvent(_Event):
     usage: Usage = Usage()
     """Tokens of the turn; ``cost_usd`` is their cost."""
     cost_usd: float | None = None
+    unanswered: tuple[str, ...] = ()
+    """Ids of messages that a limit has left without an answer, as ``Response`` has them."""
     error_type: str | None = None
     error: str | None = None
 

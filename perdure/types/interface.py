@@ -224,6 +224,9 @@ class Response(Data):
     """Where the conversation ends now: the hash of its last node in the store."""
     store_id: str | None = None
     """Id of the store that has it."""
+    unanswered: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    """Ids of messages that were recorded and have no answer, because a limit was used up when they came: the last 20,
+    empty for one that was sent without an id."""
     tool_calls: int | None = Field(default=None, exclude_if=lambda count: count is None)
     """Of a subagent: tool calls that were begun, for the limits of its parent."""
     messages: tuple[Message, ...] = ()
@@ -289,5 +292,7 @@ class Status(Data):
     """Approvals of all calls of a tool, the latest last."""
     queued: int = 0
     """Injected messages that the model has not seen yet."""
+    unanswered: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    """Those that the turn has ended without answering, as ``Response`` has them."""
     refused: tuple[str, ...] = ()
     """What was signalled but could not be understood, last ten."""

@@ -155,6 +155,8 @@ class Turn(Part):
     """A tool call was refused because no more were allowed."""
     said_by: list[str] = []
     """Who sent its messages, the last ones."""
+    unanswered: list[str] = Field(default=[], exclude_if=operator.not_)
+    """Ids of messages that a limit has left without an answer, the last ones; empty for one without."""
 
 
 class RunState(Part):

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.cli.event_lines import EventLines
 from perdure.types.branch_events import BranchCompleted, BranchStarted
-from perdure.types.events import Event, StepTaken
+from perdure.types.events import Event, StepTaken, TurnEvent
 from perdure.types.messages import BlobRef
 
 
@@ -31,6 +31,17 @@ def test_what_a_step_has_changed(changed: dict[str, Any], line: str) -> None:
     beside = io.StringIO()
     EventLines(io.StringIO(), beside).show(StepTaken(**changed))
     assert beside.getvalue() == f"{line}\n"
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_what_a_limit_has_left_without_an_answer(brief: bool) -> None:
+    beside = io.StringIO()
+    lines = EventLines(io.StringIO(), beside, brief=brief)
+    lines.show(TurnEvent(state="completed", unanswered=("m-\x1b1", "")))
+    lines.show(TurnEvent(state="completed", unanswered=("",)))
+    lines.show(TurnEvent(state="completed"))
+    said = [line for line in beside.getvalue().splitlines() if not line.startswith("turn")]
+    assert said == ["(at a limit: 2 messages got no answer (m- 1))", "(at a limit: a message got no answer)"]
 
 
 BLOB = BlobRef(hash="a" * 64, size=40_000)

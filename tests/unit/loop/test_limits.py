@@ -13,7 +13,7 @@ from perdure.types.bounds import Bounds
 from perdure.types.messages import Usage
 from perdure.types.wire import AgentLimits
 
-from .build import asks, call, done, inline, model, opened, says
+from .build import asks, call, close, done, inline, model, opened, said, says
 
 LIMITS = AgentLimits(run=Bounds(tokens=100, cost_usd=2.0, tool_calls=9), turn=Bounds(tokens=60, wall_time=30))
 
@@ -99,3 +99,56 @@ def test_what_one_turn_brought_limits_no_other(on_limit):
     step = model(state, says("2", usage=Usage(input_tokens=5), limits=AgentLimits(on_limit=on_limit)))
     assert step.purpose == "call"
     assert loop.response(state).content == "2"
+
+
+@pytest.mark.parametrize("on_limit", ["finish", "return", "error"])
+def test_what_comes_too_late_for_an_answer_is_said(on_limit):
+    limits = AgentLimits(run=Bounds(tokens=30), on_limit=on_limit)
+    state = opened()
+    model(state, says("1", usage=Usage(input_tokens=40), limits=limits))
+    assert "unanswered" not in state.model_dump_json()
+    for sent in ("m-1", None, *(f"n-{n}" for n in range(3))):
+        loop.receive(state, {"content": f"more {sent}", "id": sent})
+    loop.settle(state)
+    late = ["m-1", "", "n-0", "n-1", "n-2"]
+    if on_limit == "finish":  # the model is asked once more
+        assert state.turn.unanswered == []
+        model(state, says("2", usage=Usage(input_tokens=5), limits=limits))
+        assert loop.response(state).unanswered == ()
+        for sent in late:
+            loop.receive(state, {"content": f"again {sent}", "id": f"{sent}-2" if sent else None})
+        loop.settle(state)
+        late = [f"{sent}-2" if sent else "" for sent in late]
+    assert list(loop.response(state).unanswered) == list(loop.status(state).unanswered) == late
+    if on_limit == "error":
+        assert state.turn.failure.message.endswith("5 messages that came meanwhile got no answer: n-0, n-1, n-2")
+        return
+    step = close(state)
+    assert len(said(step)) == len(late)
+    assert step.closing.response["unanswered"] == late
+    loop.receive(state, {"content": "and", "id": "last"})
+    loop.settle(state)
+    assert loop.response(state).unanswered == (*late, "last"), "each is counted once"
+
+
+def test_many_that_come_too_late_are_named_by_the_last():
+    limits = AgentLimits(run=Bounds(tokens=30), on_limit="return")
+    state = opened()
+    model(state, says("1", usage=Usage(input_tokens=40), limits=limits))
+    for n in range(30):
+        loop.receive(state, {"content": "more", "id": f"m-{n}"})
+    loop.settle(state)
+    assert loop.response(state).unanswered == tuple(f"m-{n}" for n in range(10, 30))
+
+
+def test_a_limit_raised_in_time_answers_all():
+    limits = AgentLimits(run=Bounds(tokens=30), on_limit="return")
+    state = opened(mode="session")
+    model(state, says("1", usage=Usage(input_tokens=40), limits=limits))
+    loop.receive(state, {"content": "more", "id": "m-1"})
+    loop.settle(state)
+    loop.resume(state, {"limits": {"tokens": 1000}})
+    loop.receive(state, {"content": "and more", "id": "m-2"})
+    step = model(state, says("2", limits=limits))
+    assert "and more" in said(step)
+    assert loop.response(state).unanswered == ()

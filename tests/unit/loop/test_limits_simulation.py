@@ -106,8 +106,19 @@ class Counting(Simulation):
         """A message that came while the last call of a budget was under way is recorded, and has no answer."""
         if self.closed_over or self.over_budget():
             assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
+            self._check_unanswered()
         else:
             super()._check_end()
+
+    def _check_unanswered(self):
+        response = loop.response(self.state)
+        if self.unrecorded or self.ended != "completed" or response.finish_reason != "limit":
+            return
+        last = next((at for at, (kind, _) in enumerate(reversed(self.transcript)) if kind == "assistant"), None)
+        late = [kind for kind, _ in self.transcript[-last:] if kind == "user"] if last else []
+        assert len(response.unanswered) <= len(late), "it is answered after all"
+        if self.state.mode == "run" and last is not None:
+            assert bool(response.unanswered) == bool(late), "the ending does not say what has no answer"
 
     def spend(self, name, amount):
         for scope in ("run", self.of_turn()):

@@ -1,0 +1,130 @@
+"""A message that comes during the last model call that a limit allows: the ending says that nothing answers it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Agent, Client, Limits, tool
+from perdure.errors import BudgetExceededError
+from perdure.ports import Completed, ModelRequest
+from perdure.testing import ScriptedProvider, call, scripted
+from perdure.types.interface import Status
+from perdure.types.messages import TextPart, Usage
+from tests.support.checks import assert_closed, users
+from tests.support.cli import Cli
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+class Model:
+    """One call of 100 tokens that asks for a tool; the answer that is then due stands at the gate."""
+
+    def __init__(self, *, hold: int) -> None:
+        self.gate, self.asked, self._hold = Gate(), 0, hold
+
+    async def __call__(self, request: ModelRequest) -> Completed:
+        self.asked += 1
+        if self.asked == self._hold:
+            await self.gate()
+        usage = Usage(input_tokens=100)
+        if request.tools:
+            return Completed((TextPart(text="So far."), call("add", a=1, b=1)), "tool_calls", usage=usage)
+        return Completed((TextPart(text="All I know."),), usage=usage)
+
+
+def agent(model: Any, on_limit: Any) -> Agent:
+    limits = Limits(turn=Limits(tokens=50))
+    return Agent("asked", model, tools=[add], limits=limits, on_limit=on_limit)
+
+
+async def interjected(client: Client, model: Model, id: str) -> None:
+    """Two messages come while the last model call is under way; one of them has no id."""
+    run = client.run(id)
+    await eventually(lambda: model.gate.entered)
+    before = (await run.status()).queued
+    await run.inject("And in winter?", id="m-1")
+    await run.inject("And at night?")
+
+    async def heard() -> bool:
+        return (await run.status()).queued == before + 2
+
+    await eventually(heard)
+    model.gate.open()
+
+
+async def check_session(client: Client, model: Model) -> None:
+    turn = await client.send("asked", "Go.", id="s-1")
+    await interjected(client, model, "s-1")
+    response = await turn.result()
+    assert (response.content, response.finish_reason) == ("All I know.", "limit")
+    run = client.run("s-1")
+
+    async def told() -> Status | None:
+        status = await run.status()
+        return status if status.unanswered and status.doing == "message" else None
+
+    assert (await eventually(told)).unanswered == ("m-1", "")
+    assert (await turn.result()).unanswered == ("m-1", "")
+    assert (await (await client.send("asked", "More.", id="s-1")).result()).unanswered == (), (
+        "the next turn has its own"
+    )
+    assert (await run.status()).unanswered == ()
+    await run.close()
+    await run.result()
+    messages = await run.transcript()
+    assert_closed(messages)
+    assert [text for text in users(messages) if text.startswith("And")] == ["And in winter?", "And at night?"]
+    ends = [event async for event in turn.events() if event.type == "turn" and event.state == "completed"]
+    assert [event.unanswered for event in ends] == [(), ("m-1", "")]
+
+
+@pytest.mark.server
+async def test_the_turn_of_a_session_says_so(engine: Engine) -> None:
+    model = Model(hold=2)
+    async with engine.served(agent(ScriptedProvider(model), "finish")) as client:
+        await check_session(client, model)
+
+
+async def test_a_scripted_one_says_so_too() -> None:
+    model = Model(hold=2)
+    async with scripted(agent("openai:any", "finish"), model) as script:
+        await check_session(script.client, model)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("on_limit", "hold"), [("finish", 2), ("return", 1)])
+async def test_the_result_of_a_run_and_show_say_so(engine: Engine, on_limit: str, hold: int) -> None:
+    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
+    model = Model(hold=hold)
+    async with engine.served(agent(ScriptedProvider(model), on_limit)) as client:
+        run = await client.start("asked", "Go.")
+        await interjected(client, model, run.id)
+        response = await run.result()
+        closed = await run.status()
+        shown, told = (await cli("show", run.id)).out, (await cli("events", run.id)).out
+    assert response.finish_reason == "limit"
+    assert response.unanswered == closed.unanswered == ("m-1", "")
+    said = "at a limit: 2 messages got no answer (m-1)\n"
+    assert said in shown
+    assert said.replace("\n", ")\n") in told
+
+
+async def test_under_error_the_error_says_so() -> None:
+    model = Model(hold=1)
+    async with scripted(agent("openai:any", "error"), model) as script:
+        run = await script.client.start("asked", "Go.", id="r-1")
+        await interjected(script.client, model, "r-1")
+        with pytest.raises(BudgetExceededError, match="2 messages that came meanwhile got no answer: m-1"):
+            await run.result()
+        messages = await run.transcript()
+    assert_closed(messages)
+    assert users(messages) == ["Go.", "And in winter?", "And at night?"]
