@@ -79,6 +79,15 @@ def no_price(agent: str, model: str) -> DefinitionError:
     )
 
 
+def no_usage(agent: str, model: str, limit: str) -> DefinitionError:
+    """An agent has a limit of what is counted by tokens, and replies of ``model`` come without a count."""
+    return DefinitionError(
+        f"agent {agent!r} has a limit of {limit}, and {model!r} reports no usage: the limit would not hold",
+        hint="Have its provider give Completed(…, usage=Usage(…)), or its endpoint report usage of streamed replies. "
+        "Or limit iterations, wall_time or tool_calls.",
+    )
+
+
 def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits, compaction: Compactions | None = None) -> None:
     """Raise ``DefinitionError`` for a limit of cost, and a model whose calls would count as free.
 

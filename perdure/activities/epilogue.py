@@ -16,7 +16,7 @@ from .approving import Approving
 from .author_loop import AuthorLoop
 from .finishing import Ending, Finishing, failing
 from .stepping import Stepped
-from .unpriced import unpriced
+from .unpriced import uncounted, unpriced
 
 
 class Epilogue:
@@ -28,13 +28,15 @@ class Epilogue:
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
-        wrong = unpriced(agent, message, inherited=call.input.cost_limited)
+        task = call.input
+        wrong = unpriced(agent, message, inherited=task.cost_limited)
+        wrong = wrong or uncounted(agent, message, task.used, inherited=task.cost_limited)
         ending = await self._finishing.read(agent, call, message, told) if wrong is None else failing(message, wrong)
         return ModelOutput(
             text=message.text,
             calls=tuple(
                 [
-                    await self._approving.plan(agent, one, told, call.input.lineage)
+                    await self._approving.plan(agent, one, told, task.lineage)
                     for one in await self._plan(agent, message, ending.answered)
                 ]
             ),

@@ -1,12 +1,13 @@
-"""A limit of cost and a model whose price nobody knows: the limit would not hold, so the run does not go on."""
+"""A limit of cost and a model whose price nobody knows, or of what nobody counts: the limit would not hold, so the run
+does not go on."""
 
 from __future__ import annotations
 
 from ..agent import Agent
-from ..definition import no_price
+from ..definition import no_price, no_usage
 from ..errors import DefinitionError
 from ..ports import ModelReply
-from ..types.messages import Message
+from ..types.messages import Message, Usage
 
 
 def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> DefinitionError | None:
@@ -20,6 +21,21 @@ def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> Defi
     ):
         return None
     return no_price(agent.name, message.model or agent.model_name)
+
+
+def uncounted(agent: Agent, message: Message, used: Usage, *, inherited: bool = False) -> DefinitionError | None:
+    """What is wrong with a reply without usage, where none of the turn's replies had any (``used``); ``inherited``: a
+    limit of cost of the run's parent. One that lacks it beside others, as a filtered reply may, is let pass."""
+    count = used + (message.usage or Usage())
+    if count.total_tokens or message.cost_usd or message.finish_reason == "veto":
+        return None
+    if agent.limits.limits_tokens:
+        limit = "tokens"
+    elif inherited or agent.limits.limits_cost:
+        limit = "cost_usd"
+    else:
+        return None
+    return no_usage(agent.name, message.model or agent.model_name, limit)
 
 
 def priced(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:

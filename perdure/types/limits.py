@@ -75,6 +75,11 @@ class Limits:
         return self.cost_usd is not None or (self.turn is not None and self.turn.cost_usd is not None)
 
     @property
+    def limits_tokens(self) -> bool:
+        """Whether there is a limit of tokens, of the run or its turns."""
+        return self.tokens is not None or (self.turn is not None and self.turn.tokens is not None)
+
+    @property
     def of_run(self) -> Bounds | None:
         """What a run may use; None without limits."""
         return self._bounds(self.iterations)

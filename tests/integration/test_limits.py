@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Limits, Run, tool
 from perdure.errors import BudgetExceededError, DefinitionError, InvalidInputError, MaxIterationsError
 from perdure.ports import Completed, ModelRequest
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, scripted
 from perdure.types.interface import Status
 from perdure.types.messages import TextPart, Usage
 from tests.support.checks import assert_closed, results, users
@@ -362,6 +362,29 @@ async def test_a_run_that_failed_at_a_limit_is_opened_again_with_more(engine: En
         with pytest.raises(BudgetExceededError, match="300 of 300 tokens"):
             await run.result()
     assert len(model.requests) == 4
+
+
+UNCOUNTED = Completed((TextPart(text="I look."), call("add", a=1, b=1)), "tool_calls", model="local-7b")
+
+
+async def test_a_limit_of_tokens_fails_with_the_first_reply_that_reports_none(engine: Engine) -> None:
+    model = ScriptedProvider([UNCOUNTED])
+    async with engine.served(looking(model, limits=Limits(turn=Limits(tokens=5)))) as client:
+        run = await client.start("looking", "Go.")
+        with pytest.raises(DefinitionError, match="a limit of tokens, and 'local-7b' reports no usage"):
+            await run.result()
+        transcript = await run.transcript()
+    assert_closed(transcript)
+    assert results(transcript) == ["not run: the run failed"]
+    assert len(model.requests) == 1
+
+
+async def test_so_it_does_in_process() -> None:
+    agent = looking(ScriptedProvider([]), limits=Limits(tokens=5))
+    async with scripted(agent, [UNCOUNTED]) as script:
+        with pytest.raises(DefinitionError, match="a limit of tokens, and 'local-7b' reports no usage"):
+            await agent.call("Go.")
+    assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize("parent", [False, True])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.activities.unpriced import priced, unpriced
+from perdure.activities.unpriced import priced, uncounted, unpriced
 from perdure.errors import DefinitionError
 from perdure.ports import ModelReply
-from perdure.types.messages import Usage
+from perdure.types.messages import FinishReason, Usage
 from perdure.types.wire import ModelOutput
 
 
@@ -38,6 +38,41 @@ def test_so_it_is_where_a_parent_has_the_limit() -> None:
 )
 def test_where_nothing_is_lost_nothing_is_wrong(limits: Limits, said: Message) -> None:
     assert unpriced(agent(limits), said) is None
+
+
+def silent(cost: float | None = None, finish_reason: FinishReason = "stop") -> Message:
+    return Message(role="assistant", model="local-7b", usage=Usage(), cost_usd=cost, finish_reason=finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("limits", "inherited", "limit"),
+    [
+        (Limits(tokens=5), False, "tokens"),
+        (Limits(turn=Limits(tokens=5)), False, "tokens"),
+        (Limits(cost_usd=1), False, "cost_usd"),
+        (Limits(), True, "cost_usd"),
+    ],
+)
+@pytest.mark.parametrize("said", [silent(), silent(0.0), silent().model_copy(update={"usage": None})])
+def test_a_reply_without_usage_is_wrong(limits: Limits, inherited: bool, limit: str, said: Message) -> None:
+    wrong = uncounted(agent(limits), said, Usage(), inherited=inherited)
+    assert isinstance(wrong, DefinitionError)
+    assert f"agent 'careful' has a limit of {limit}, and 'local-7b' reports no usage" in str(wrong)
+    assert "usage=Usage(" in str(wrong)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "used"),
+    [
+        (Limits(iterations=5, wall_time=5), silent(), Usage()),
+        (Limits(tokens=5), reply(None, tokens=1), Usage()),
+        (Limits(tokens=5), silent(), Usage(output_tokens=1)),
+        (Limits(cost_usd=1), silent(0.02), Usage()),
+        (Limits(tokens=5), silent(finish_reason="veto"), Usage()),
+    ],
+)
+def test_a_reply_without_usage_may_pass(limits: Limits, said: Message, used: Usage) -> None:
+    assert uncounted(agent(limits), said, used) is None
 
 
 def summary(cost: float | None, tokens: int = 5) -> ModelReply:
