@@ -69,7 +69,7 @@ class Agents:
 
     def get(self, name: str) -> Agent:
         """The same. Raises ``AgentNotFoundError``, which names the ones that are here."""
-        agent = self.find(name)
+        agent = self._agents.get(name)
         if agent is None:
             here = ", ".join(sorted(self._agents)) or "none"
             raise AgentNotFoundError(

@@ -47,7 +47,7 @@ class CallSlots:
     def add(self, entry: Mapping[str, Any]) -> tuple[Slot, str]:
         """Take one piece; the call that it belongs to, and the piece of arguments it adds."""
         function = entry.get("function")
-        function = function if isinstance(function, Mapping) else entry
+        function = function if isinstance(function, dict) else entry
         call_id = clean(entry["id"]) if isinstance(entry.get("id"), str) else ""
         name = clean(function["name"]) if isinstance(function.get("name"), str) else ""
         arguments = _arguments(function.get("arguments"))

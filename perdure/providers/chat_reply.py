@@ -48,21 +48,21 @@ class ChatReply:
 
     def feed(self, chunk: object) -> Iterator[StreamEvent]:
         """Take one chunk. Raises ``MalformedReplyError``, or the error that the chunk carries."""
-        if not isinstance(chunk, Mapping):
+        if not isinstance(chunk, dict):
             raise MalformedReplyError(f"{self._endpoint} sent a chunk that is no JSON object: {str(chunk)[:200]!r}")
         if chunk.get("object") == "error" or chunk.get("error"):
             raise in_stream(chunk.get("error") or chunk, "", self._endpoint)
         if isinstance(model := chunk.get("model"), str) and model:
             self._model = model
-        if isinstance(usage := chunk.get("usage"), Mapping):
+        if isinstance(usage := chunk.get("usage"), dict):
             self._usage = read_usage(usage)
         for choice in array(chunk.get("choices")):
-            if isinstance(choice, Mapping) and not choice.get("index"):
+            if isinstance(choice, dict) and not choice.get("index"):
                 yield from self._choice(choice)
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
         delta = choice.get("delta") or choice.get("message") or {}
-        if not isinstance(delta, Mapping):
+        if not isinstance(delta, dict):
             raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
         if thought := self._thinking.add(delta):
             yield ThinkingDelta(thought)
@@ -72,7 +72,7 @@ class ChatReply:
             self._annotations.extend(array(annotations))
         yield from self._content(delta.get("content"))
         for entry in array(delta.get("tool_calls")):
-            if not isinstance(entry, Mapping):
+            if not isinstance(entry, dict):
                 raise MalformedReplyError(f"{self._endpoint} sent a tool call that is no JSON object")
             yield self._call(entry)
         if isinstance(reason := choice.get("finish_reason"), str) and reason:
@@ -81,7 +81,7 @@ class ChatReply:
     def _content(self, content: object) -> Iterator[StreamEvent]:
         """Text, or a list of typed pieces, as some servers send it."""
         for piece in array(content) if isinstance(content, list) else [content]:
-            text = string(piece) or (string(piece.get("text")) if isinstance(piece, Mapping) else "")
+            text = string(piece) or (string(piece.get("text")) if isinstance(piece, dict) else "")
             if text and (shown := self._text.add(text)):
                 yield TextDelta(shown)
 

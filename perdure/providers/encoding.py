@@ -7,10 +7,12 @@ from typing import Any, NoReturn
 
 from ..types.messages import clean
 
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def encode_json(value: object) -> bytes:
     """Compact JSON in UTF-8; lone surrogates, which UTF-8 cannot carry, are replaced."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _compact(value)
     try:
         return text.encode()
     except UnicodeEncodeError:

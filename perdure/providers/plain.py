@@ -19,7 +19,7 @@ def array(value: object) -> list[Any]:
 def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The object under ``key``; empty where there is none."""
     value = values.get(key)
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def count(values: Mapping[str, Any], key: str) -> int:

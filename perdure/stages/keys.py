@@ -9,6 +9,8 @@ from typing import Any
 from ..types.messages import Data
 from ..types.wire import ModelInput, ToolInput
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
+
 
 def model_key(task: ModelInput) -> str:
     """Key of a model call: its scope and number, and what the model is asked."""
@@ -55,5 +57,4 @@ def _given(data: Data) -> dict[str, Any]:
 
 
 def _key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
-    text = json.dumps([scope, op, kind, digest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_canonical([scope, op, kind, digest]).encode()).hexdigest()

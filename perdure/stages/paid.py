@@ -99,9 +99,10 @@ class PaidStage:
 
     def _is_seen(self, agent: Agent) -> bool:
         """Whether code of the author's looks at replies, and may fail, or be slow; and none may change them."""
-        if self._worker.on(CHANGES) or agent.hooks.on(CHANGES):
+        sets = [some for some in (self._worker, agent.hooks) if some]
+        if any(some.on(CHANGES) for some in sets):
             return False
-        return bool(agent.output_validators) or any(self._worker.on(one) or agent.hooks.on(one) for one in BEHIND)
+        return bool(agent.output_validators) or any(some.on(event) for some in sets for event in BEHIND)
 
     async def _keep(self, write: MemoryWrite) -> None:
         """A store that is down now may be there when the hooks are done, and the outcome is what counts."""

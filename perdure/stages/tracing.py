@@ -28,7 +28,7 @@ class TracingStage:
         except ImportError:
             self._tracer: Any = None
         else:
-            self._tracer = trace.get_tracer("perdure")
+            self._tracer, self._use = trace.get_tracer("perdure"), trace.use_span
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call: agent, conversation, model and tokens."""
@@ -63,7 +63,7 @@ class TracingStage:
             "perdure.op": facts.op,
             "perdure.attempt": attempt,
         }
-        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
-            f"perdure.{operation}", attributes=attributes
-        )
-        return span
+        span = self._tracer.start_span(f"perdure.{operation}", attributes=attributes)
+        if not span.get_span_context().is_valid:
+            return nullcontext()  # nobody has set up the SDK: this span would go nowhere, and have no children
+        return self._use(span, end_on_exit=True)

@@ -79,9 +79,8 @@ class TranscriptStage:
             head = self._node(None, reply.rewritten, nodes, blobs)
         if said:
             head = self._node(head, said, nodes, blobs)
-        reply.output = _fit(reply.output, blobs).model_copy(
-            update={"head": head, "store_id": self._store_id, "compact": reply.due or None}
-        )
+        kept = {"head": head, "store_id": self._store_id, "compact": reply.due or None}
+        reply.output = _fit(reply.output, blobs, kept)
         run, turn = run_row(call, reply.output), turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
@@ -150,24 +149,17 @@ class TranscriptStage:
 
     async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Without a result that should be there no model is called; but a run ends without it."""
-        said = ToolResultPart(
-            call_id=item.call_id,
-            name=item.name,
-            content=item.text or "",
-            is_error=item.is_error,
-            answered_by=item.answered_by or None,
-        )
-        if item.key is None and item.blob is None:
-            return said
+        said: dict[str, Any] = {"content": item.text or "", "is_error": item.is_error}
         try:
             if item.blob is not None:
-                return said.model_copy(update={"content": await self._chain.resolve_blob(item.blob)})
-            assert item.key is not None, "a result is somewhere"
-            return said.model_copy(update=await self._outcome(item, item.key, recorded))
+                said["content"] = await self._chain.resolve_blob(item.blob)
+            elif item.key is not None:
+                said |= await self._outcome(item, item.key, recorded)
         except TranscriptCorruptedError as error:
             if not ending and not (item.blob is not None and item.answered_by is not None):
                 raise  # what a client has named, and nobody has, is for the model to hear of: nothing is lost
-            return said.model_copy(update={"content": unreadable(error), "is_error": True})
+            said |= {"content": unreadable(error), "is_error": True}
+        return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **said)
 
     async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
         if key not in recorded:
@@ -223,9 +215,10 @@ def check_store(task: CallFacts, store_id: str) -> None:
         )
 
 
-def _fit(output: ModelOutput, blobs: list[Blob]) -> ModelOutput:
-    """Large text and arguments stay out of history; adds the blobs that this needs to ``blobs``."""
-    output = output.model_copy(update={"calls": tuple(_fit_calls(output.calls, blobs))})
+def _fit(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
+    """``output`` with where it is ``kept``. Large text and arguments stay out of history; adds the blobs that this
+    needs to ``blobs``."""
+    output = output.model_copy(update=kept | {"calls": tuple(_fit_calls(output.calls, blobs))})
     large = _is_large(output.text)
     if output.finish is not None and (output.limits.protocol == "tool" or not large):
         return _fit_apart(output, output.finish, blobs)

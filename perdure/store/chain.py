@@ -62,6 +62,7 @@ def blob_hash(body: bytes) -> str:
 class _Link:
     """A decoded node."""
 
+    hash: str
     parent: str | None
     messages: tuple[Message, ...]
 
@@ -86,15 +87,16 @@ class Chain:
         """
         fresh: dict[str, _Link] = {}  # what this load read, also where it is more than the cache holds
         while True:
-            path, links, gap = self._walk(head, fresh)
+            links, gap = self._walk(head, fresh)
             if gap is None:
                 break
             await self._fetch(gap, fresh)
-        path.reverse()
-        self._links.touch(path)  # the head last, so that a chain leaves the cache from its root
-        if path and path[-1] in self._ends:
-            self._ends[path[-1]] = self._ends.pop(path[-1])
-        return [message for link in reversed(links) for message in link.messages]
+        links.reverse()
+        # The head last, so that a chain leaves the cache from its root.
+        self._links.touch([link.hash for link in links])
+        if head in self._ends:
+            self._ends[head] = self._ends.pop(head)
+        return [message for link in links for message in link.messages]
 
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """The node that puts ``messages`` after ``head``, and the blobs that it refers to. Writes nothing.
@@ -112,7 +114,7 @@ class Chain:
         resolves texts that are blobs, and finds files as references.
         """
         if not any(_refs(messages)) and all(part.data is None for part in file_parts(messages)):
-            self._keep(node.hash, _Link(node.parent, tuple(messages)), _size(node, messages))
+            self._keep(_Link(node.hash, node.parent, tuple(messages)), _size(node, messages))
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """The text of ``ref``. Raises ``TranscriptCorruptedError`` where it is missing or altered."""
@@ -136,19 +138,17 @@ class Chain:
             self._files.put(name, body, len(body))
         return {name: body for name, body in found.items() if body is not None}
 
-    def _walk(self, head: str | None, fresh: dict[str, _Link]) -> tuple[list[str], list[_Link], str | None]:
-        """From the head towards the root as far as it is known; third, the first node that is not."""
-        path: list[str] = []
+    def _walk(self, head: str | None, fresh: dict[str, _Link]) -> tuple[list[_Link], str | None]:
+        """From the head towards the root as far as it is known; second, the first node that is not."""
         links: list[_Link] = []
         peek = self._links.peek
         while head is not None:
-            link = fresh.get(head) or peek(head)
+            link = peek(head) or fresh.get(head)
             if link is None:
-                return path, links, head
-            path.append(head)
+                return links, head
             links.append(link)
             head = link.parent
-        return path, links, None
+        return links, None
 
     async def _fetch(self, head: str, fresh: dict[str, _Link]) -> None:
         """Read and verify the chain that ends in ``head``, down to what is cached."""
@@ -162,18 +162,18 @@ class Chain:
         found = await self._transcripts.blobs(list(refs)) if refs else {}
         for node, stored in decoded:
             messages = [_inline(message, found) for message in stored]
-            link = self._links.peek(node.hash) or _Link(node.parent, tuple(messages))
+            link = self._links.peek(node.hash) or _Link(node.hash, node.parent, tuple(messages))
             fresh[node.hash] = link
-            self._keep(node.hash, link, _size(node, messages))
+            self._keep(link, _size(node, messages))
             await pause.after(sum(ref.size for ref in _refs(stored)))
         if head not in fresh:
             raise TranscriptCorruptedError(f"node {head} of the transcript is missing from the store", hint=_RESTORE)
 
-    def _keep(self, name: str, link: _Link, size: int) -> None:
+    def _keep(self, link: _Link, size: int) -> None:
         if link.parent is not None:
             self._ends.pop(link.parent, None)
-        self._ends[name] = None
-        self._links.put(name, link, size)
+        self._ends[link.hash] = None
+        self._links.put(link.hash, link, size)
 
     def _evicted(self, name: str) -> None:
         self._ends.pop(name, None)

@@ -109,11 +109,8 @@ class _Feed:
     """Number of the first delta in the table; 0 without."""
     path: str | None
     """The way down to it, as it is recorded (``Ways``)."""
-
-    @property
-    def child(self) -> str | None:
-        """The id, of a run that stands in another one's stream."""
-        return None if self.stream == self.context_id else self.context_id
+    child: str | None
+    """The id, of a run that stands in another one's stream."""
 
     def key(self, key: str | None) -> str | None:
         """As it is kept: keys are the run's own."""
@@ -129,13 +126,15 @@ def append(database: Database, batch: Batch, now: str, *, recorded: bool = False
     _come_by(database, feed, batch.lineage)
     if batch.token > feed.token:
         if feed.open and not (recorded and _ends_deltas(batch)):
-            _write(database, feed, _lost(database, feed, now))
+            _write(database, feed, _lost(database, feed, now), None)
         if batch.advances:
             feed.token = batch.token
     known = _known(database, feed, batch)
     for new in batch.events:
         key = feed.key(new.key)
-        if key not in known and _write(database, feed, new) and key is not None and new.event.type != "model.delta":
+        if key in known or not _write(database, feed, new, key):
+            continue
+        if key is not None and new.event.type != "model.delta":
             known.add(key)
     _settle(database, feed)
     return True
@@ -149,7 +148,9 @@ def _reserved(database: Database, batch: Batch) -> _Feed:
     if root is not None:
         seq = _reserve_row(database, root, "", count).seq
     reserved = seq, state.token, state.open, state.first_delta
-    return _Feed(batch.context_id, root or batch.context_id, reserved, seq - count, *reserved[1:], state.path)
+    stream = root or batch.context_id
+    child = None if stream == batch.context_id else batch.context_id
+    return _Feed(batch.context_id, stream, reserved, seq - count, *reserved[1:], state.path, child)
 
 
 def _come_by(database: Database, feed: _Feed, lineage: Lineage | None) -> None:
@@ -197,8 +198,8 @@ def _looked_up(new: NewEvent) -> bool:
     return new.key is not None and new.event.type in ("model.delta", "model.completed", "model.retracted")
 
 
-def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
-    """Give the event its number, and its spans; false where it would retract nothing, or its key is there."""
+def _write(database: Database, feed: _Feed, new: NewEvent, key: str | None) -> bool:
+    """Give the event its number, and its spans; false where it would retract nothing, or its ``key`` is there."""
     event = new.event
     spans: tuple[Span, ...] = ()
     if event.type == "model.retracted":
@@ -216,7 +217,7 @@ def _write(database: Database, feed: _Feed, new: NewEvent) -> bool:
         seq=feed.seq + 1,
         task_id=event.task_id,
         type=event.type,
-        key=feed.key(new.key) if event.type != "model.delta" else None,
+        key=key if event.type != "model.delta" else None,
         body=event_body(event),
         spans=json.dumps(spans) if spans else None,
         child=feed.child,

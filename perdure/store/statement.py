@@ -54,19 +54,17 @@ class Statement:
 
     def run(self, database: Database, **values: Any) -> Rows:
         """Execute it once."""
-        sql, names, constants = self._compile(database.dialect)
+        dialect = database.dialect
+        sql, names, constants = self._compiled.get(dialect.name) or self._compile(dialect)
         values |= constants
-        return database.execute(sql, tuple([values[name] for name in names]))
+        return database.execute(sql, tuple(map(values.__getitem__, names)))
 
     def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        compiled = self._compiled.get(dialect.name)
-        if compiled is None:
-            built: Any = self._build(dialect).compile(dialect=dialect)  # Any: typed as less than it is
-            names = tuple(built.positiontup or ())
-            # A dialect may add parameters of its own, for instance SQLite an offset to every limit.
-            constants = {name: value for name, value in built.params.items() if value is not None}
-            compiled = str(built), names, constants
-            self._compiled[dialect.name] = compiled
+        built: Any = self._build(dialect).compile(dialect=dialect)  # Any: typed as less than it is
+        names = tuple(built.positiontup or ())
+        # A dialect may add parameters of its own, for instance SQLite an offset to every limit.
+        constants = {name: value for name, value in built.params.items() if value is not None}
+        compiled = self._compiled[dialect.name] = str(built), names, constants
         return compiled
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from ..errors import StoreError
@@ -69,9 +69,8 @@ class StoreThread(Generic[Job]):
     def _round(self) -> bool:
         """Do what has gathered; true after the end."""
         waiting = [self._queue.get()]
-        with contextlib.suppress(Empty):
-            while len(waiting) < _MOST and waiting[-1][0] is not None:
-                waiting.append(self._queue.get_nowait())
+        while len(waiting) < _MOST and waiting[-1][0] is not None and not self._queue.empty():
+            waiting.append(self._queue.get_nowait())  # there is one: nobody else takes
         ended = waiting[-1][0] is None
         jobs = [job for job, _, _ in waiting if job is not None]
         done = list(self._execute(jobs)) if jobs else []
