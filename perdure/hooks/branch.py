@@ -145,7 +145,8 @@ class Branches:
         return DefinitionError(
             f"the policy asks for the branch {asked}, where it asked for {self._unclaimed[0].said} when it ran before",
             hint="A policy runs again from its start when a branch has answered, and has to ask for the same: "
-            "leave out what changes from time to time (the clock, dice).",
+            "leave out what changes from time to time (the clock, dice). If a deploy has changed what it asks: "
+            "resume the run, which goes on from the last results, and the policy asks anew at its next step.",
         )
 
     # --- around a policy

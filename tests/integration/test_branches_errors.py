@@ -10,9 +10,13 @@ import pytest
 
 from perdure import Agent, Step, hook
 from perdure.errors import BranchError, HookError, ParseError
+from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
 from tests.support.branches import Score, answer, boss, echo, judge, requests, said
+from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -166,6 +170,35 @@ async def test_what_cannot_be_asked_fails_the_run_and_names_the_hook(
     asked_for.clear()
     with pytest.raises(HookError, match=rf"hook {policy.__name__} \(on_iteration\) failed: [\s\S]*{why}"):
         await answer(engine, boss(hook("on_iteration")(policy)), echo())
+
+
+async def test_a_deploy_that_changes_the_question_fails_the_run_which_then_goes_on(engine: Engine) -> None:
+    gate, question = Gate(), "before"
+
+    @hook("on_iteration")
+    async def ask(step: Step) -> None:
+        step.inject(await step.branch("echo", question))
+
+    async def slow(request: ModelRequest) -> str:
+        await gate()
+        return f"echo: {users(request.messages)[-1]}"
+
+    replies = [call("search", query="x"), call("search", query="y"), "Done."]
+    other = Agent("echo", ScriptedProvider(slow))
+    async with engine.served(boss(ask, replies=replies), other) as client:
+        run = await client.start("boss", "Go.")
+        await eventually(lambda: gate.entered)
+        question = "after"
+        gate.open()
+        with pytest.raises(HookError, match="'echo: after', where it asked for 'echo: before'") as failed:
+            await run.result()
+        assert "If a deploy has changed what it asks: resume the run" in str(failed.value)
+        await run.resume()
+        response = await run.result()
+        assert_closed(response.messages)
+    assert (response.content, said(response)) == ("Done.", ["echo: after"])
+    assert results(response.messages) == ["found x", "found y"], "what was done before counts"
+    assert len(requests(other)) == 2
 
 
 async def test_a_policy_that_is_only_logged_goes_on_without_its_branch(engine: Engine) -> None:
