@@ -11,6 +11,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from .decided import past_of
 from .errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
 from .loop import repeats_answer
+from .told import waiting
 from .types.approval import DecidedApproval, PendingApproval
 from .types.interface import Status
 from .types.question import CallAnswer
@@ -38,7 +39,7 @@ async def answer(
     if error is not None and value is not None:
         raise InvalidInputError("an answer has either a value or an error", hint="Leave one of the two out.")
     if call_id is None:
-        only = _only(run, await run.status())
+        only = _only(run, await waiting(run, approval=False))
         call_id, digest, since = only.call_id, only.hash, only.since
     raw: dict[str, Any] = {"call_id": call_id, "by": by or run.client.actor, "hash": digest}
     raw |= await _said(run, value) if error is None else {"error": error}

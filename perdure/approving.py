@@ -12,6 +12,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from .decided import past_of
 from .errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
 from .loop import repeats
+from .told import waiting
 from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval
 from .types.interface import Status
 from .updates import updated
@@ -41,7 +42,7 @@ async def decide(
             f"arguments: {arguments!r:.100} is no object of names and values", hint='For instance {"amount": 3}.'
         )
     if call_id is None:
-        only = _only(run, await run.status())
+        only = _only(run, await waiting(run, approval=True))
         call_id, digest, since = only.call_id, only.hash, only.since
     try:
         said = ApprovalDecision.model_validate(

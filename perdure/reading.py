@@ -197,7 +197,8 @@ class Reading:
         if closed.state == "cancelled" or closed.reason is not None:
             return {}
         try:
-            response = Response.model_validate(await self.handle.result(rpc_timeout=_RPC))
+            last = self.client.temporal.get_workflow_handle(self.id)  # of which the description is
+            response = Response.model_validate(await last.result(rpc_timeout=_RPC))
         except WorkflowFailureError as error:
             cause = run_error(self.id, error)
             return {"reason": f"{type(cause).__name__}: {cause}"}

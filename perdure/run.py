@@ -19,6 +19,7 @@ from .reading import NO_WORKER, Reading
 from .runs import closed_status
 from .sealing import Auth, sealed
 from .sending import deliver, ended, reopen, reopening
+from .told import pause_heard
 from .translate import closed_error
 from .turn import Turn
 from .types.approval import DecidedApproval, StandingApproval
@@ -106,6 +107,7 @@ class Run(Reading):
         raised = read_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
         closed = await ended(self)
         if closed is None:
+            await pause_heard(self)
             said = {"limits": raised} if raised else {}
             await self._signal("resume", {**said, "by": by or self.client.actor})
         elif closed.state == "completed":
@@ -125,7 +127,8 @@ class Run(Reading):
         if closed_status(await self.describe()) is not None:
             raise closed_error(self.id)
         try:
-            await self.handle.cancel(reason=f"by {by or self.client.actor}")
+            # The handle may be of an execution that has failed since, and somebody else has opened the run again.
+            await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
         except RPCError as error:
             raise self.translated(error) from error
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowUpdateFailedError
@@ -35,15 +35,23 @@ async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: s
     it is sent again, for a while. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
     ``ServerUnreachableError``, which says ``unheard``, where no answer came.
     """
-    delay, last = _FIRST, time.monotonic() + EARLY
-    while True:
+    async for last in attempts():
         try:
             return await _sent(run, name, payload, unheard, since)
         except NotWaitingYetError:
-            if time.monotonic() > last:
+            if last:
                 raise
+    raise AssertionError("the last attempt has returned or raised")
+
+
+async def attempts() -> AsyncGenerator[bool]:
+    """Once for each attempt to ask a run for what it may not have heard of yet: whether it is the last one."""
+    delay, until = _FIRST, time.monotonic() + EARLY
+    while not (last := time.monotonic() > until):
+        yield last
         await asyncio.sleep(delay)
         delay = min(delay * 1.5, _LONGEST)
+    yield last
 
 
 async def _sent(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None) -> Any:

@@ -12,10 +12,17 @@ from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 from temporalio.worker import Worker as TemporalWorker
 
-from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
-from perdure.errors import BadRequestError, InvalidInputError, NotWaitingYetError
+from perdure import Agent, Client, Limits, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
+from perdure.errors import (
+    BadRequestError,
+    InvalidInputError,
+    NotWaitingYetError,
+    RunCancelledError,
+    TranscriptCorruptedError,
+)
 from perdure.ports import ModelRequest
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, fail
+from perdure.types.interface import Status
 from tests.integration.test_questions import asked
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -36,6 +43,12 @@ def refund() -> str:
 async def pay(ctx: ToolContext) -> str:
     """Pay."""
     return f"paid from {await ctx.ask('Which account?')}"
+
+
+@tool
+def free() -> str:
+    """Cost nothing."""
+    return "free"
 
 
 class Held(Interceptor):
@@ -81,9 +94,23 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[NotWaitingYetError]:
     return seen
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Status]:
+    """What runs have told clients in this process of themselves."""
+    seen: list[Status] = []
+    status = Run.status
+
+    async def looked(run: Run) -> Status:
+        seen.append(await status(run))
+        return seen[-1]
+
+    monkeypatch.setattr(Run, "status", looked)
+    return seen
+
+
 @asynccontextmanager
-async def served(engine: Engine, held: Held, replies: Any) -> AsyncIterator[Client]:
-    agent = Agent("clerk", ScriptedProvider(replies), tools=[read, refund, pay])
+async def served(engine: Engine, held: Held, replies: Any, **options: Any) -> AsyncIterator[Client]:
+    agent = Agent("clerk", ScriptedProvider(replies), tools=[read, refund, pay, free], **options)
     client = await engine.client()
     plugin = PerdurePlugin([agent], store_url=engine.store_url)
     async with TemporalWorker(client.temporal, task_queue=engine.task_queue, plugins=[plugin], interceptors=[held]):
@@ -98,7 +125,7 @@ async def told(run: Run, kind: str, state: str | None = None) -> str:
     raise AssertionError(f"the run ended without {kind}")
 
 
-@pytest.mark.parametrize(
+TELLING = pytest.mark.parametrize(
     ("name", "kind", "slow", "result"),
     [
         ("read", "question.asked", "perdure.model", "savings"),
@@ -106,6 +133,9 @@ async def told(run: Run, kind: str, state: str | None = None) -> str:
         ("refund", "approval.requested", "perdure.model", "paid back"),
     ],
 )
+
+
+@TELLING
 async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
     engine: Engine, refused: list[NotWaitingYetError], name: str, kind: str, slow: str, result: str
 ) -> None:
@@ -123,6 +153,47 @@ async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
         await run.result()
         parts = [part for message in await run.transcript() for part in message.tool_results]
         assert [part.content for part in parts] == [result]
+
+
+@TELLING
+async def test_the_only_call_need_not_be_named_before_the_run_has_heard_of_it(
+    engine: Engine, looks: list[Status], name: str, kind: str, slow: str, result: str
+) -> None:
+    held = Held(slow)
+    async with served(engine, held, [call(name), "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+        await told(run, kind)
+        looks.clear()
+        if kind == "approval.requested":
+            saying = asyncio.create_task(run.approve(by="ana"))
+        else:
+            saying = asyncio.create_task(run.answer(value="savings", by="ana"))
+        await eventually(lambda: saying.done() or len(looks) > 1, what="another look")
+        assert not any(status.approvals for status in looks)
+        held.gate.open()
+        assert (await saying).by == "ana"
+        await run.result()
+        parts = [part for message in await run.transcript() for part in message.tool_results]
+        assert [part.content for part in parts] == [result]
+
+
+async def test_what_was_decided_already_is_no_call_that_the_run_is_still_to_hear_of(
+    engine: Engine, looks: list[Status]
+) -> None:
+    held = Held("tool.refund")
+    async with served(engine, held, [call("refund"), "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+        await asked(run)
+        await run.approve(by="ana")
+        await eventually(lambda: held.gate.entered, what="the tool")
+        looks.clear()
+        with pytest.raises(InvalidInputError, match="was approved by ana"):
+            await run.approve(by="ana")
+        with pytest.raises(InvalidInputError, match="waits for an answer"):
+            await run.answer(value=1)
+        assert len(looks) == 2
+        held.gate.open()
+        await run.result()
 
 
 async def test_a_call_that_never_waits_is_refused_in_the_end(
@@ -178,3 +249,50 @@ async def test_a_run_is_resumed_before_temporal_has_heard_that_it_failed(engine:
         held.gate.open()
         await resuming
         assert (await run.result()).content == "Done."
+
+
+async def test_a_run_is_resumed_before_it_has_heard_that_it_pauses(engine: Engine, looks: list[Status]) -> None:
+    held = Held("perdure.model")
+    async with served(engine, held, [fail(TranscriptCorruptedError("a node is missing")), "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+        await told(run, "run", "paused")
+        resuming = asyncio.create_task(run.resume(by="ana"))
+        await eventually(lambda: resuming.done() or len(looks) > 1, what="another look")
+        assert not resuming.done()
+        held.gate.open()
+        await resuming
+        assert (await run.result()).content == "Done."
+
+
+async def test_a_limit_is_raised_before_the_run_has_heard_that_it_pauses_there(
+    engine: Engine, looks: list[Status]
+) -> None:
+    held = Held("perdure.model", only="close")
+    options = {"limits": Limits(tokens=1), "on_limit": "pause"}
+    async with served(engine, held, [call("free"), "Done."], **options) as client:
+        run = await client.start("clerk", "Go.")
+        await told(run, "run", "paused")
+        resuming = asyncio.create_task(run.resume(limits={"tokens": 1000}, by="ana"))
+        await eventually(lambda: resuming.done() or len(looks) > 1, what="another look")
+        assert not resuming.done()
+        held.gate.open()
+        await resuming
+        assert (await run.result()).content == "Done."
+
+
+async def test_a_run_that_somebody_else_has_opened_again_is_cancelled_by_who_had_started_it(engine: Engine) -> None:
+    held = Held("none")
+    async with served(engine, held, [fail(BadRequestError("no")), call("refund"), "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+        with pytest.raises(BadRequestError):
+            await run.result()
+        again = client.run(run.id)
+        await again.resume()
+        await asked(again)
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await again.result()
+        assert (await run.status()).state == "cancelled"
+        await again.send("And now?")
+        await again.result()
+        assert ((status := await run.status()).state, status.reason) == ("completed", None)
