@@ -6,10 +6,12 @@ activity ends: a moment later, or after a crash some time later. Whoever acts on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .errors import PerdureError
 from .types.approval import WaitsFor
@@ -21,15 +23,20 @@ from .types.events import (
     QuestionAsked,
     RunEvent,
     ToolCompleted,
+    ToolStarted,
     TurnEvent,
     read_event,
 )
 from .types.interface import Status
-from .updates import attempts
 
 if TYPE_CHECKING:
+    from .reading import Reading
     from .run import Run
 
+EARLY = 30.0
+"""Seconds for which an update that comes too early is repeated: a worker may have died before it told the run."""
+_FIRST, _LONGEST = 0.02, 1.0
+"""Seconds between two attempts: at first, and in the end."""
 _BACK = 500
 """Numbers of events that are read: what the run has not heard of was told last."""
 
@@ -40,30 +47,72 @@ class Told:
 
     waits: dict[str, WaitsFor] = field(default_factory=dict)
     """Calls that wait for a person, by id."""
+    begins: dict[str, str] = field(default_factory=dict)
+    """Runs that calls, by id, are to begin."""
     paused: str | None = None
     """When the run had to pause: ISO 8601, UTC."""
 
 
+def pauses() -> Iterator[float]:
+    """Seconds before each further look, or attempt, until what is waited for is given up."""
+    delay, until = _FIRST, time.monotonic() + EARLY
+    while time.monotonic() < until:
+        yield delay
+        delay = min(delay * 1.5, _LONGEST)
+
+
+async def again(pauses: Iterator[float]) -> bool:
+    """Wait for the next of ``pauses``; false where there is none."""
+    if (delay := next(pauses, None)) is None:
+        return False
+    await asyncio.sleep(delay)
+    return True
+
+
 async def waiting(run: Run, *, approval: bool) -> Status:
-    """The status of ``run``, with the calls that wait for approval, or for an answer: also those that it is told of
-    while the store knows them already. Raises as ``run.status()``."""
-    async for last in attempts():
+    """The status of ``run``, with the calls that wait for approval, or for an answer: also those of which the store
+    knows before the run itself. Raises as ``run.status()``."""
+    left = pauses()
+    while True:
         status = await run.status()
         there = any((one.kind == "approval") == approval for one in status.approvals)
-        if there or last or not await _unheard(run, status, approval=approval):
-            break
-    return status
+        if there or not await _unheard(run, status, approval=approval) or not await again(left):
+            return status
 
 
 async def pause_heard(run: Run) -> None:
     """Wait until ``run`` knows of the pause that its events tell of. Raises as ``run.status()``."""
-    async for _ in attempts():
+    left = pauses()
+    while True:
         status = await run.status()
         if status.state != "running" or status.since is None:
             return
         told = await _told(run)
         if told.paused is None or datetime.fromisoformat(told.paused) < datetime.fromisoformat(status.since):
             return
+        if not await again(left):
+            return
+
+
+async def asks_anew(run: Run, call_id: str) -> Literal["now", "soon"] | None:
+    """Whether a call waits in ``run`` under an id that it had taken for that of an earlier one, or as the store tells
+    will soon. What was decided on is told before the model is asked for more, so it cannot be that."""
+    if not run.has_store:
+        return None
+    try:
+        status = await run.status()
+    except PerdureError:
+        return None
+    if any(one.call_id == call_id for one in status.approvals):
+        return "now"
+    return "soon" if status.doing == "model" and call_id in (await _told(run)).waits else None
+
+
+async def to_begin(run: Reading) -> bool:
+    """Whether the run above ``run`` tells of it: it is begun as soon as that has heard of the call."""
+    above = run.id.rpartition("/")[0]
+    told = await _told(run, above) if above else Told()
+    return run.id in [child for call_id, child in told.begins.items() if call_id not in told.waits]
 
 
 async def _unheard(run: Run, status: Status, *, approval: bool) -> bool:
@@ -77,17 +126,18 @@ async def _unheard(run: Run, status: Status, *, approval: bool) -> bool:
     return any((call_id in known) == (status.doing == "tools") for call_id in waits)
 
 
-async def _told(run: Run) -> Told:
-    """Nothing where the store cannot say: what the run itself says counts then."""
+async def _told(run: Reading, of: str | None = None) -> Told:
+    """By ``run``, or another one (``of``). Nothing where the store cannot say: what the run itself says counts then."""
+    of = of or run.id
     if not run.has_store:
         return Told()
     try:
         store = await run.store()
-        behind = max(await store.changed(run.id, 0, 0.0) - _BACK, 0)
-        rows = await store.events(run.id, after=behind, limit=_BACK, children=False)
+        behind = max(await store.changed(of, 0, 0.0) - _BACK, 0)
+        rows = await store.events(of, after=behind, limit=_BACK, children=False)
     except PerdureError:
         return Told()
-    read = (read_event(run.id, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
+    read = (read_event(of, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
     return _read(event for event in read if event is not None)
 
 
@@ -102,6 +152,9 @@ def _read(events: Iterable[Event]) -> Told:
                 told.waits[call_id] = kind
             case ApprovalDecided(call_id=call_id) | QuestionAnswered(call_id=call_id) | ToolCompleted(call_id=call_id):
                 told.waits.pop(call_id, None)
+                told.begins.pop(call_id, None)
+            case ToolStarted(call_id=call_id, child_context_id=str(child)):
+                told.begins[call_id] = child
             case RunEvent(state="paused", at=at):
                 told.paused = at
             case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import WorkflowUpdateFailedError
@@ -15,16 +14,13 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .errors import NotWaitingYetError, from_type
+from .errors import ApprovalDecidedError, ApprovalExpiredError, NotWaitingYetError, from_type
+from .told import again, asks_anew, pauses
 from .translate import closed_error, unreachable
 
 if TYPE_CHECKING:
     from .run import Run
 
-EARLY = 30.0
-"""Seconds for which an update that comes too early is repeated: a worker may have died before it told the run."""
-_FIRST, _LONGEST = 0.02, 1.0
-"""Seconds between two attempts: at first, and in the end."""
 _ENDED = "AcceptedUpdateCompletedWorkflow"
 
 
@@ -32,26 +28,28 @@ async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: s
     """What update ``name`` of ``run`` returns. ``since`` is when the wait began that it is about, where that is known.
 
     Who is told of a call by an event may be quicker than the run, which hears of it from the activity that told: then
-    it is sent again, for a while. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
+    it is sent again, for a while. So it is where it was taken for one on an earlier call of the same id, which some
+    models give again and again. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
     ``ServerUnreachableError``, which says ``unheard``, where no answer came.
     """
-    async for last in attempts():
+    left, final = pauses(), False
+    while True:
         try:
-            return await _sent(run, name, payload, unheard, since)
+            answer = await _sent(run, name, payload, unheard, since)
         except NotWaitingYetError:
-            if last:
+            if not await again(left):
                 raise
-    raise AssertionError("the last attempt has returned or raised")
-
-
-async def attempts() -> AsyncGenerator[bool]:
-    """Once for each attempt to ask a run for what it may not have heard of yet: whether it is the last one."""
-    delay, until = _FIRST, time.monotonic() + EARLY
-    while not (last := time.monotonic() > until):
-        yield last
-        await asyncio.sleep(delay)
-        delay = min(delay * 1.5, _LONGEST)
-    yield last
+        except (ApprovalDecidedError, ApprovalExpiredError):
+            anew = None if final else await asks_anew(run, str(payload.get("call_id")))
+            if anew is None or not await again(left):
+                raise
+            final = anew == "now"
+        else:
+            past = bool(answer.get("repeated")) and not final
+            anew = await asks_anew(run, str(payload.get("call_id"))) if past else None
+            if anew is None or not await again(left):
+                return answer
+            final = anew == "now"
 
 
 async def _sent(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RunNotFoundError
 from ..ports import Store
+from ..told import again, pauses, to_begin
 from ..types.events import Event, RunEvent, TurnEvent
 from .ended import check_place, record_end, until_ended
 from .reader import PAGE, WAIT, Reader
@@ -100,12 +101,16 @@ async def _over(run: Reading, store: Store, *, wait: bool) -> None:
 
     Raises ``RunNotFoundError`` where neither the server nor the store knows the run.
     """
-    try:
-        await run.describe()
-    except RunNotFoundError:
-        if await store.run(run.id) is None and not await store.events(run.id, limit=1):
-            raise
-        return  # long ago
+    left = pauses()
+    while True:
+        try:
+            await run.describe()
+            break
+        except RunNotFoundError:
+            if await store.run(run.id) is not None or await store.events(run.id, limit=1):
+                return  # long ago
+            if not wait or not await to_begin(run) or not await again(left):
+                raise
     if wait:
         await _ended(run, store)
     else:

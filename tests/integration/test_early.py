@@ -13,7 +13,9 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, Limits, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
+from perdure import told as told_early
 from perdure.errors import (
+    ApprovalDecidedError,
     BadRequestError,
     InvalidInputError,
     NotWaitingYetError,
@@ -22,10 +24,13 @@ from perdure.errors import (
 )
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, fail
+from perdure.types.approval import DecidedApproval
+from perdure.types.events import Event
 from perdure.types.interface import Status
+from perdure.types.messages import ToolCallPart
 from tests.integration.test_questions import asked
 from tests.support.engine import Engine
-from tests.support.scripts import Gate
+from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -52,29 +57,32 @@ def free() -> str:
 
 
 class Held(Interceptor):
-    """The outcomes of the activities of one type, ``only`` of one purpose, reach Temporal when the gate opens."""
+    """The outcomes of the activities of one type, ``only`` of one purpose, or of one agent's, reach Temporal when the
+    gate opens."""
 
-    def __init__(self, held: str, only: str | None = None) -> None:
-        self.held, self.only, self.gate = held, only, Gate()
+    def __init__(self, held: str, only: str | None = None, agent: str | None = None) -> None:
+        self.held, self.gate = held, Gate()
+        self.given = {name: value for name, value in (("purpose", only), ("agent", agent)) if value is not None}
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         around = self
 
         class Inbound(ActivityInboundInterceptor):
             async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+                holds = activity.info().activity_type == around.held and around.given.items() <= _given(input).items()
                 try:
                     return await self.next.execute_activity(input)
                 finally:
-                    if activity.info().activity_type == around.held and around.only in (None, _purpose(input)):
+                    if holds:
                         await around.gate()
 
         return Inbound(next)
 
 
-def _purpose(input: ExecuteActivityInput) -> str | None:
+def _given(input: ExecuteActivityInput) -> dict[str, str]:
     (given,) = input.args
     plain = activity.payload_converter().from_payload(given[0].payload) if isinstance(given, list | tuple) else given
-    return plain.get("purpose") if isinstance(plain, dict) else None
+    return {name: plain[name] for name in ("purpose", "agent") if isinstance(plain, dict) and name in plain}
 
 
 @pytest.fixture
@@ -196,10 +204,67 @@ async def test_what_was_decided_already_is_no_call_that_the_run_is_still_to_hear
         await run.result()
 
 
+@pytest.mark.parametrize("name", ["refund", "read"])
+@pytest.mark.parametrize("by", ["ana", "bea"])
+async def test_a_model_gives_the_next_call_the_id_of_the_last(
+    engine: Engine, looks: list[Status], name: str, by: str
+) -> None:
+    held = Held("perdure.model")
+    held.gate.open()
+    same = ToolCallPart(id="call_0", name=name, arguments={})
+    async with served(engine, held, [same, same, "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+
+        async def say(by: str) -> DecidedApproval:
+            return await (run.approve("call_0", by=by) if name == "refund" else run.answer("call_0", "said", by=by))
+
+        await asked(run)
+        held.gate = Gate()
+        first = await say("ana")
+        await eventually(lambda: held.gate.entered, what="the second reply")
+        looks.clear()
+        saying = asyncio.create_task(say(by))
+        await eventually(lambda: saying.done() or len(looks) > 1, what="another attempt")
+        assert not saying.done()
+        held.gate.open()
+        assert (await saying).at > first.at
+        assert (await run.result()).content == "Done."
+
+
+async def test_who_repeats_himself_while_the_model_is_asked_for_more_is_answered_at_once(
+    engine: Engine, looks: list[Status]
+) -> None:
+    model = Gate()
+
+    async def reply(request: ModelRequest) -> Any:
+        if not replied(request):
+            return ToolCallPart(id="call_0", name="read", arguments={})
+        await model()
+        return "Done."
+
+    async with served(engine, Held("none"), reply) as client:
+        run = await client.start("clerk", "Go.")
+        await asked(run)
+        first = await run.answer("call_0", "said", by="ana")
+
+        async def asked_again() -> list[Event]:
+            started = [event async for event in run.events(wait=False) if event.type == "model.started"]
+            return started[1:]
+
+        await eventually(asked_again, what="the second model call")
+        looks.clear()
+        assert await run.answer("call_0", "said", by="ana") == first
+        with pytest.raises(ApprovalDecidedError, match="answered by ana"):
+            await run.answer("call_0", "other", by="ana")
+        assert len(looks) == 2
+        model.open()
+        await run.result()
+
+
 async def test_a_call_that_never_waits_is_refused_in_the_end(
     engine: Engine, refused: list[NotWaitingYetError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updates, "EARLY", 0.1)
+    monkeypatch.setattr(told_early, "EARLY", 0.1)
     held = Held("perdure.model")
     async with served(engine, held, [call("read"), "Done."]) as client:
         run = await client.start("clerk", "Go.")
