@@ -138,7 +138,7 @@ async def test_completion_knows_runs_and_agents(cli: Cli, named: str) -> None:
         return done.out.split()
 
     assert await eventually(lambda: completed(f"perdure show {named[:8]}"), every=0.2) == [named]
-    assert "talker" in await completed("perdure chat ta")
+    assert "talker" in await eventually(lambda: completed("perdure chat ta"), every=0.2)
     assert await completed("perdure run --file agents.py s") == ["shower"]
     cli.env["TEMPORAL_ADDRESS"] = "127.0.0.1:1"
     assert await completed("perdure show t") == []

@@ -289,7 +289,7 @@ async def test_a_full_disk_is_told(home: Home, tmp_path: Path) -> None:
         assert await run_of(Home(disk / "home")) is not None
     finally:
         await stop_server(Home(disk / "home"))
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)  # a process that ends may be on it yet
 
 
 async def test_the_embedded_server_is_the_last_choice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

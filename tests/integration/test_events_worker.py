@@ -252,7 +252,7 @@ async def test_progress(engine: Engine, inline: bool) -> None:
 async def test_a_session_waits_and_is_closed(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
-        await until(client, run.id, "run", 2)
+        await run.turn().result()
         await (await run.send("Two?")).result()
         await run.close()
         await run.result()
