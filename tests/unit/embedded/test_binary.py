@@ -158,10 +158,10 @@ async def test_a_fetched_binary_that_does_not_run_is_not_cached(
 async def test_two_processes_fetch_once(home: Home, path_dir: Path, program: MakeProgram) -> None:
     program(path_dir / "go", FAKE_GO)
     script = (
-        "import asyncio\n"
-        "from temporalio.testing import WorkflowEnvironment\n"
-        "async def refuse(**_): raise RuntimeError('no route')\n"
-        "WorkflowEnvironment.start_local = refuse\n"
+        "import asyncio, sys, types\n"
+        "class WorkflowEnvironment:\n"  # the SDK itself takes each process half a second
+        "    async def start_local(**_): raise RuntimeError('no route')\n"
+        "sys.modules['temporalio.testing'] = types.SimpleNamespace(WorkflowEnvironment=WorkflowEnvironment)\n"
         "from perdure.embedded.binary import ensure_binary\n"
         "print(asyncio.run(ensure_binary()).path)\n"
     )
