@@ -19,7 +19,7 @@ from tests.unit.providers.google_ask import MODEL, asking, result, said, tool
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | text,
-    lambda inner: st.lists(inner) | st.dictionaries(text, inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=4,
 )
 opaque = st.sampled_from(
@@ -42,7 +42,8 @@ opaques = st.builds(
     OpaquePart, provider=st.just("google"), data=st.sampled_from([code, {"text": "", "thoughtSignature": "QQ=="}])
 )
 calls = st.lists(
-    st.tuples(st.sampled_from(["add", "get"]), st.dictionaries(text, values), st.none() | opaque), max_size=3
+    st.tuples(st.sampled_from(["add", "get"]), st.dictionaries(text, values, max_size=3), st.none() | opaque),
+    max_size=3,
 )
 
 

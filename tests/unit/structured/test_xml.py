@@ -18,7 +18,11 @@ from perdure.structured.xml_reader import filled_in, from_xml
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",))) | st.text("<>&;/\"'= \n\r\tab#x0", max_size=30)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=12)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
 
 
 class Place(BaseModel):
