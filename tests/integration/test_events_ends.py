@@ -102,7 +102,14 @@ async def test_live_and_afterwards(
     assert {event.type for event in again} <= ({"model.retracted"} if end is terminate else set())
 
 
-async def test_when_nobody_serves_it_any_more(engine: Engine) -> None:
+def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on: no worker is there to answer a query, and nobody need wait five seconds for it each time."""
+    monkeypatch.setattr("perdure.reading._FIRST", timedelta(seconds=0.4))
+    for module in ("reading", "turn"):
+        monkeypatch.setattr(f"perdure.{module}.QUERY", timedelta(seconds=1))
+
+
+async def test_when_nobody_serves_it_any_more(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     models = {state: Slow("One ", "two.") for _, state, _, _ in ENDS} | {"timed_out": Slow("One ", "two.")}
     agents = [Agent(state, model) for state, model in models.items()]
     async with engine.served(*agents) as client:
@@ -114,6 +121,7 @@ async def test_when_nobody_serves_it_any_more(engine: Engine) -> None:
         for end, state, _, _ in ENDS:
             await end(runs[state], models[state])
         errors = {state: await outcome(run.result()) for state, run in runs.items()}
+    soon_given_up(monkeypatch)
     late = {state: client.run(run.id) for state, run in runs.items()}
     asked = [
         [
@@ -135,7 +143,9 @@ async def test_when_nobody_serves_it_any_more(engine: Engine) -> None:
         assert results == [errors[state]] * 2
 
 
-async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any_more(engine: Engine) -> None:
+async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any_more(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
         first = run.turn()
@@ -143,6 +153,7 @@ async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any
         second = await run.send("Two?")
         await second.result()
         await run.handle.terminate()
+    soon_given_up(monkeypatch)
     late = client.run(run.id)
     turns = [late.turn(), late.turn(first.task_id), late.turn(second.task_id)]
     responses = await asyncio.gather(*(turn.result() for turn in turns))

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -142,8 +142,11 @@ async def test_without_a_server_the_status_says_so_in_seconds(engine: Engine) ->
     async with forwarding(engine.address) as (address, _):
         client = Client(await TemporalClient.connect(address))
     run = client.run("any")
-    for ask in (run.status, run.cancel):
+
+    async def asked(ask: Callable[[], Awaitable[object]]) -> None:
         begun = time.monotonic()
         with pytest.raises(ServerUnreachableError, match="does not answer"):
             await ask()
         assert time.monotonic() - begun < 8
+
+    await asyncio.gather(asked(run.status), asked(run.cancel))
