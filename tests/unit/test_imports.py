@@ -84,7 +84,7 @@ def test_no_sdk_and_no_driver_is_loaded() -> None:
     steps.append("perdure.Agent('a', 'openai:gpt-5', settings={'temperature': 0})")
     code = (
         "import sys, json\n"
-        f"print(json.dumps([[step, exec(step) or [one for one in {HEAVY!r} if one in sys.modules]]"
+        f"print(json.dumps([[step, exec(step, globals()) or [one for one in {HEAVY!r} if one in sys.modules]]"
         f" for step in {steps!r}]))"
     )
     assert json.loads(run(code)) == [[step, []] for step in steps]
