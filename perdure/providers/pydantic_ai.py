@@ -83,7 +83,7 @@ class PydanticAIModel:
         from pydantic_ai.messages import ModelResponse
 
         from .pydantic_ai_errors import translate
-        from .pydantic_ai_reply import Events, completed
+        from .pydantic_ai_reply import Events, completed, cut_short
 
         try:
             model = await self._model(request.model)
@@ -101,7 +101,7 @@ class PydanticAIModel:
                         for ours in events.feed(event):
                             yield ours
                     response = answer.get()
-            if response.state == "incomplete":
+            if response.state == "incomplete" or cut_short(answer, response, model.profile):
                 raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
             yield completed(response, origin)
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic_ai import messages as theirs
@@ -31,6 +31,20 @@ _FINISH: dict[str | None, FinishReason] = {
     "content_filter": "content_filter",
     "error": "other",
 }
+
+_CHAT = "OpenAIStreamedResponse"
+_GIVE_A_REASON = {
+    _CHAT,
+    "AnthropicStreamedResponse",
+    "BedrockStreamedResponse",
+    "CohereStreamedResponse",
+    "GeminiStreamedResponse",
+    "GroqStreamedResponse",
+    "HuggingFaceStreamedResponse",
+    "MistralStreamedResponse",
+}
+"""Streams whose last word is why the reply ended, which pydantic-ai keeps as the API said it. By name: each needs its
+vendor's SDK to be imported."""
 
 
 class Events:
@@ -76,6 +90,21 @@ def completed(response: theirs.ModelResponse, origin: str) -> Completed:
     if calls and finish == "stop":
         finish = "tool_calls"  # as some vendors say it
     return Completed(parts, finish, _usage(response.usage), response.model_name or "", response.provider_name or "")
+
+
+def cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[str, Any]) -> bool:
+    """Whether ``stream`` ended without the reason that its API gives at the end of every reply, and without an error.
+
+    pydantic-ai takes what came for the whole reply then, and of chat completions makes a ``stop``. A model ``profile``
+    which says that these need no reason is believed.
+    """
+    kinds = {kind.__name__ for kind in type(stream).__mro__}
+    if (response.provider_details or {}).get("finish_reason") or kinds.isdisjoint(_GIVE_A_REASON):
+        return False
+    if _CHAT in kinds:
+        asked = profile.get("openai_chat_streaming_requires_finish_reason") is not False
+        return asked and response.finish_reason in (None, "stop")
+    return response.finish_reason is None
 
 
 def _part(part: theirs.ModelResponsePart, origin: str) -> Part:

@@ -18,6 +18,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.profiles.openai import OpenAIModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -253,6 +254,47 @@ async def test_errors_are_classified_and_not_tried_again(said: Reply, raised: ty
     assert "127.0.0.1" in str(caught.value)
     assert caught.value.__cause__ is None
     assert api.stats.requests == 1
+
+
+HALF = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "some-model"} | {
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Half a reply."}, "finish_reason": None}]
+}
+HALF_A_MESSAGE = [
+    {
+        "type": "message_start",
+        "message": {"id": "m", "type": "message", "role": "assistant", "model": "some-model", "content": []}
+        | {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}},
+    },
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Half a reply."}},
+]
+
+
+@pytest.mark.parametrize(
+    ("server", "made"),
+    [
+        (OpenAIServer(lambda _: Reply(chunks=[HALF], done=False)), chat),
+        (AnthropicServer(lambda _: anthropic_wire.Reply(chunks=HALF_A_MESSAGE, done=False)), anthropic),
+    ],
+    ids=["chat", "anthropic"],
+)
+async def test_a_stream_that_ends_early_without_an_error_is_no_reply(server: Any, made: Made) -> None:
+    """As a proxy ends it that lost its own connection. pydantic-ai takes it for the whole reply."""
+    async with served(server, made) as (_, provider):
+        with pytest.raises(errors.TruncatedStreamError):
+            await ask(provider)
+
+
+async def test_a_profile_may_say_that_no_reason_is_given_at_the_end() -> None:
+    def lenient(server: Any) -> Model:
+        source = OpenAIProvider(base_url=server.base_url, api_key="test")
+        return OpenAIChatModel(
+            "m", provider=source, profile=OpenAIModelProfile(openai_chat_streaming_requires_finish_reason=False)
+        )
+
+    async with served(OpenAIServer(lambda _: Reply(chunks=[HALF], done=False)), lenient) as (_, provider):
+        found = await reply(provider)
+    assert found.parts == (TextPart(text="Half a reply."),)
 
 
 async def test_a_server_that_is_not_there() -> None:
