@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from .errors import PerdureError
+from .ports import EventRow
 from .types.approval import WaitsFor
 from .types.approval_events import ApprovalDecided, ApprovalRequested
 from .types.events import (
@@ -84,13 +85,12 @@ async def pause_heard(run: Run) -> None:
     """Wait until ``run`` knows of the pause that its events tell of. Raises as ``run.status()``."""
     left = pauses()
     while True:
+        if (paused := (await _told(run)).paused) is None:
+            return
         status = await run.status()
         if status.state != "running" or status.since is None:
             return
-        told = await _told(run)
-        if told.paused is None or datetime.fromisoformat(told.paused) < datetime.fromisoformat(status.since):
-            return
-        if not await again(left):
+        if datetime.fromisoformat(paused) < datetime.fromisoformat(status.since) or not await again(left):
             return
 
 
@@ -131,10 +131,13 @@ async def _told(run: Reading, of: str | None = None) -> Told:
     of = of or run.id
     if not run.has_store:
         return Told()
+    rows: list[EventRow] = []
     try:
         store = await run.store()
         behind = max(await store.changed(of, 0, 0.0) - _BACK, 0)
-        rows = await store.events(of, after=behind, limit=_BACK, children=False)
+        while page := await store.events(of, after=behind, limit=_BACK, children=False):
+            rows += page
+            behind = page[-1].seq
     except PerdureError:
         return Told()
     read = (read_event(of, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
