@@ -5,7 +5,6 @@ An adapter opens the transaction and runs one function in it; every function her
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,12 @@ from sqlalchemy import Dialect, bindparam
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
-from ..errors import MemoryChangedError, TranscriptCorruptedError
-from ..ports import Batch, Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
+from ..errors import TranscriptCorruptedError
+from ..ports import Batch, Claim, Commit, Node, RunRow, TurnRow
 from . import feed
-from .statement import ByKeys, Database, Statement, insert, insert_missing
-from .tables import RUN_COLUMNS, blobs_table, journal, memory, meta, nodes_table, runs_table, sent, turns_table
+from .memory import write_memory
+from .statement import ByKeys, Database, Statement, as_bytes, insert, insert_missing, upsert
+from .tables import RUN_COLUMNS, blobs_table, journal, meta, nodes_table, runs_table, sent, turns_table
 
 
 def _record(dialect: Dialect) -> Insert:
@@ -26,17 +26,6 @@ def _record(dialect: Dialect) -> Insert:
     new_row = insert(dialect, journal)
     new = {name: new_row.excluded[name] for name in ("kind", "outcome", "done_at")}
     return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal.c.outcome.is_(None))
-
-
-def _upsert(dialect: Dialect, table: sa.Table) -> Insert:
-    """A row in the place of the one that has its primary key, unless it was asked for earlier."""
-    new_row = insert(dialect, table)
-    key = [column.name for column in table.primary_key]
-    new = {column.name: new_row.excluded[column.name] for column in table.columns}
-    for kept in (*key, "created_at"):
-        new.pop(kept, None)
-    not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
-    return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
 
 
 def _chain(until: list[Any]) -> ClauseElement:
@@ -62,15 +51,6 @@ def _list_runs(agent: bool, status: bool) -> Statement:
     return Statement(lambda _: query.order_by(*order).limit(bindparam("limit", type_=sa.Integer)))
 
 
-def _recall_all(bounded: bool) -> Statement:
-    query = sa.select(memory.c.key, memory.c.value).where(
-        memory.c.namespace == bindparam("namespace"), memory.c.key >= bindparam("prefix")
-    )
-    if bounded:
-        query = query.where(memory.c.key < bindparam("behind"))
-    return Statement(lambda _: query.order_by(memory.c.key).limit(bindparam("limit", type_=sa.Integer)))
-
-
 _BY_KEY = journal.c.key == bindparam("key")
 FIND = ByKeys(lambda keys: sa.select(journal.c.key, journal.c.outcome).where(journal.c.key.in_(keys)))
 CLAIM = insert_missing(journal)
@@ -88,20 +68,9 @@ TAKE_OVER = Statement(
 RECORD = Statement(_record)
 INSERT_NODE = insert_missing(nodes_table)
 INSERT_BLOB = insert_missing(blobs_table)
-UPSERT_RUN = Statement(lambda dialect: _upsert(dialect, runs_table))
-UPSERT_TURN = Statement(lambda dialect: _upsert(dialect, turns_table))
+UPSERT_RUN = Statement(lambda dialect: upsert(dialect, runs_table))
+UPSERT_TURN = Statement(lambda dialect: upsert(dialect, turns_table))
 INSERT_SENT = insert_missing(sent)
-_BY_NAME = memory.c.namespace == bindparam("namespace"), memory.c.key == bindparam("key")
-INSERT_MEMORY = insert_missing(memory)
-REPLACE_MEMORY = Statement(
-    lambda _: (
-        sa.update(memory)
-        .values(value=bindparam("new"), updated_at=bindparam("now"))
-        .where(*_BY_NAME, memory.c.value == bindparam("before"))
-    )
-)
-UPSERT_MEMORY = Statement(lambda dialect: _upsert(dialect, memory))
-DELETE_MEMORY = Statement(lambda _: sa.delete(memory).where(*_BY_NAME))
 CHAIN = ByKeys(_chain)
 BLOBS = ByKeys(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
 RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
@@ -116,8 +85,6 @@ TURN_OF = Statement(
         sent.c.context_id == bindparam("context_id"), sent.c.message_id == bindparam("message_id")
     )
 )
-RECALL = Statement(lambda _: sa.select(memory.c.value).where(*_BY_NAME))
-RECALL_ALL = {bounded: _recall_all(bounded) for bounded in (False, True)}
 NAME_STORE = insert_missing(meta)
 STORE_ID = Statement(lambda _: sa.select(meta.c.store_id))
 
@@ -136,7 +103,7 @@ def store_id(database: Database) -> str | None:
 
 def find(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
     """The recorded outcomes among ``keys``."""
-    return {key: _bytes(outcome) for key, outcome in FIND.each(database, keys) if outcome is not None}
+    return {key: as_bytes(outcome) for key, outcome in FIND.each(database, keys) if outcome is not None}
 
 
 def claim(database: Database, key: str, owner: str, again: bool, now: str, events: Batch | None = None) -> Claim:
@@ -153,7 +120,7 @@ def _claim(database: Database, key: str, owner: str, again: bool, now: str) -> C
         return Claim("new")
     claimed_by, starts, outcome = CLAIMED.run(database, key=key).fetchone()
     if outcome is not None:
-        return Claim("done", _bytes(outcome))
+        return Claim("done", as_bytes(outcome))
     if claimed_by == owner:
         return Claim("new", starts=starts)
     if not again:
@@ -173,7 +140,7 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
         if RECORD.run(database, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
-            return _bytes(CLAIMED.run(database, key=outcome.key).fetchone()[-1])
+            return as_bytes(CLAIMED.run(database, key=outcome.key).fetchone()[-1])
     if commit.run is not None:
         row = {name: getattr(commit.run, name) for name in RUN_COLUMNS}
         row["created_at"] = row["updated_at"] = now
@@ -181,7 +148,7 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
     if commit.turn is not None:
         _write_turn(database, commit.turn, now)
     if commit.memory:
-        _write_memory(database, commit.memory, now)
+        write_memory(database, commit.memory, now)
     if commit.events is not None:
         feed.append(database, commit.events, now, recorded=True)
     return outcome.body if outcome is not None else None
@@ -197,36 +164,13 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
         INSERT_SENT.run(database, **names, message_id=message_id)
 
 
-def _write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
-    last = {(write.namespace, write.key): write for write in writes}
-    for (namespace, key), write in sorted(last.items(), key=lambda item: item[0]):
-        value = write.value
-        if write.checked and value is not None:
-            _replace_memory(database, write, value, now)
-        elif value is None:
-            DELETE_MEMORY.run(database, namespace=namespace, key=key)
-        else:
-            UPSERT_MEMORY.run(database, namespace=namespace, key=key, value=value, updated_at=now)
-
-
-def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: str) -> None:
-    """Raises ``MemoryChangedError``; whoever runs the transaction takes it back."""
-    name = {"namespace": write.namespace, "key": write.key}
-    if write.before is None:
-        rows = INSERT_MEMORY.run(database, **name, value=value, updated_at=now)
-    else:
-        rows = REPLACE_MEMORY.run(database, **name, new=value, now=now, before=write.before)
-    if rows.rowcount == 0:
-        raise MemoryChangedError(f"memory {write.namespace!r}, key {write.key!r} was changed by somebody else")
-
-
 def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     """The chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.nodes`."""
     known = set(until)
     if head in known:
         return []
     rows = CHAIN.run(database, list(until[: ByKeys.MOST]), head=head)
-    found = {row[0]: Node(row[0], row[1], _bytes(row[2])) for row in rows}
+    found = {row[0]: Node(row[0], row[1], as_bytes(row[2])) for row in rows}
     chain: list[Node] = []
     at: str | None = head
     while at is not None and at not in known:
@@ -244,7 +188,7 @@ def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
 
 def blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
     """The blobs that are there."""
-    return {name: _bytes(body) for name, body in BLOBS.each(database, hashes)}
+    return {name: as_bytes(body) for name, body in BLOBS.each(database, hashes)}
 
 
 def run(database: Database, context_id: str) -> RunRow | None:
@@ -272,31 +216,3 @@ def turn_of(database: Database, context_id: str, message_id: str) -> str | None:
     """The turn that took a message first."""
     row = TURN_OF.run(database, context_id=context_id, message_id=message_id).fetchone()
     return None if row is None else str(row[0])
-
-
-def recall(database: Database, namespace: str, key: str) -> bytes | None:
-    """One value of the memory."""
-    row = RECALL.run(database, namespace=namespace, key=key).fetchone()
-    return None if row is None else _bytes(row[0])
-
-
-def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
-    """The values whose key begins with ``prefix``; a range, since no pattern has to be escaped in it."""
-    behind = _behind(prefix)
-    statement = RECALL_ALL[behind is not None]
-    rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
-    return {key: _bytes(value) for key, value in rows}
-
-
-def _behind(prefix: str) -> str | None:
-    """The first text, by code points, behind all that begin with ``prefix``; None if nothing is."""
-    stem = prefix.rstrip(chr(sys.maxunicode))
-    if not stem:
-        return None
-    following = ord(stem[-1]) + 1
-    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no text
-
-
-def _bytes(value: Any) -> bytes:
-    """SQLite keeps a type per value: bytes that somebody altered by hand may come back as text."""
-    return value.encode() if isinstance(value, str) else bytes(value)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
 from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
-from . import feed, migrations, sql, stream
+from . import feed, memory, migrations, sql, stream
 from .session import Session, SqliteDatabase, Work
 from .thread import StoreThread
 from .watch import Watch
@@ -173,11 +173,11 @@ class SqliteStore:
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.Memory`."""
-        return await self._read(sql.recall, namespace, key)
+        return await self._read(memory.recall, namespace, key)
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.Memory`."""
-        return await self._read(sql.recall_all, namespace, prefix, limit)
+        return await self._read(memory.recall_all, namespace, prefix, limit)
 
     async def append(self, batch: Batch) -> bool:
         """See :class:`perdure.ports.Events`."""

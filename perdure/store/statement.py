@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy import Dialect, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
 
@@ -102,3 +103,19 @@ def insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Inse
 
 def insert_missing(table: sa.Table) -> Statement:
     return Statement(lambda dialect: insert(dialect, table).on_conflict_do_nothing())
+
+
+def upsert(dialect: Dialect, table: sa.Table) -> Insert:
+    """A row in the place of the one that has its primary key, unless it was asked for earlier."""
+    new_row = insert(dialect, table)
+    key = [column.name for column in table.primary_key]
+    new = {column.name: new_row.excluded[column.name] for column in table.columns}
+    for kept in (*key, "created_at"):
+        new.pop(kept, None)
+    not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
+    return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
+
+
+def as_bytes(value: Any) -> bytes:
+    """SQLite keeps a type per value: bytes that somebody altered by hand may come back as text."""
+    return value.encode() if isinstance(value, str) else bytes(value)
