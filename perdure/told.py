@@ -82,12 +82,15 @@ async def waiting(run: Run, *, approval: bool) -> Status:
 
 
 async def pause_heard(run: Run) -> None:
-    """Wait until ``run`` knows of the pause that its events tell of. Raises as ``run.status()``."""
+    """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
     left = pauses()
     while True:
         if (paused := (await _told(run)).paused) is None:
             return
-        status = await run.status()
+        try:
+            status = await run.status()
+        except PerdureError:
+            return  # what it is told now, it hears when it has a worker again: after the pause
         if status.state != "running" or status.since is None:
             return
         if datetime.fromisoformat(paused) < datetime.fromisoformat(status.since) or not await again(left):

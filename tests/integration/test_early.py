@@ -329,6 +329,34 @@ async def test_a_run_is_resumed_before_it_has_heard_that_it_pauses(engine: Engin
         assert (await run.result()).content == "Done."
 
 
+async def test_a_paused_run_is_resumed_while_it_has_no_worker(engine: Engine) -> None:
+    replies = [fail(TranscriptCorruptedError("a node is missing")), "Done."]
+    async with served(engine, Held("none"), replies) as client:
+        run = await client.start("clerk", "Go.")
+        await eventually(lambda: _is_paused(run), what="the pause")
+    await run.resume(by="ana")
+    async with served(engine, Held("none"), replies[1:]):
+        assert (await run.result()).content == "Done."
+
+
+async def _is_paused(run: Run) -> bool:
+    return (await run.status()).state == "paused"
+
+
+async def test_who_decides_on_what_he_has_looked_at_asks_nothing_more(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a thousand runs on which two decide at once, one of each pair comes too late."""
+    async with served(engine, Held("none"), [call("refund"), "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+        await asked(run)
+        (one,), (same,) = await client.approvals(), await client.approvals()
+        monkeypatch.setattr(Run, "status", None)
+        await one.approve(by="ana")
+        with pytest.raises(ApprovalDecidedError, match="by ana"):
+            await same.deny(by="bea")
+
+
 async def test_a_limit_is_raised_before_the_run_has_heard_that_it_pauses_there(
     engine: Engine, looks: list[Status]
 ) -> None:
