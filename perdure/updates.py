@@ -29,8 +29,8 @@ async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: s
 
     Who is told of a call by an event may be quicker than the run, which hears of it from the activity that told: then
     it is sent again, for a while. So it is where it was taken for one on an earlier call of the same id, which some
-    models give again and again; not where it says on which of them. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
-    ``ServerUnreachableError``, which says ``unheard``, where no answer came.
+    models give again and again; not where ``since`` says on which of them. Raises what the run refuses it with,
+    ``RunClosedError``, ``RunNotFoundError``; ``ServerUnreachableError``, which says ``unheard``, where no answer came.
     """
     left, final = pauses(), since is not None
     while True:
