@@ -51,7 +51,7 @@ async def post(client: AsyncOpenAI, path: str, body: bytes) -> AsyncStream[objec
     from openai import AsyncStream
 
     return await client.post(
-        f"{client.base_url}{path.lstrip('/')}",  # a whole address: the SDK takes one apart and puts it together again
+        path,
         cast_to=object,
         content=body,
         options={"security": {"bearer_auth": True}},

@@ -73,7 +73,8 @@ async def test_demo_on_a_real_endpoint(cli: Cli) -> None:
         assert "openai:gpt-5-mini (a real one" in done.out
         counted = re.search(r"Temporal counted (\d+) paid calls", done.out)
         assert counted
-        assert int(counted[1]) == model.requests
+        # An attempt that the worker's death cut off before it had sent anything is counted too.
+        assert int(counted[1]) - model.requests in (0, 1)
 
 
 async def test_demo_with_a_failing_model_says_why(cli: Cli) -> None:
