@@ -19,11 +19,12 @@ from temporalio.client import (
 from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from .errors import InvalidInputError, RunClosedError, RunError, RunNotFoundError, from_type
+from .errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError, from_type
 from .loop import parse_start
 from .options import MEMO_AGENT, TASK_TIMEOUT, begin
 from .runs import closed_status
 from .search_attributes import forget, of_start, refuses
+from .told import EARLY
 from .translate import unreachable
 from .turn import Turn
 from .types.files import Asked
@@ -144,17 +145,18 @@ def _raise_cancelled() -> None:
 
 
 async def ended(run: Run) -> Status | None:
-    """How the run has ended; None while it is open.
+    """How the run has ended; None while it is open, as far as Temporal knows.
 
     Whoever follows the events is told of a failure as soon as it is recorded, a moment before Temporal is: that is
-    waited for.
+    waited for, but not for long. A run that was reset goes on behind a failure.
     """
     seen = await run.describe()
     if closed_status(seen) is None and await _failure_is_recorded(run, seen):
         watch = asyncio.ensure_future(run.warn_without_worker())
         try:
-            await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).result()
-        except WorkflowFailureError:
+            async with asyncio.timeout(EARLY):
+                await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).result()
+        except (WorkflowFailureError, TimeoutError):
             pass
         except RPCError as gone:
             raise run.translated(gone) from gone
@@ -167,7 +169,10 @@ async def ended(run: Run) -> Status | None:
 async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> bool:
     if not run.has_store:
         return False
-    row = await (await run.store()).run(run.id)
+    try:
+        row = await (await run.store()).run(run.id)
+    except PerdureError:
+        return False  # what Temporal says counts then
     began = seen.raw_description.workflow_execution_info.first_run_id
     return row is not None and row.status in ("failed", "cancelled") and row.scope.startswith(began)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .errors import PerdureError
 from .ports import EventRow
@@ -97,20 +97,6 @@ async def pause_heard(run: Run) -> None:
             return
 
 
-async def asks_anew(run: Run, call_id: str) -> Literal["now", "soon"] | None:
-    """Whether a call waits in ``run`` under an id that it had taken for that of an earlier one, or as the store tells
-    will soon. What was decided on is told before the model is asked for more, so it cannot be that."""
-    if not run.has_store:
-        return None
-    try:
-        status = await run.status()
-    except PerdureError:
-        return None
-    if any(one.call_id == call_id for one in status.approvals):
-        return "now"
-    return "soon" if status.doing == "model" and call_id in (await _told(run)).waits else None
-
-
 async def to_begin(run: Reading) -> bool:
     """Whether the run above ``run`` tells of it: it is begun as soon as that has heard of the call."""
     above = run.id.rpartition("/")[0]
@@ -120,11 +106,12 @@ async def to_begin(run: Reading) -> bool:
 
 async def _unheard(run: Run, status: Status, *, approval: bool) -> bool:
     """Whether the store tells of a call that ``status`` does not show yet."""
-    if status.doing not in ("model", "tools"):
-        return False
-    told = await _told(run)
+    if status.doing not in (("model",) if approval else ("model", "tools")):
+        return False  # of approvals the model's activity tells alone
     known = {call.call_id for call in status.calls}
-    waits = (call_id for call_id, kind in told.waits.items() if (kind == "approval") == approval)
+    past = {one.call_id for one in status.decided if approval or one.state != "approved"}
+    kinds = (await _told(run)).waits
+    waits = (call_id for call_id, kind in kinds.items() if (kind == "approval") == approval and call_id not in past)
     # The model's activity tells of calls that the run has not heard of at all; that of a call, of its own.
     return any((call_id in known) == (status.doing == "tools") for call_id in waits)
 

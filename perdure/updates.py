@@ -14,8 +14,8 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .errors import ApprovalDecidedError, ApprovalExpiredError, NotWaitingYetError, from_type
-from .told import again, asks_anew, pauses
+from .errors import NotWaitingYetError, from_type
+from .told import again, pauses
 from .translate import closed_error, unreachable
 
 if TYPE_CHECKING:
@@ -28,28 +28,16 @@ async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: s
     """What update ``name`` of ``run`` returns. ``since`` is when the wait began that it is about, where that is known.
 
     Who is told of a call by an event may be quicker than the run, which hears of it from the activity that told: then
-    it is sent again, for a while. So it is where it was taken for one on an earlier call of the same id, which some
-    models give again and again; not where ``since`` says on which of them. Raises what the run refuses it with,
-    ``RunClosedError``, ``RunNotFoundError``; ``ServerUnreachableError``, which says ``unheard``, where no answer came.
+    it is sent again, for a while. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
+    ``ServerUnreachableError``, which says ``unheard``, where no answer came.
     """
-    left, final = pauses(), since is not None
+    left = pauses()
     while True:
         try:
-            answer = await _sent(run, name, payload, unheard, since)
+            return await _sent(run, name, payload, unheard, since)
         except NotWaitingYetError:
             if not await again(left):
                 raise
-        except (ApprovalDecidedError, ApprovalExpiredError):
-            anew = None if final else await asks_anew(run, str(payload.get("call_id")))
-            if anew is None or not await again(left):
-                raise
-            final = anew == "now"
-        else:
-            past = bool(answer.get("repeated")) and not final
-            anew = await asks_anew(run, str(payload.get("call_id"))) if past else None
-            if anew is None or not await again(left):
-                return answer
-            final = anew == "now"
 
 
 async def _sent(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None) -> Any:

@@ -25,9 +25,9 @@ def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> Defi
 
 def uncounted(agent: Agent, message: Message, used: Usage, *, inherited: bool = False) -> DefinitionError | None:
     """What is wrong with a reply without usage, where none of the turn's replies had any (``used``); ``inherited``: a
-    limit of cost of the run's parent. One that lacks it beside others, as a filtered reply may, is let pass."""
+    limit of cost of the run's parent. One that lacks it beside others is let pass, and a refused or filtered one."""
     count = used + (message.usage or Usage())
-    if count.total_tokens or message.cost_usd or message.finish_reason == "veto":
+    if count.total_tokens or message.cost_usd or message.finish_reason in ("veto", "refusal", "content_filter"):
         return None
     if agent.limits.limits_tokens:
         limit = "tokens"

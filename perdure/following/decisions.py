@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,23 @@ async def decisions(run: Reading, known: Sequence[DecidedApproval] = ()) -> list
     """
     async with aclosing(follow(run, wait=False, children=False)) as events:
         told = [one async for event in events if (one := decision(event)) is not None]
-    # A run knows its last ones, without a gap.
-    last = {(one.call_id, one.state) for one in known}
-    return [*(one for one in told if (one.call_id, one.state) not in last), *known]
+    return joined(told, known)
+
+
+def joined(told: Sequence[DecidedApproval], known: Sequence[DecidedApproval]) -> list[DecidedApproval]:
+    """What events have ``told`` and a run has ``known``, each once: a run knows its last ones, without a gap."""
+    last = Counter(map(_key, known))  # a model may give an id again
+    before = []
+    for one in reversed(told):
+        if last[_key(one)] > 0:
+            last[_key(one)] -= 1
+        else:
+            before.append(one)
+    return [*reversed(before), *known]
+
+
+def _key(one: DecidedApproval) -> tuple[str, str, str | None]:
+    return one.call_id, one.state, one.by
 
 
 def decision(event: Event) -> DecidedApproval | None:

@@ -39,12 +39,14 @@ _GIVE_A_REASON = {
     "BedrockStreamedResponse",
     "CohereStreamedResponse",
     "GeminiStreamedResponse",
-    "GroqStreamedResponse",
     "HuggingFaceStreamedResponse",
     "MistralStreamedResponse",
 }
 """Streams whose last word is why the reply ended, which pydantic-ai keeps as the API said it. By name: each needs its
-vendor's SDK to be imported."""
+vendor's SDK to be imported. Groq's is not among them: it ends without one behind a bad tool call, of which the model is
+told."""
+_GIVES_NONE = "SnowflakeStreamedResponse"
+"""A kind of chat completions."""
 
 
 class Events:
@@ -99,7 +101,8 @@ def cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[s
     which says that these need no reason is believed.
     """
     kinds = {kind.__name__ for kind in type(stream).__mro__}
-    if (response.provider_details or {}).get("finish_reason") or kinds.isdisjoint(_GIVE_A_REASON):
+    given = (response.provider_details or {}).get("finish_reason") or getattr(stream, "_has_finish_reason", False)
+    if given or kinds.isdisjoint(_GIVE_A_REASON) or _GIVES_NONE in kinds:
         return False
     if _CHAT in kinds:
         asked = profile.get("openai_chat_streaming_requires_finish_reason") is not False

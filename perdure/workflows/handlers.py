@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import PerdureError
-from ..types.approval import DecidedApproval, StandingApproval
+from ..types.approval import StandingApproval
 from ..types.messages import clean
 from ..types.state import RunState
 from . import host
@@ -53,7 +53,8 @@ class Handlers:
     @workflow.update
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
-        return await self._decided(lambda state: loop.decide_approval(state, decision, host.now()))
+        decided = await self._answer(lambda state: loop.decide_approval(state, decision, host.now()))
+        return decided.model_dump(mode="json", exclude_none=True)
 
     @decide_approval.validator
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
@@ -84,7 +85,8 @@ class Handlers:
     @workflow.update
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
-        return await self._decided(lambda state: loop.answer_call(state, answer, host.now()))
+        answered = await self._answer(lambda state: loop.answer_call(state, answer, host.now()))
+        return answered.model_dump(mode="json", exclude_none=True)
 
     @answer_call.validator
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
@@ -133,18 +135,6 @@ class Handlers:
         if self._state is None:
             raise ApplicationError("the run has not begun", type="RunNotFoundError", non_retryable=True)
         return self._state
-
-    async def _decided(self, decide: Callable[[RunState], DecidedApproval]) -> dict[str, Any]:
-        """What was decided; ``repeated`` where that was before, and whoever sent it is taken to repeat himself."""
-
-        def decided(state: RunState) -> tuple[DecidedApproval, bool]:
-            before = tuple(state.decided)
-            now = decide(state)
-            return now, any(now is past for past in before)
-
-        made, repeated = await self._answer(decided)
-        said = made.model_dump(mode="json", exclude_none=True)
-        return said | {"repeated": True} if repeated else said
 
     async def _answer(self, asked: Callable[[RunState], Answer]) -> Answer:
         """What ``asked`` answers on the state. Raises what it raises, as it crosses Temporal."""

@@ -24,7 +24,6 @@ from perdure.errors import (
 )
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, fail
-from perdure.types.approval import DecidedApproval
 from perdure.types.events import Event
 from perdure.types.interface import Status
 from perdure.types.messages import ToolCallPart
@@ -204,33 +203,6 @@ async def test_what_was_decided_already_is_no_call_that_the_run_is_still_to_hear
         await run.result()
 
 
-@pytest.mark.parametrize("name", ["refund", "read"])
-@pytest.mark.parametrize("by", ["ana", "bea"])
-async def test_a_model_gives_the_next_call_the_id_of_the_last(
-    engine: Engine, looks: list[Status], name: str, by: str
-) -> None:
-    held = Held("perdure.model")
-    held.gate.open()
-    same = ToolCallPart(id="call_0", name=name, arguments={})
-    async with served(engine, held, [same, same, "Done."]) as client:
-        run = await client.start("clerk", "Go.")
-
-        async def say(by: str) -> DecidedApproval:
-            return await (run.approve("call_0", by=by) if name == "refund" else run.answer("call_0", "said", by=by))
-
-        await asked(run)
-        held.gate = Gate()
-        first = await say("ana")
-        await eventually(lambda: held.gate.entered, what="the second reply")
-        looks.clear()
-        saying = asyncio.create_task(say(by))
-        await eventually(lambda: saying.done() or len(looks) > 1, what="another attempt")
-        assert not saying.done()
-        held.gate.open()
-        assert (await saying).at > first.at
-        assert (await run.result()).content == "Done."
-
-
 async def test_who_repeats_himself_while_the_model_is_asked_for_more_is_answered_at_once(
     engine: Engine, looks: list[Status]
 ) -> None:
@@ -256,7 +228,7 @@ async def test_who_repeats_himself_while_the_model_is_asked_for_more_is_answered
         assert await run.answer("call_0", "said", by="ana") == first
         with pytest.raises(ApprovalDecidedError, match="answered by ana"):
             await run.answer("call_0", "other", by="ana")
-        assert len(looks) == 2
+        assert not looks
         model.open()
         await run.result()
 
@@ -326,6 +298,30 @@ async def test_a_run_is_resumed_before_it_has_heard_that_it_pauses(engine: Engin
         assert not resuming.done()
         held.gate.open()
         await resuming
+        assert (await run.result()).content == "Done."
+
+
+async def test_a_failure_that_temporal_does_not_hear_of_is_not_waited_for_for_ever(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.sending.EARLY", 0.1)
+    held = Held("perdure.model", only="close")
+    async with served(engine, held, [fail(BadRequestError("no"))]) as client:
+        run = await client.start("clerk", "Go.")
+        await told(run, "run", "failed")
+        await run.resume(by="ana")
+        held.gate.open()
+        with pytest.raises(BadRequestError):
+            await run.result()
+
+
+async def test_a_paused_run_is_resumed_by_a_client_whose_store_is_down(engine: Engine) -> None:
+    async with served(engine, Held("none"), [fail(TranscriptCorruptedError("a node is missing")), "Done."]) as client:
+        run = await client.start("clerk", "Go.")
+        await eventually(lambda: _is_paused(run), what="the pause")
+        other = Client(client.temporal, store_url="sqlite:////nowhere/store.db", task_queue=engine.task_queue)
+        await other.run(run.id).resume(by="ana")
+        await other.close()
         assert (await run.result()).content == "Done."
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from perdure import Agent, ToolContext, callback_tool, tool
 from perdure.testing import ScriptedProvider, call
 from tests.integration.test_questions import asked, told
 from tests.support.engine import Engine
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -70,11 +70,10 @@ async def test_it_continues_as_new_while_it_waits_for_answers(engine: Engine) ->
         run = await client.start("clerk", "Go.", max_history_events=15)
         one, two = await asked(run, 2)
 
-        async def execution() -> Any:
-            return (await run.describe()).run_id
+        async def continued() -> bool:
+            return (await run.describe()).run_id != run.handle.first_execution_run_id
 
-        before = run.handle.first_execution_run_id
-        assert await execution() != before
+        await eventually(continued, what="the next execution")
         await run.answer(one.call_id, "savings", by="ana")
         await run.answer(two.call_id, {"page": None}, by="bea")
         (second,) = await asked(run, question="Sure?")

@@ -68,7 +68,7 @@ def test_a_reply_without_usage_is_wrong(limits: Limits, inherited: bool, limit: 
         (Limits(tokens=5), reply(None, tokens=1), Usage()),
         (Limits(tokens=5), silent(), Usage(output_tokens=1)),
         (Limits(cost_usd=1), silent(0.02), Usage()),
-        (Limits(tokens=5), silent(finish_reason="veto"), Usage()),
+        *((Limits(tokens=5), silent(finish_reason=ended), Usage()) for ended in ("veto", "refusal", "content_filter")),
     ],
 )
 def test_a_reply_without_usage_may_pass(limits: Limits, said: Message, used: Usage) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.following.decisions import decision
+from perdure.following.decisions import decision, joined
 from perdure.types.approval import DecidedApproval
 from perdure.types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, ToolCompleted
 
@@ -49,3 +49,12 @@ def past(state: str, by: str | None, **more: Any) -> DecidedApproval:
 )
 def test_who_decided_or_answered(event: Event, said: DecidedApproval | None) -> None:
     assert decision(event) == said
+
+
+def test_an_id_that_comes_again_hides_no_earlier_decision() -> None:
+    first, second, third = (past("approved", by) for by in ("ana", "bea", "cleo"))
+    assert joined([first, second], [second]) == [first, second]
+    assert joined([first], [second]) == [first, second], "the second is not told yet"
+    assert joined([first, first], [first]) == [first, first]
+    assert joined([first, second], [second, third]) == [first, second, third]
+    assert joined([first, past("denied", "bea")], []) == [first, past("denied", "bea")]

@@ -36,6 +36,7 @@ from perdure.ports import (
 from perdure.providers import registry
 from perdure.providers.pydantic_ai import PydanticAIModel
 from perdure.providers.pydantic_ai_errors import translate
+from perdure.providers.pydantic_ai_reply import cut_short
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -283,6 +284,26 @@ async def test_a_stream_that_ends_early_without_an_error_is_no_reply(server: Any
     async with served(server, made) as (_, provider):
         with pytest.raises(errors.TruncatedStreamError):
             await ask(provider)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason", "cut"),
+    [
+        (("OpenAIStreamedResponse",), None, True),
+        (("SnowflakeStreamedResponse", "OpenAIStreamedResponse"), None, False),
+        (("GroqStreamedResponse",), None, False),
+        (("MistralStreamedResponse",), None, True),
+        (("MistralStreamedResponse",), "stop", False),
+        (("OpenAIStreamedResponse",), "length", False),
+    ],
+)
+def test_which_streams_have_to_say_why_they_end(kinds: tuple[str, ...], reason: Any, cut: bool) -> None:
+    kind: type = object
+    for name in reversed(kinds):
+        kind = type(name, (kind,), {})
+    assert cut_short(kind(), theirs.ModelResponse(parts=[], finish_reason=reason), {}) is cut
+    kind._has_finish_reason = True  # type: ignore[attr-defined]  # it came with a chunk that had nothing else
+    assert not cut_short(kind(), theirs.ModelResponse(parts=[], finish_reason=reason), {})
 
 
 async def test_a_profile_may_say_that_no_reason_is_given_at_the_end() -> None:
