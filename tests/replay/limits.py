@@ -8,7 +8,7 @@ from perdure import Agent, Limits, Run
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.engine import Engine
-from tests.support.scripts import replied
+from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
 
@@ -97,6 +97,40 @@ async def session_with_budgets(engine: Engine) -> Run:
         await run.turn().result()
         for n in (2, 3):
             await (await run.send(str(n))).result()
+        await run.close()
+        await _end(run)
+    return run
+
+
+@scenario
+async def session_with_unanswered(engine: Engine) -> Run:
+    """Two messages come while the last call that a turn's limit allows is under way; the next turn is another."""
+    gate = Gate()
+
+    async def reply(request: Any) -> Any:
+        if not request.tools:
+            await gate()
+            return "All I know is this."
+        return ["Still looking.", call("add", a=1, b=1)]
+
+    agent = Agent("recorded", ScriptedProvider(reply), tools=TOOLS, limits=Limits(turn=Limits(tokens=1)))
+    async with engine.served(agent) as client:
+        run = await client.start("recorded", "Go.", mode="session")
+        await eventually(lambda: gate.entered)
+        await run.inject("And in winter?", id="m-1")
+        await run.inject("And at night?")
+
+        async def heard() -> bool:
+            return (await run.status()).queued == 2
+
+        await eventually(heard)
+        gate.open()
+
+        async def told() -> tuple[str, ...]:
+            return (await run.status()).unanswered
+
+        assert await eventually(told) == ("m-1", "")
+        await (await run.send("More.")).result()
         await run.close()
         await _end(run)
     return run
