@@ -148,7 +148,7 @@ async def ended(run: Run) -> Status | None:
     """How the run has ended; None while it is open, as far as Temporal knows.
 
     Whoever follows the events is told of a failure as soon as it is recorded, a moment before Temporal is: that is
-    waited for, but not for long. A run that was reset goes on behind a failure.
+    waited for, but not for long.
     """
     seen = await run.describe()
     if closed_status(seen) is None and await _failure_is_recorded(run, seen):
@@ -173,8 +173,10 @@ async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> 
         row = await (await run.store()).run(run.id)
     except PerdureError:
         return False  # what Temporal says counts then
-    began = seen.raw_description.workflow_execution_info.first_run_id
-    return row is not None and row.status in ("failed", "cancelled") and row.scope.startswith(began)
+    if row is None or row.status not in ("failed", "cancelled"):
+        return False
+    # Not one of an earlier execution: a run that was reset goes on behind it.
+    return row.asked_at >= seen.start_time.isoformat(timespec="microseconds")
 
 
 async def reopening(run: Run) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Told:
     """When the run had to pause: ISO 8601, UTC."""
 
 
-def pauses() -> Iterator[float]:
+def delays() -> Iterator[float]:
     """Seconds before each further look, or attempt, until what is waited for is given up."""
     delay, until = _FIRST, time.monotonic() + EARLY
     while time.monotonic() < until:
@@ -62,9 +62,9 @@ def pauses() -> Iterator[float]:
         delay = min(delay * 1.5, _LONGEST)
 
 
-async def again(pauses: Iterator[float]) -> bool:
-    """Wait for the next of ``pauses``; false where there is none."""
-    if (delay := next(pauses, None)) is None:
+async def again(left: Iterator[float]) -> bool:
+    """Wait for the next of what is ``left`` of :func:`delays`; false where there is none."""
+    if (delay := next(left, None)) is None:
         return False
     await asyncio.sleep(delay)
     return True
@@ -73,7 +73,7 @@ async def again(pauses: Iterator[float]) -> bool:
 async def waiting(run: Run, *, approval: bool) -> Status:
     """The status of ``run``, with the calls that wait for approval, or for an answer: also those of which the store
     knows before the run itself. Raises as ``run.status()``."""
-    left = pauses()
+    left = delays()
     while True:
         status = await run.status()
         there = any((one.kind == "approval") == approval for one in status.approvals)
@@ -83,7 +83,7 @@ async def waiting(run: Run, *, approval: bool) -> Status:
 
 async def pause_heard(run: Run) -> None:
     """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
-    left = pauses()
+    left = delays()
     while True:
         if (paused := (await _told(run)).paused) is None:
             return

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from .errors import NotWaitingYetError, from_type
-from .told import again, pauses
+from .told import again, delays
 from .translate import closed_error, unreachable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: s
     it is sent again, for a while. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
     ``ServerUnreachableError``, which says ``unheard``, where no answer came.
     """
-    left = pauses()
+    left = delays()
     while True:
         try:
             return await _sent(run, name, payload, unheard, since)

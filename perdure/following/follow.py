@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RunNotFoundError
 from ..ports import Store
-from ..told import again, pauses, to_begin
+from ..told import again, delays, to_begin
 from ..types.events import Event, RunEvent, TurnEvent
 from .ended import check_place, record_end, until_ended
 from .reader import PAGE, WAIT, Reader
@@ -101,7 +101,7 @@ async def _over(run: Reading, store: Store, *, wait: bool) -> None:
 
     Raises ``RunNotFoundError`` where neither the server nor the store knows the run.
     """
-    left = pauses()
+    left = delays()
     while True:
         try:
             await run.describe()

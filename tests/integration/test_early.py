@@ -12,18 +12,16 @@ from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 from temporalio.worker import Worker as TemporalWorker
 
-from perdure import Agent, Client, Limits, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
+from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
 from perdure import told as told_early
 from perdure.errors import (
     ApprovalDecidedError,
-    BadRequestError,
     InvalidInputError,
     NotWaitingYetError,
-    RunCancelledError,
-    TranscriptCorruptedError,
 )
 from perdure.ports import ModelRequest
-from perdure.testing import ScriptedProvider, call, fail
+from perdure.testing import ScriptedProvider, call
+from perdure.types.approval import DecidedApproval
 from perdure.types.events import Event
 from perdure.types.interface import Status
 from perdure.types.messages import ToolCallPart
@@ -142,6 +140,17 @@ TELLING = pytest.mark.parametrize(
 )
 
 
+async def says(run: Run, kind: str, call_id: str | None = None) -> DecidedApproval:
+    """What ana says to what an event of that type is about."""
+    if kind == "approval.requested":
+        return await run.approve(call_id, by="ana")
+    return await run.answer(call_id, "savings", by="ana")
+
+
+async def results(run: Run) -> list[str]:
+    return [part.content for message in await run.transcript() for part in message.tool_results]
+
+
 @TELLING
 async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
     engine: Engine, refused: list[NotWaitingYetError], name: str, kind: str, slow: str, result: str
@@ -150,16 +159,12 @@ async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
     async with served(engine, held, [call(name), "Done."]) as client:
         run = await client.start("clerk", "Go.")
         call_id = await told(run, kind)
-        if kind == "approval.requested":
-            saying = asyncio.create_task(run.approve(call_id, by="ana"))
-        else:
-            saying = asyncio.create_task(run.answer(call_id, "savings", by="ana"))
+        saying = asyncio.create_task(says(run, kind, call_id))
         await eventually(lambda: refused, what="an attempt that came too early")
         held.gate.open()
         assert (await saying).by == "ana"
         await run.result()
-        parts = [part for message in await run.transcript() for part in message.tool_results]
-        assert [part.content for part in parts] == [result]
+        assert await results(run) == [result]
 
 
 @TELLING
@@ -171,17 +176,13 @@ async def test_the_only_call_need_not_be_named_before_the_run_has_heard_of_it(
         run = await client.start("clerk", "Go.")
         await told(run, kind)
         looks.clear()
-        if kind == "approval.requested":
-            saying = asyncio.create_task(run.approve(by="ana"))
-        else:
-            saying = asyncio.create_task(run.answer(value="savings", by="ana"))
+        saying = asyncio.create_task(says(run, kind))
         await eventually(lambda: saying.done() or len(looks) > 1, what="another look")
         assert not any(status.approvals for status in looks)
         held.gate.open()
         assert (await saying).by == "ana"
         await run.result()
-        parts = [part for message in await run.transcript() for part in message.tool_results]
-        assert [part.content for part in parts] == [result]
+        assert await results(run) == [result]
 
 
 async def test_what_was_decided_already_is_no_call_that_the_run_is_still_to_hear_of(
@@ -267,78 +268,6 @@ async def test_the_worker_is_killed_before_it_has_told_the_run(engine: Engine) -
     assert (await run.result()).content == "Done."
 
 
-async def test_a_run_is_resumed_before_temporal_has_heard_that_it_failed(engine: Engine) -> None:
-    broken = True
-
-    def reply(_: ModelRequest) -> str:
-        if broken:
-            raise BadRequestError("no")
-        return "Done."
-
-    held = Held("perdure.model", only="close")
-    async with served(engine, held, reply) as client:
-        run = await client.start("clerk", "Go.")
-        await told(run, "run", "failed")
-        broken = False
-        resuming = asyncio.create_task(run.resume(by="ana"))
-        await eventually(lambda: held.gate.entered, what="the ending")
-        await asyncio.wait([resuming], timeout=0.1)  # time to be too early
-        held.gate.open()
-        await resuming
-        assert (await run.result()).content == "Done."
-
-
-async def test_a_run_is_resumed_before_it_has_heard_that_it_pauses(engine: Engine, looks: list[Status]) -> None:
-    held = Held("perdure.model")
-    async with served(engine, held, [fail(TranscriptCorruptedError("a node is missing")), "Done."]) as client:
-        run = await client.start("clerk", "Go.")
-        await told(run, "run", "paused")
-        resuming = asyncio.create_task(run.resume(by="ana"))
-        await eventually(lambda: resuming.done() or len(looks) > 1, what="another look")
-        assert not resuming.done()
-        held.gate.open()
-        await resuming
-        assert (await run.result()).content == "Done."
-
-
-async def test_a_failure_that_temporal_does_not_hear_of_is_not_waited_for_for_ever(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("perdure.sending.EARLY", 0.1)
-    held = Held("perdure.model", only="close")
-    async with served(engine, held, [fail(BadRequestError("no"))]) as client:
-        run = await client.start("clerk", "Go.")
-        await told(run, "run", "failed")
-        await run.resume(by="ana")
-        held.gate.open()
-        with pytest.raises(BadRequestError):
-            await run.result()
-
-
-async def test_a_paused_run_is_resumed_by_a_client_whose_store_is_down(engine: Engine) -> None:
-    async with served(engine, Held("none"), [fail(TranscriptCorruptedError("a node is missing")), "Done."]) as client:
-        run = await client.start("clerk", "Go.")
-        await eventually(lambda: _is_paused(run), what="the pause")
-        other = Client(client.temporal, store_url="sqlite:////nowhere/store.db", task_queue=engine.task_queue)
-        await other.run(run.id).resume(by="ana")
-        await other.close()
-        assert (await run.result()).content == "Done."
-
-
-async def test_a_paused_run_is_resumed_while_it_has_no_worker(engine: Engine) -> None:
-    replies = [fail(TranscriptCorruptedError("a node is missing")), "Done."]
-    async with served(engine, Held("none"), replies) as client:
-        run = await client.start("clerk", "Go.")
-        await eventually(lambda: _is_paused(run), what="the pause")
-    await run.resume(by="ana")
-    async with served(engine, Held("none"), replies[1:]):
-        assert (await run.result()).content == "Done."
-
-
-async def _is_paused(run: Run) -> bool:
-    return (await run.status()).state == "paused"
-
-
 async def test_who_decides_on_what_he_has_looked_at_asks_nothing_more(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,37 +280,3 @@ async def test_who_decides_on_what_he_has_looked_at_asks_nothing_more(
         await one.approve(by="ana")
         with pytest.raises(ApprovalDecidedError, match="by ana"):
             await same.deny(by="bea")
-
-
-async def test_a_limit_is_raised_before_the_run_has_heard_that_it_pauses_there(
-    engine: Engine, looks: list[Status]
-) -> None:
-    held = Held("perdure.model", only="close")
-    options = {"limits": Limits(tokens=1), "on_limit": "pause"}
-    async with served(engine, held, [call("free"), "Done."], **options) as client:
-        run = await client.start("clerk", "Go.")
-        await told(run, "run", "paused")
-        resuming = asyncio.create_task(run.resume(limits={"tokens": 1000}, by="ana"))
-        await eventually(lambda: resuming.done() or len(looks) > 1, what="another look")
-        assert not resuming.done()
-        held.gate.open()
-        await resuming
-        assert (await run.result()).content == "Done."
-
-
-async def test_a_run_that_somebody_else_has_opened_again_is_cancelled_by_who_had_started_it(engine: Engine) -> None:
-    held = Held("none")
-    async with served(engine, held, [fail(BadRequestError("no")), call("refund"), "Done."]) as client:
-        run = await client.start("clerk", "Go.")
-        with pytest.raises(BadRequestError):
-            await run.result()
-        again = client.run(run.id)
-        await again.resume()
-        await asked(again)
-        await run.cancel()
-        with pytest.raises(RunCancelledError):
-            await again.result()
-        assert (await run.status()).state == "cancelled"
-        await again.send("And now?")
-        await again.result()
-        assert ((status := await run.status()).state, status.reason) == ("completed", None)
