@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from temporalio.api.enums.v1 import EventType, IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
-from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client as TemporalClient
-from temporalio.service import RPCError
 
 from perdure import Agent, Client, Limits, Run, Worker, search_attributes, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
@@ -22,6 +18,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS
 from tests.support.engine import Engine
+from tests.support.namespaces import a_namespace
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
@@ -195,22 +192,7 @@ async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
 @pytest.fixture
 async def bare(temporal_address: str) -> TemporalClient:
     """A client of a new namespace, which has no search attributes."""
-    name = f"bare-{uuid.uuid4().hex[:8]}"
-    shared = await TemporalClient.connect(temporal_address)
-    day = Duration(seconds=86400)
-    request = RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=day)
-    await shared.workflow_service.register_namespace(request)
-    client = await TemporalClient.connect(temporal_address, namespace=name)
-    await eventually(lambda: _serves(client), deadline=20)
-    return client
-
-
-async def _serves(client: TemporalClient) -> bool:
-    try:
-        await client.count_workflows()
-    except RPCError:
-        return False
-    return True
+    return await a_namespace(temporal_address)
 
 
 Setup = Callable[..., Awaitable[None]]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import uuid
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
-from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
-from temporalio.service import RPCError
 
 from perdure.embedded.address import resolve
 from perdure.embedded.home import Home
@@ -19,27 +15,9 @@ from perdure.embedded.server import ensure_server, stop_server
 from perdure.search_attributes import find
 from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS
 from tests.integration.test_embedded_server import home, perdure  # noqa: F401 - a fixture
-from tests.support.wait import eventually
+from tests.support.namespaces import a_namespace
 
 pytestmark = pytest.mark.server
-
-
-async def a_namespace(client: Client) -> str:
-    """A new one, as somebody else makes it."""
-    name = f"bare-{uuid.uuid4().hex[:8]}"
-    day = Duration(seconds=86400)
-    request = RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=day)
-    await client.workflow_service.register_namespace(request)
-
-    async def there() -> bool:
-        try:
-            await find(client.service_client, name)
-        except RPCError:
-            return False
-        return True
-
-    await eventually(there, deadline=20)
-    return name
 
 
 async def test_the_embedded_server_has_them_also_with_an_older_database(home: Home) -> None:  # noqa: F811 - the fixture
@@ -57,7 +35,7 @@ async def test_the_embedded_server_has_them_also_with_an_older_database(home: Ho
 
 async def test_setup_says_what_it_did_and_may_be_repeated(home: Home) -> None:  # noqa: F811 - the fixture
     info = await ensure_server()
-    name = await a_namespace(await Client.connect(info.address))
+    name = (await a_namespace(info.address)).namespace
     doctor = perdure("doctor", "-n", name)
     assert doctor.returncode == 0
     assert f"warn  search attrs   missing: {AGENT}, {STATUS}, {PENDING}" in doctor.stdout
@@ -83,7 +61,7 @@ async def test_setup_says_what_is_in_its_way(home: Home) -> None:  # noqa: F811 
     assert missing.returncode == 4
     assert "error: there is no namespace 'nowhere'" in missing.stderr
 
-    name = await a_namespace(client)
+    name = (await a_namespace(info.address)).namespace
     other = {STATUS: IndexedValueType.INDEXED_VALUE_TYPE_INT}
     request = AddSearchAttributesRequest(namespace=name, search_attributes=other)
     await client.operator_service.add_search_attributes(request)
