@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from ..ports import ModelCall, ToolCall
 from ..stages.indexed import said_indexed
@@ -75,3 +75,16 @@ class Calls:
         task = ToolInput.model_validate(argument)
         asked = ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
         return await self._engine.call_tool(asked)
+
+
+def activity_error(name: str) -> ActivityError:
+    """What Temporal wraps the failure of activity ``name`` in; the failure is its cause."""
+    return ActivityError(
+        "Activity task failed",
+        scheduled_event_id=0,
+        started_event_id=0,
+        identity="",
+        activity_type=name,
+        activity_id="",
+        retry_state=None,
+    )

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn, Protocol
 
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ApplicationError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.host import hosted
-from .calls import Calls
+from .calls import Calls, activity_error
 from .child import InProcessChild, encoded
 from .conditions import Conditions
 from .started import Started as Started
@@ -223,9 +223,9 @@ class Execution:
             self._events += _ACTIVITY_EVENTS
             self._conditions.look()
         if work.cancelled():
-            raise _activity_error(name) from TemporalCancelledError("Cancelled")
+            raise activity_error(name) from TemporalCancelledError("Cancelled")
         if (error := work.exception()) is not None:
-            raise _activity_error(name) from error
+            raise activity_error(name) from error
         return work.result()
 
     async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> InProcessChild:
@@ -292,15 +292,3 @@ class _Again(BaseException):
     def __init__(self, carried: dict[str, Any]) -> None:
         super().__init__()
         self.carried = carried
-
-
-def _activity_error(name: str) -> ActivityError:
-    return ActivityError(
-        "Activity task failed",
-        scheduled_event_id=0,
-        started_event_id=0,
-        identity="",
-        activity_type=name,
-        activity_id="",
-        retry_state=None,
-    )
