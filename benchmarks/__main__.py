@@ -20,6 +20,7 @@ from benchmarks.events import events, following, streaming
 from benchmarks.hooks import hooks
 from benchmarks.lab import open_lab
 from benchmarks.measures import QUICK, Figures, Scale, chosen, concurrent, histories, recovery, single
+from benchmarks.output import keep_clean
 from benchmarks.parked import parked
 from benchmarks.report import tables
 
@@ -87,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     scale = dataclasses.replace(QUICK if options.quick else Scale(), **changed)
     logging.basicConfig(level=logging.ERROR)
+    keep_clean()
     where = machine()  # before the load is our own
     results = asyncio.run(measure(scale, options.only))
     table = tables(results, runs=scale.runs)

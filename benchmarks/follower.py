@@ -18,6 +18,7 @@ from itertools import chain
 
 from temporalio.client import Client as TemporalClient
 
+from benchmarks.output import keep_clean
 from perdure import Client
 from perdure.types.events import ModelCompleted, ModelDelta
 
@@ -46,6 +47,7 @@ async def main(address: str, store_url: str, task_queue: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_clean()
     asyncio.run(main(*sys.argv[1:]))
     sys.stdout.flush()
     os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)

@@ -21,6 +21,7 @@ from typing import Any
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import Worker
 
+from benchmarks.output import keep_clean
 from perdure import Agent, Client, PerdurePlugin, tool
 from perdure.errors import ApprovalDecidedError
 from perdure.inbox import PendingCall
@@ -102,6 +103,7 @@ async def approver(address: str, task_queue: str, name: str, edits: str) -> None
 
 
 if __name__ == "__main__":
+    keep_clean()
     asyncio.run({"worker": worker, "approver": approver}[sys.argv[1]](*sys.argv[2:]))
     sys.stdout.flush()
     os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)

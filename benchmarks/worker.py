@@ -13,6 +13,7 @@ import time
 from temporalio.client import Client
 
 from benchmarks.contestants import SERVED
+from benchmarks.output import keep_clean
 
 
 async def main(name: str, address: str, task_queue: str, store_url: str) -> None:
@@ -29,6 +30,7 @@ def _answer() -> None:
 
 
 if __name__ == "__main__":
+    keep_clean()
     asyncio.run(main(*sys.argv[1:]))
     sys.stdout.flush()
     os._exit(0)  # a Temporal client at the interpreter's exit aborts now and then (FACTS.md)

@@ -64,7 +64,7 @@ async def connected(
 
 
 def _quiet_sdk() -> None:
-    """Temporal's core writes its warnings to stderr, unless the runtime that it makes first is told not to."""
+    """Temporal's core writes its warnings to stdout, unless the runtime that it makes first is told not to."""
     from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 
     # Already set: a library in the user's file did it, or this is the second connection of the process.

@@ -80,7 +80,8 @@ async def test_a_flood_of_messages_at_the_boundary(engine: Engine) -> None:
 
     def reply(request: ModelRequest) -> Any:
         whole = len(users(request.messages)) == 101 and repeated.is_set()
-        return "Done." if whole else call("step", n=replied(request))
+        # Where a model is slow, all of them come in few iterations.
+        return "Done." if whole and replied(request) >= 12 else call("step", n=replied(request))
 
     provider = ScriptedProvider(reply)
     async with engine.served(Agent("flooded", provider, tools=[step], max_iterations=1000)) as client:

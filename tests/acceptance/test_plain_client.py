@@ -51,7 +51,7 @@ async def test_a_program_without_perdure_starts_steers_and_reads_a_run(engine: E
         out, err = await process.communicate()
         assert process.returncode == 0, err.decode()
         messages = await client.run(run_id).transcript()
-    told = json.loads(out)
+    told = json.loads(out.splitlines()[-1])  # before it the SDK may have warned of a busy machine
     assert told["result"]["content"] == "first second third that is all"
     assert told["result"]["context_id"] == run_id
     assert told["result"]["finish_reason"] == "stop"

@@ -19,8 +19,9 @@ from tests.servers.openai_server import OpenAIServer
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 
-_WARNING = r"^\x1b\[2m\S+ .*WARN.* \x1b\[2mtemporalio_\w+::.*\n"
-"""A line of its core, for instance of a query whose answer nobody waited for any more."""
+_WARNING = re.compile(r"\x1b\[2m\S+ [^\n]*WARN[^\n]* \x1b\[2mtemporalio_\w+::.*\n")
+"""A line of its core, for instance of a query whose answer nobody waited for any more. What the program was printing
+at that moment may stand before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,14 @@ async def said(stream: asyncio.StreamReader | None, pattern: str) -> str:
 
 
 def succeeded(ended: Ended) -> str:
-    """Its output, without what Temporal's SDK warns of there on a busy machine; nothing on stderr, no abort on the way
-    out."""
+    """Its output, see :func:`printed`; nothing on stderr, no abort on the way out."""
     assert (ended.code, ended.err) == (0, ""), ended
-    return re.sub(_WARNING, "", ended.out, flags=re.MULTILINE)
+    return printed(ended)
+
+
+def printed(ended: Ended) -> str:
+    """What the program itself has printed, without what Temporal's SDK warns of there on a busy machine."""
+    return _WARNING.sub("", ended.out)
 
 
 class Loopback:

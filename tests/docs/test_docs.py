@@ -24,7 +24,7 @@ from temporalio.client import Client
 
 from perdure.cli import app
 from perdure.embedded.rpc import ensure_namespace
-from tests.docs.loopback import ROOT, Loopback
+from tests.docs.loopback import ROOT, Loopback, ended, printed
 from tests.docs.pages import Block, Page, awaits, pages
 from tests.servers.chat_wire import Call, Reply
 from tests.support.wait import eventually
@@ -107,21 +107,21 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
     loopback.model.rule = Model(loopback.address, namespace)
     env = {"TEMPORAL_NAMESPACE": namespace}
     serving: list[asyncio.subprocess.Process] = []
-    printed = ""
+    said = ""
     for blocks in page.sections:
         block = blocks[0]
         if block.mark == "serve":
             serving.append(await serve(block, loopback, env))
         elif block.mark == "output":
-            assert printed == block.body, f"{page.name}:{block.line}"
+            assert said == block.body, f"{page.name}:{block.line}"
         elif block.language == "python" and not block.mark.startswith("skip "):
             # A program that serves its own agents has a queue of its own, where another worker serves the page's.
             own = {} if not serving or any("client" in each.body.lower() for each in blocks) else {QUEUE: ""}
             process = await loopback.spawn(*program(blocks, loopback), env=env | own, cwd=loopback.folder)
             async with asyncio.timeout(LONGEST):
-                out, err = await process.communicate()
-            assert (process.returncode, err.decode()) == (0, ""), f"{page.name}:{block.line}"
-            printed = out.decode()
+                done = await ended(process)
+            assert (done.code, done.err) == (0, ""), f"{page.name}:{block.line}: {done}"
+            said = printed(done)
             if page.served and not serving:
                 (loopback.folder / page.served).write_text(block.body)
                 serving.append(await loopback.spawn("perdure", "worker", page.served, env=env, cwd=loopback.folder))
@@ -158,8 +158,8 @@ async def run_command(command: list[str], loopback: Loopback, env: dict[str, str
     program = command[0]
     if program == "temporal":
         program = os.environ["PERDURE_TEMPORAL_CLI"]
-    ended = await loopback.run(program, *words, env=env)
-    assert ended.code == 0, (command, ended)
+    done = await loopback.run(program, *words, env=env)
+    assert done.code == 0, (command, done)
 
 
 def test_only_a_handful_of_programs_is_skipped_and_each_says_why() -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.docs.asked import Request, results, system, track, users
-from tests.docs.loopback import EXAMPLES, Loopback, ended, said, succeeded
+from tests.docs.loopback import EXAMPLES, Ended, Loopback, ended, said, succeeded
 from tests.servers.chat_wire import Call, Reply, as_reply
 from tests.support import npm
 
@@ -43,6 +43,14 @@ def test_every_example_is_tested_and_listed_with_its_command() -> None:
         name = str(path.relative_to(EXAMPLES)).partition("/")[0]
         assert f'EXAMPLES / "{name}"' in tests, f"no test runs {name}"
         assert f"]({name})" in listed, f"examples/README.md does not list {name}"
+
+
+def test_what_the_sdk_warns_of_is_not_taken_for_output() -> None:
+    """Also where it breaks into a line that the program prints piece by piece."""
+    at = "\x1b[2m2026-11-22T04:40:17.34Z\x1b[0m \x1b[33m WARN\x1b[0m"
+    warned = f"{at} \x1b[2mtemporalio_sdk_core::worker\x1b[0m\x1b[2m:\x1b[0m Task not found\n"
+    said = f"{warned}one t{warned}wo\nWARN: three\n"
+    assert succeeded(Ended(0, said, "")) == "one two\nWARN: three\n"
 
 
 async def test_hello(loopback: Loopback) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.docs.asked import Request, results
-from tests.docs.loopback import EXAMPLES, ROOT, Loopback, succeeded
+from tests.docs.loopback import EXAMPLES, ROOT, Loopback, printed, succeeded
 from tests.servers.chat_wire import Call
 from tests.support.npm import packages
 
@@ -38,4 +38,4 @@ async def test_mcp(loopback: Loopback) -> None:
 
     loopback.model.rule = rule
     ended = await loopback.python(EXAMPLES / "26_mcp.py", "node", str(script))
-    assert (ended.code, ended.out) == (0, "The sum of 19 and 23 is 42.\n"), ended  # the server writes to stderr
+    assert (ended.code, printed(ended)) == (0, "The sum of 19 and 23 is 42.\n"), ended  # the server writes to stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
 
 from perdure import Run
@@ -40,3 +41,13 @@ async def histories(run: Run) -> list[WorkflowHistory]:
         await temporal.get_workflow_handle(run.id, run_id=weight.run_id).fetch_history()
         for weight in await weights(run)
     ]
+
+
+def kinds(history: WorkflowHistory) -> list[str]:
+    """The types of its events, without workflow tasks that a busy worker left until they were given to it again."""
+    left: set[int] = set()
+    for event in history.events:
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT:
+            task = event.workflow_task_timed_out_event_attributes
+            left |= {task.scheduled_event_id, task.started_event_id, event.event_id}
+    return [EventType.Name(event.event_type) for event in history.events if event.event_id not in left]

@@ -66,7 +66,9 @@ def _install(folder: Path, into: Path, what: str) -> None:
     """``npm ci``, without running anything of the packages."""
     for name in ("package.json", "package-lock.json", ".npmrc"):
         shutil.copy(folder / name, into)
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
+    # Who has no network shall not wait for it; who must have the packages, for a registry that is busy.
+    retries = 3 if os.environ.get("PERDURE_REQUIRE_NPM") else 1
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", f"--fetch-retries={retries}"]
     ended = subprocess.run(command, cwd=into, capture_output=True, text=True, check=False, timeout=240)
     if ended.returncode and (why := UNREACHABLE.search(ended.stderr)):
         _leave_out(what, f"npm cannot reach its registry ({why[0]})")
