@@ -1,6 +1,7 @@
 """What the shell completes besides commands and options: ids of runs, names of agents.
 
-It answers within a second or says nothing: a Tab must neither hang nor print an error over somebody's line.
+Server and store answer within a second, or it says nothing: a Tab must neither hang nor print an error over somebody's
+line.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _runs(ctx: typer.Context) -> list[RunSummary]:
+    # What takes a machine a second to load is loaded before the time is counted, in which others answer.
+    from ..client import Client  # noqa: F401
+    from ..store.sqlite import SqliteStore  # noqa: F401
     from .connection import Server, connected
 
     given = {name: ctx.params.get(name) for name in ("address", "namespace", "profile", "store_url")}

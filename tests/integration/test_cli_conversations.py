@@ -125,23 +125,43 @@ async def test_without_a_worker_send_says_how_to_say_it_again(cli: Cli, named: s
     assert "--message-id" in alone.err
 
 
+async def completed(cli: Cli, line: str) -> list[str]:
+    """What a Tab behind ``line`` says."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_PERDURE_COMPLETE": "complete_bash"}
+    cli.env |= words
+    done = await cli()
+    for name in words:
+        del cli.env[name]
+    assert done.err == ""
+    return done.out.split()
+
+
 async def test_completion_knows_runs_and_agents(cli: Cli, named: str) -> None:
     await cli("send", named, "Hello", "--agent", "talker", "--wait")
-
-    async def completed(line: str) -> list[str]:
-        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_PERDURE_COMPLETE": "complete_bash"}
-        cli.env |= words
-        done = await cli()
-        for name in words:
-            del cli.env[name]
-        assert done.err == ""
-        return done.out.split()
-
-    assert await eventually(lambda: completed(f"perdure show {named[:8]}"), every=0.2) == [named]
-    assert "talker" in await eventually(lambda: completed("perdure chat ta"), every=0.2)
-    assert await completed("perdure run --file agents.py s") == ["shower"]
+    assert await eventually(lambda: completed(cli, f"perdure show {named[:8]}"), every=0.2) == [named]
+    assert "talker" in await eventually(lambda: completed(cli, "perdure chat ta"), every=0.2)
+    assert await completed(cli, "perdure run --file agents.py s") == ["shower"]
     cli.env["TEMPORAL_ADDRESS"] = "127.0.0.1:1"
-    assert await completed("perdure show t") == []
+    assert await completed(cli, "perdure show t") == []
+
+
+SLOW_TO_LOAD = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("temporalio.client", "sqlalchemy"):
+            time.sleep(1.1)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+async def test_completion_of_a_machine_that_is_slow_to_load_modules(cli: Cli, named: str) -> None:
+    await cli("send", named, "Hello", "--agent", "talker", "--wait")
+    (cli.folder / "sitecustomize.py").write_text(SLOW_TO_LOAD)
+    cli.env["PYTHONPATH"] = str(cli.folder)
+    assert await eventually(lambda: completed(cli, f"perdure show {named[:8]}"), every=0.2) == [named]
 
 
 async def test_dev_serves_what_the_files_own_calls_left(cli: Cli) -> None:
