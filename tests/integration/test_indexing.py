@@ -58,7 +58,7 @@ async def says(run: Run, **expected: Any) -> None:
     async def so() -> bool:
         return await told(run) == wanted
 
-    await eventually(so, deadline=20, what=f"{wanted}")
+    await eventually(so, what=f"{wanted}")
 
 
 async def upserts(run: Run) -> int:
@@ -79,7 +79,7 @@ async def until_found(client: Client, query: str, ids: list[str]) -> None:
     async def so() -> bool:
         return sorted(await found(client, query)) == sorted(ids)
 
-    await eventually(so, deadline=20, what=f"{len(ids)} runs of {query}")
+    await eventually(so, what=f"{len(ids)} runs of {query}")
 
 
 async def test_a_run_that_does_not_wait_costs_no_event(engine: Engine) -> None:
@@ -148,7 +148,7 @@ async def test_what_is_indexed_survives_continue_as_new(engine: Engine) -> None:
             seen = await run.handle.describe()
             return seen.run_id != run.handle.first_execution_run_id and (await run.status()).doing == "approval"
 
-        await eventually(continued, deadline=20)
+        await eventually(continued)
         await says(run, agent=name_of(engine), status="waiting", pending=1)
         assert await upserts(run) == 0, "it came with the new execution"
         await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{name_of(engine)}' AND ExecutionStatus = 1", [run.id])
@@ -223,6 +223,7 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
         async with Worker(client, [desk], drain=1.0):
             first = await client.start("desk", "Go.")
             await eventually(lambda: _doing(first, "approval"))
+            await until_found(client, "ExecutionStatus = 'Running'", [first.id])
             (asked,) = await client.approvals(agent="desk")
             assert asked.run_id == first.id
             assert [one.id for one in await client.list(agent="desk")] == [first.id]

@@ -123,7 +123,7 @@ async def test_a_worker_killed_between_the_act_and_its_record_counts_once(
     run = await client.start(agent, "Go.")
     assert await doomed.gone() == -signal.SIGKILL
     await engine.process("memory")
-    response = await asyncio.wait_for(run.result(), 60)
+    response = await run.result()
     if agent != "instructions":
         assert results(response.messages) == ["1"]
     assert await client.memory.list("visits") == {agent: 1}
@@ -138,7 +138,7 @@ async def test_a_tool_whose_outcome_nobody_knows_has_kept_nothing(engine: Engine
     run = await client.start("once", "Go.")
     assert await doomed.gone() == -signal.SIGKILL
     await engine.process("memory")
-    response = await asyncio.wait_for(run.result(), 60)
+    response = await run.result()
     assert results(response.messages)[0].startswith("OutcomeUnknown: once was started")
     assert await client.memory.list("visits") == {}
     assert engine.ledger.counts("visit") == {"once": 1}

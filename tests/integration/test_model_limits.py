@@ -173,12 +173,15 @@ async def test_a_wait_past_the_time_of_the_call_is_not_begun(engine: Engine, api
 
 
 async def test_a_call_that_takes_too_long_is_broken_off(engine: Engine, api: OpenAIServer, model: Made) -> None:
-    api.rule = saying(Reply("Never.", hang=asyncio.Event()))
-    agent = Agent("a", model(), limits=Limits(call_timeout=1))
-    async with engine.served(agent) as client:
+    api.rule = saying("Hello.", Reply("Never.", hang=asyncio.Event()))
+    provider = model()
+    first, agent = Agent("first", provider), Agent("a", provider, limits=Limits(call_timeout=1))
+    async with engine.served(first, agent) as client:
+        # The SDK is imported with the first request that a process makes: that is longer than 1 s on a busy machine.
+        await (await client.start(first, "Hi.")).result()
         with pytest.raises(ProviderTimeoutError, match=r"gave up after 1 s \(call_timeout\)"):
             await (await client.start(agent, "Hi.")).result()
-    assert api.stats.requests == 1
+    assert api.stats.requests <= 2, "it is not asked again"
 
 
 async def test_calls_of_a_provider_wait_for_their_turn(engine: Engine) -> None:

@@ -100,7 +100,7 @@ async def test_a_message_whose_text_is_nowhere_keeps_no_other_out(engine: Engine
     await run.handle.signal("inject_user_message", NOWHERE)
     await run.inject("and this")
     async with engine.served(Agent("a", ScriptedProvider(["Done."]))):
-        response = await asyncio.wait_for(run.result(), 20)
+        response = await run.result()
     assert users(response.messages)[0::2] == ["important", "and this"]
     assert f"[message lost could not be read: blob {'0' * 64} (1 bytes) is missing" in users(response.messages)[1]
 
@@ -129,7 +129,7 @@ async def test_a_run_whose_result_is_lost_pauses_and_can_still_be_cancelled(engi
         status = await eventually(lambda: _paused(run))
         await run.cancel()
         with pytest.raises(RunCancelledError):
-            await asyncio.wait_for(run.result(), 20)
+            await run.result()
         row = await (await client.store()).run(run.id)
         transcript = await run.transcript()
     assert "TranscriptCorruptedError" in status.reason

@@ -262,6 +262,7 @@ async def test_an_answered_call_goes_on_while_others_are_still_running(engine: E
     async with engine.served(one) as client:
         run = await client.start("clerk", "Go.")
         await asked(run)
+        await eventually(lambda: gate.entered, what="the slow one")
         await run.answer(value={"account": "savings", "amount": 3})
         await eventually(lambda: len(RAN) == 2, what="the call that was answered")
         assert (gate.entered, gate.left) == (1, 0)
@@ -325,7 +326,7 @@ async def test_what_stops_the_run_closes_what_it_asks(engine: Engine, how: str) 
         async def ended() -> bool:
             return (await run.status()).state in ("completed", "cancelled")
 
-        await eventually(ended, deadline=20)
+        await eventually(ended)
         assert (await told(run))[0].startswith("Interrupted" if how == "interrupt" else "Cancelled")
         with pytest.raises(Exception, match=r"has ended|no call|is closed|not running"):
             await run.answer(one.call_id, 1)

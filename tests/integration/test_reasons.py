@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -93,8 +92,12 @@ async def test_a_run_that_a_plain_client_started_is_listed_with_its_agent(engine
             "AgentWorkflow", {"agent": name, "message": "hi"}, id=f"{name}-1", task_queue=engine.task_queue
         )
         await handle.result()
-        listed = await eventually(lambda: client.list(agent=name))
-    assert [(run.id, run.agent, run.status) for run in listed] == [(handle.id, name, "completed")]
+
+        async def listed() -> bool:  # Temporal's list may show it as running for a moment more
+            found = await client.list(agent=name)
+            return [(run.id, run.agent, run.status) for run in found] == [(handle.id, name, "completed")]
+
+        await eventually(listed, what="the ended run in Temporal's list")
 
 
 async def test_the_status_of_a_run_that_has_ended_says_what_it_took(engine: Engine) -> None:
@@ -139,14 +142,13 @@ async def forwarding(address: str) -> AsyncIterator[tuple[str, asyncio.Server]]:
 
 
 async def test_without_a_server_the_status_says_so_in_seconds(engine: Engine) -> None:
+    """The SDK alone would try for longer, and say something else."""
     async with forwarding(engine.address) as (address, _):
         client = Client(await TemporalClient.connect(address))
     run = client.run("any")
 
     async def asked(ask: Callable[[], Awaitable[object]]) -> None:
-        begun = time.monotonic()
-        with pytest.raises(ServerUnreachableError, match="does not answer"):
+        with pytest.raises(ServerUnreachableError, match="does not answer: nothing for 5 s"):
             await ask()
-        assert time.monotonic() - begun < 8
 
     await asyncio.gather(asked(run.status), asked(run.cancel))

@@ -118,6 +118,7 @@ async def test_a_paused_schedule_begins_nothing_until_it_is_resumed(engine: Engi
         assert (await made.describe()).paused
         await made.trigger()
         await rounds.heard(1)
+        await begun(made)
         assert (await made.describe()).begun == 1, "what was due meanwhile was left out"
         await made.resume()
         await rounds.heard(2)
@@ -185,7 +186,11 @@ async def test_a_run_that_waits_for_an_approval_when_the_next_is_due(engine: Eng
             await client.run(third).status()
         fourth = await due(made, 4, overlap="allow_all")
         await waits(client, fourth)
-        assert {one.run_id for one in await client.approvals(agent="payer")} >= {first, fourth}
+
+        async def in_inbox() -> bool:
+            return {one.run_id for one in await client.approvals(agent="payer")} >= {first, fourth}
+
+        await eventually(in_inbox, what="both in the inbox")
         await client.run(first).approve(by="ana")
         assert (await client.run(first).result()).content == "Paid."
         await waits(client, third)

@@ -13,6 +13,7 @@ from perdure.testing import ScriptedProvider, call
 from tests.integration.test_subagents import echo, told
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
@@ -61,9 +62,13 @@ async def test_a_vetoed_subagent_never_runs_and_the_model_is_told_why(engine: En
     async with engine.served(boss) as client:
         run = await client.start(boss, "Go.")
         response = await run.result()
-        children = [one async for one in client.temporal.list_workflows(f'WorkflowId STARTS_WITH "{run.id}/"')]
+
+        async def children() -> list[str]:
+            return [one.id async for one in client.temporal.list_workflows(f'WorkflowId STARTS_WITH "{run.id}/"')]
+
+        begun = await eventually(children, what="the child in Temporal's list")
     assert response.content == "Vetoed: not on a Sunday | researcher: rest"
-    assert [child.id for child in children] == [f"{run.id}/2"]
+    assert begun == [f"{run.id}/2"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def waiting(client: Client, run: Run) -> PendingCall:
         found[:] = [one for one in await client.approvals(agent="remover") if f"{one.run_id}/".startswith(f"{run.id}/")]
         return bool(found)
 
-    await eventually(there, deadline=20, what="a call that waits")
+    await eventually(there, what="a call that waits")
     (one,) = found
     return one
 

@@ -146,8 +146,7 @@ async def with_history(agent: Agent, script: Script) -> Any:
 
 
 async def memories(agent: Agent, script: Script) -> Any:
-    async with asyncio.timeout(30):
-        return [await agent.call("Go.") for _ in range(2)]
+    return [await agent.call("Go.") for _ in range(2)]
 
 
 async def session(agent: Agent, script: Script) -> Any:

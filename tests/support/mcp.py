@@ -54,7 +54,7 @@ class Served:
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-        await eventually(listens, what=f"{self.url} listens")
+        await eventually(listens, deadline=120, what=f"{self.url} listens")
         return self
 
     def kill(self) -> None:
