@@ -15,13 +15,10 @@ from pathlib import Path
 
 from perdure.embedded.rpc import ensure_namespace
 from tests.servers.openai_server import OpenAIServer
+from tests.support.program import without_warnings
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
-
-_WARNING = re.compile(r"\x1b\[2m\S+ [^\n]*WARN[^\n]* \x1b\[2mtemporalio_\w+::.*\n")
-"""A line of its core, for instance of a query whose answer nobody waited for any more. What the program was printing
-at that moment may stand before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ def succeeded(ended: Ended) -> str:
 
 def printed(ended: Ended) -> str:
     """What the program itself has printed, without what Temporal's SDK warns of there on a busy machine."""
-    return _WARNING.sub("", ended.out)
+    return without_warnings(ended.out)
 
 
 class Loopback:

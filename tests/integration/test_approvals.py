@@ -59,7 +59,7 @@ async def waits(run: Run, count: int = 1) -> Status:
         seen.append(await run.status())
         return seen[-1].doing == "approval" and len(seen[-1].approvals) == count
 
-    await eventually(there, deadline=20, what=f"{count} calls that wait")
+    await eventually(there, deadline=60, what=f"{count} calls that wait")
     return seen[-1]
 
 
@@ -396,7 +396,7 @@ async def test_a_cancelled_run_closes_what_waits(engine: Engine) -> None:
         run = await client.start("support", "Go.")
         await waits(run)
         await run.cancel()
-        await eventually(lambda: _closed(run), deadline=20, what="a run that has ended")
+        await eventually(lambda: _closed(run), deadline=60, what="a run that has ended")
         assert (await told(run))[0].startswith("Cancelled")
         assert RAN == []
 

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Agent, Approval, Client, Run, ask, deny, tool
 from perdure.errors import ApprovalDecidedError, InvalidInputError
+from perdure.inbox import pending_of
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.types.events import ApprovalDecided, ApprovalRevoked
 from perdure.types.interface import Status
@@ -57,7 +58,7 @@ async def waits(run: Run, count: int = 1) -> Status:
         seen.append(await run.status())
         return seen[-1].doing == "approval" and len(seen[-1].approvals) == count
 
-    await eventually(there, deadline=20, what=f"{count} calls that wait")
+    await eventually(there, deadline=60, what=f"{count} calls that wait")
     return seen[-1]
 
 
@@ -122,7 +123,7 @@ async def test_who_sends_a_decision_twice_gets_it_back(serve: Serve) -> None:
     async with serve(agent, [[pay("a"), pay("b")], "Done."]) as client:
         run = await client.start("support", "Go.", id="order-77")
         await waits(run, 2)
-        first, second = await client.approvals(agent="support")
+        first, second = await pending_of(run)
         said: dict[str, Any] = {"by": "ana", "comment": "less", "arguments": {"order": "a", "amount": 1}}
         decided = await first.approve(**said)
         assert await first.approve(**said) == decided  # Temporal knows the update

@@ -76,8 +76,14 @@ async def states(run: Run) -> dict[str, str]:
     return {one.handle: one.state for one in (await run.status()).background}
 
 
-async def closed_as(client: Client, name: str) -> WorkflowExecutionStatus | None:
+async def now(client: Client, name: str) -> WorkflowExecutionStatus | None:
     return (await client.run(name).handle.describe()).status
+
+
+async def ended_as(client: Client, name: str) -> WorkflowExecutionStatus | None:
+    """How a run ended. It tells its parent before it does: the parent may be the first at its end."""
+    await eventually(lambda: _ended(client, name), what=f"the end of {name}")
+    return await now(client, name)
 
 
 async def test_two_work_while_their_parent_goes_on(engine: Engine) -> None:
@@ -123,7 +129,7 @@ async def test_two_work_while_their_parent_goes_on(engine: Engine) -> None:
 
 async def _ends(client: Client, names: list[str]) -> Any:
     for name in names:
-        yield await closed_as(client, name)
+        yield await ended_as(client, name)
 
 
 async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engine) -> None:
@@ -131,9 +137,8 @@ async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engi
     parent = boss([start("a"), start("b")], tell("b1", "and c"), [collect("b1"), collect("b2")], told)
     async with engine.served(parent, worker(held(gate))) as client:
         run = await client.start(parent, "Go.", max_history_events=15)
-        first = (await run.handle.describe()).run_id
         await eventually(lambda: _waits_for(run, 2), what="both are collected")
-        await eventually(lambda: _is_another(run, first), what="it has continued as new")
+        await eventually(lambda: _has_continued(run), what="it has continued as new")
         assert await states(run) == {"b1": "running", "b2": "running"}
         calls = (await run.status()).calls
         assert [(one.name, one.context_id) for one in calls] == [
@@ -152,10 +157,6 @@ async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engi
 async def _waits_for(run: Run, count: int) -> bool:
     status = await run.status()
     return [one.name for one in status.calls] == ["collect_agent"] * count
-
-
-async def _is_another(run: Run, first: str) -> bool:
-    return (await run.client.run(run.id).handle.describe()).run_id != first
 
 
 async def test_one_that_continues_as_new_itself(engine: Engine) -> None:
@@ -237,7 +238,7 @@ async def test_they_end_with_their_parent(engine: Engine, cans: bool) -> None:
         response = await run.result()
         assert response.content == "Enough."
         for name in (f"{run.id}/1", f"{run.id}/2"):
-            assert await closed_as(client, name) == WorkflowExecutionStatus.CANCELED
+            assert await ended_as(client, name) == WorkflowExecutionStatus.CANCELED
             assert_closed(await client.run(name).transcript())
         row = await (await client.store()).run(run.id)
         assert row is not None
@@ -260,7 +261,7 @@ async def test_one_that_takes_no_more_signals_is_stopped_all_the_same(engine: En
         run = await client.start(parent, "Go.", max_history_events=15)
         assert (await run.result()).content == "Enough."
         assert await _has_continued(run)
-        assert await closed_as(client, f"{run.id}/1") == WorkflowExecutionStatus.CANCELED
+        assert await ended_as(client, f"{run.id}/1") == WorkflowExecutionStatus.CANCELED
 
 
 async def test_a_cancelled_parent_takes_them_with_it(engine: Engine) -> None:
@@ -282,7 +283,7 @@ async def test_a_cancelled_parent_takes_them_with_it(engine: Engine) -> None:
         with pytest.raises(RunCancelledError):
             await run.result()
         for name in (run.id, f"{run.id}/1", f"{run.id}/2"):
-            assert await closed_as(client, name) == WorkflowExecutionStatus.CANCELED
+            assert await ended_as(client, name) == WorkflowExecutionStatus.CANCELED
             assert_closed(await client.run(name).transcript())
         closing = (await run.transcript())[-1]
     assert closing.tool_results[0].is_error
@@ -307,10 +308,9 @@ async def test_one_that_was_terminated_is_lost(engine: Engine, monkeypatch: Any,
     parent = boss(start("a"), collect("b1"), tell("b1", "Are you there?"), collect("b1"), told)
     async with engine.served(parent, worker(held(gate))) as client:
         run = await client.start(parent, "Go.", **({"max_history_events": 12} if cans else {}))
-        first = (await run.handle.describe()).run_id
         await eventually(lambda: _waits_for(run, 1))
         if cans:
-            await eventually(lambda: _is_another(run, first))
+            await eventually(lambda: _has_continued(run))
         await eventually(lambda: gate.entered == 1)
         await client.run(f"{run.id}/1").handle.terminate()
         response = await run.result()
@@ -364,10 +364,10 @@ async def test_a_session_ends_with_those_that_still_run(engine: Engine) -> None:
         turn = await client.send(parent, "Go.", id=f"chat-{engine.task_queue}")
         await turn.result()
         await eventually(lambda: gate.entered == 1)
-        assert await closed_as(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.RUNNING
+        assert await now(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.RUNNING
         await turn.run.close()
         await turn.run.handle.result()
-        assert await closed_as(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.CANCELED
+        assert await ended_as(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.CANCELED
 
 
 async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
@@ -388,8 +388,9 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
 
 async def test_one_that_is_paused_for_long_continues_as_new(engine: Engine, monkeypatch: Any) -> None:
     """It looks for its parent all the while, and Temporal ends a run whose history becomes too long."""
-    monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.05)
-    monkeypatch.setattr(watching, "LONGEST_FOR_PARENT", 0.05)
+    # Often; but a run that does nothing else has no time to say that it is paused.
+    monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.25)
+    monkeypatch.setattr(watching, "LONGEST_FOR_PARENT", 0.25)
 
     @tool
     async def more() -> str:
@@ -446,6 +447,8 @@ async def test_a_budget_is_shared_with_those_in_background(engine: Engine) -> No
                 return [start("a"), start("b")]
             case 1:
                 return [collect("b1"), collect("b2")]
+            case later if later % 2:
+                return collect(f"b{later // 2 + 2}")  # with nothing set aside for it at the end
         return start("again")
 
     tools = background([endless], at_once=2)
@@ -511,7 +514,7 @@ async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypa
         run = await client.start(parent, "Go.")
         await eventually(lambda: gate.entered == 1)
         await run.handle.terminate()
-        assert await closed_as(client, f"{run.id}/1") == WorkflowExecutionStatus.RUNNING
+        assert await now(client, f"{run.id}/1") == WorkflowExecutionStatus.RUNNING
         gate.open()
         child = client.run(f"{run.id}/1")
         await eventually(lambda: _ended(client, child.id))
@@ -523,7 +526,7 @@ async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypa
 
 
 async def _ended(client: Client, name: str) -> bool:
-    return await closed_as(client, name) != WorkflowExecutionStatus.RUNNING
+    return await now(client, name) != WorkflowExecutionStatus.RUNNING
 
 
 async def test_nobody_else_says_how_one_ended(engine: Engine) -> None:

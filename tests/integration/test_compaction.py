@@ -320,10 +320,9 @@ async def test_a_run_that_is_cancelled_during_a_summary_ends_with_its_transcript
 
 
 async def test_a_session_is_summed_up_when_it_goes_on_not_when_it_ends(engine: Engine) -> None:
-    reader = Reader(5)
+    reader = Reader(4)
     async with engine.served(agent(reader, Compaction.summarise(at=1000, keep_last=2), max_iterations=9)) as client:
         first = await client.send("reader", "Read everything.", id=engine.task_queue)
-        reader.pages = 4
         await first.result()
         summed = len(reader.summaries)
         run = client.run(engine.task_queue)

@@ -19,6 +19,7 @@ from perdure.errors import (
     InvalidInputError,
     NotWaitingYetError,
 )
+from perdure.inbox import pending_of
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approval import DecidedApproval
@@ -255,7 +256,8 @@ async def test_a_call_that_never_waits_is_refused_in_the_end(
         await run.result()
 
 
-async def test_the_worker_is_killed_before_it_has_told_the_run(engine: Engine) -> None:
+async def test_the_worker_is_killed_before_it_has_told_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told_early, "EARLY", 120)  # as long as another worker may take to come
     doomed = await engine.process("asking", TEST_KILL_AT="model.recorded")
     client = await engine.client()
     run = await client.start("clerk", "Go.")
@@ -275,7 +277,7 @@ async def test_who_decides_on_what_he_has_looked_at_asks_nothing_more(
     async with served(engine, Held("none"), [call("refund"), "Done."]) as client:
         run = await client.start("clerk", "Go.")
         await asked(run)
-        (one,), (same,) = await client.approvals(), await client.approvals()
+        (one,), (same,) = [await pending_of(run) for _ in range(2)]
         monkeypatch.setattr(Run, "status", None)
         await one.approve(by="ana")
         with pytest.raises(ApprovalDecidedError, match="by ana"):

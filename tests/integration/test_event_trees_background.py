@@ -83,7 +83,7 @@ async def test_what_a_subagent_in_background_does_is_in_its_parents_stream(engin
         late = await all_of(run.events(wait=False))
         own = await all_of(run.events(wait=False, children=False))
         of_turn = await all_of(run.turn().events(wait=False))
-        worker = await all_of(client.run(f"{run.id}/1").events(wait=False))
+        worker = await all_of(client.run(f"{run.id}/1").events())
     assert response.content == "It is."
     for events in (seen, again, late):
         assert_whole(events)
@@ -149,6 +149,7 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
         while_it_runs = await gather(client, run)
         gate.open()
         await run.result()
+        await client.run(f"{run.id}/1").result()  # it tells its parent before it ends
         at_its_end = await gather(client, run)
     (row,) = [one for one in while_it_runs.children if one.status.context_id == f"{run.id}/1"]
     assert (row.depth, row.background, row.status.state) == (1, True, "running")
@@ -174,6 +175,7 @@ async def test_events_on_the_command_line_with_and_without_children(engine: Engi
     async with engine.served(boss, *others) as client:
         run = await client.start(boss, "Go.")
         await run.result()
+        await client.run(f"{run.id}/1").result()  # it tells its parent before it ends
         env = {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)}
         cli = Cli(engine.folder, {**env, "PERDURE_HOME": str(engine.folder / "home")})
         everything = (await cli("events", run.id, "--json")).json

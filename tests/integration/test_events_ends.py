@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from perdure.testing import ScriptedProvider, fail
 from perdure.types.events import ErrorEvent, Event, RunEvent, TurnEvent
 from perdure.types.interface import WORKFLOW
 from tests.support.engine import Engine
-from tests.support.following import ANSWER, BEGIN, Slow, all_of, assert_whole, next_of, run_end, shown
+from tests.support.following import ANSWER, BEGIN, DEADLINE, Slow, all_of, assert_whole, next_of, run_end, shown
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -66,12 +66,30 @@ async def outcome(waiting: Awaitable[Any]) -> type[BaseException] | None:
     return None
 
 
-async def timed(client: Client, agent: str, id: str) -> Run:
-    """A run that its server ends after two seconds."""
+async def timed(client: Client, agent: str, id: str, seconds: float = 2) -> Run:
+    """A run that its server ends after so many seconds."""
     where: dict[str, Any] = {"id": id, "task_queue": client.task_queue}
-    limit = timedelta(seconds=2)
+    limit = timedelta(seconds=seconds)
     await client.temporal.start_workflow(WORKFLOW, {"agent": agent, "message": "Go."}, execution_timeout=limit, **where)
     return client.run(id)
+
+
+async def timed_and_begun(client: Client, agent: str, id: str) -> tuple[Run, str | None]:
+    """One whose model is asked before that, and the turn. How long that takes says the machine."""
+    for seconds in (2, 8, 32):
+        run = await timed(client, agent, f"{id}-{seconds}", seconds)
+        for event in await up_to(run.events(), "model.started"):
+            return run, event.task_id
+    raise AssertionError("no model was asked within 32 s")
+
+
+async def up_to(events: AsyncIterator[Event], type: str) -> list[Event]:
+    """The first of that type; none where there is none."""
+    async with asyncio.timeout(DEADLINE):
+        async for event in events:
+            if event.type == type:
+                return [event]
+    return []
 
 
 @pytest.mark.parametrize(("end", "state", "of_turn", "error"), ENDS)
@@ -114,10 +132,10 @@ async def test_when_nobody_serves_it_any_more(engine: Engine, monkeypatch: pytes
     agents = [Agent(state, model) for state, model in models.items()]
     async with engine.served(*agents) as client:
         runs = {state: await client.start(state, "Go.") for _, state, _, _ in ENDS}
-        runs["timed_out"] = await timed(client, "timed_out", f"late-{engine.task_queue}")
-        named = {}
-        for state, run in runs.items():
-            named[state] = (await next_of(run.events(), "model.started")).task_id
+        runs["timed_out"], turn = await timed_and_begun(client, "timed_out", f"late-{engine.task_queue}")
+        named = {"timed_out": turn}
+        for _, state, _, _ in ENDS:
+            named[state] = (await next_of(runs[state].events(), "model.started")).task_id
         for end, state, _, _ in ENDS:
             await end(runs[state], models[state])
         errors = {state: await outcome(run.result()) for state, run in runs.items()}
@@ -134,10 +152,10 @@ async def test_when_nobody_serves_it_any_more(engine: Engine, monkeypatch: pytes
         for state, run in late.items()
     ]
     answers = await asyncio.gather(*(asyncio.gather(*one) for one in asked))
-    for (state, task_id), (said, present, of_turn, *results) in zip(named.items(), answers, strict=True):
+    for state, (said, present, of_turn, *results) in zip(late, answers, strict=True):
         assert run_end(said).state == state
         assert present == of_turn
-        assert {event.task_id for event in of_turn} == {task_id}
+        assert {event.task_id for event in of_turn} == {named[state]}
         expected = {s: ended for _, s, ended, _ in ENDS} | {"timed_out": "started"}
         assert turn_state(of_turn) == expected[state]
         assert results == [errors[state]] * 2

@@ -233,8 +233,9 @@ async def test_arguments_as_far_as_they_are_written_also_from_the_middle(engine:
             if number == 1:  # somebody comes when two pieces are gone
                 late = run.events(after=delta.seq)
                 coming = asyncio.ensure_future(anext(late))
+            if number == 2:  # and has the third before there is the whole reply in its place
+                came = await coming
             gate.open()
-        came = await coming
         rest = [came, *(await all_of(late))]
         everything = await all_of(run.events())
     assert seen == [{"name": "A"}, {"name": "Ana"}, {"name": "Ana", "tags": ["a"]}, {"name": "Ana", "tags": ["a", "b"]}]

@@ -18,7 +18,7 @@ from tests.support.screen import Screen
 CTRL_C, CTRL_D, CTRL_J, ESCAPE = "\x03", "\x04", "\n", "\x1b"
 ENTER, UP = "\r", "\x1b[A"
 _ROWS, _COLUMNS = 40, 100
-_DEADLINE = 30.0
+_DEADLINE = 60.0
 
 
 class Terminal:

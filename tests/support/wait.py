@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], *, deadline: float = 30.0, every: float = 0.02, what: str = ""
+    condition: Callable[[], T | Awaitable[T]], *, deadline: float = 60.0, every: float = 0.02, what: str = ""
 ) -> T:
     """The first truthy value of ``condition``. Raises ``TimeoutError`` with the last value after ``deadline`` s."""
     until = time.monotonic() + deadline
