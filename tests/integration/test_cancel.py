@@ -24,6 +24,11 @@ pytestmark = pytest.mark.server
 async def cancelled(client: Client, run: Run) -> Sequence[Message]:
     """Cancel, check how the run ended everywhere, and give its transcript."""
     await run.cancel()
+    return await ended(client, run)
+
+
+async def ended(client: Client, run: Run) -> Sequence[Message]:
+    """The same of a run that was cancelled before."""
     with pytest.raises(RunCancelledError):
         await run.result()
     assert (await run.status()).state == "cancelled"
@@ -170,7 +175,7 @@ async def test_a_run_that_no_worker_has_seen_is_cancelled(engine: Engine) -> Non
     run = await client.start("unseen", "hi")
     await run.cancel()
     async with engine.served(Agent("unseen", ScriptedProvider(["Hi."]))):
-        messages = await cancelled(client, run)
+        messages = await ended(client, run)
     assert users(messages) == ["hi"]
 
 
