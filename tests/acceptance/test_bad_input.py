@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +185,9 @@ async def test_an_unreachable_temporal_address(kind: str) -> None:
             listening.setblocking(False)
             answering = asyncio.ensure_future(answer_as_http(listening))
         address = f"no-such-host.invalid:{port}" if kind == "no such host" else f"127.0.0.1:{port}"
-        began = time.monotonic()
         with pytest.raises(ServerUnreachableError) as caught:
-            await Client.connect(address=address)
-        assert time.monotonic() - began < 6.5
+            async with asyncio.timeout(60):  # it gives up by itself
+                await Client.connect(address=address)
         if kind == "another program":
             answering.cancel()
     explains(caught.value, f"no Temporal server at {address}", "the address that was given", "Check the address")

@@ -165,13 +165,14 @@ async def test_a_cut_stream_is_retried_and_its_deltas_are_retracted(engine: Engi
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_dead_primary_falls_through_to_the_second_model(engine: Engine, format: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     second = FORMATS[(FORMATS.index(format) + 1) % len(FORMATS)]
     async with AsyncExitStack() as stack:
         alive = await stack.enter_async_context(strict_api(second))
         alive.replies = [Says("", [("note", {"text": "Bread."})]), Says("Noted.")]
-        dead = PROVIDERS[format](f"http://127.0.0.1:{port}", KEY)
+        # It is bound and does not listen: nobody else gets the port meanwhile.
+        closed = stack.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))
+        dead = PROVIDERS[format](f"http://127.0.0.1:{closed.getsockname()[1]}", KEY)
         stack.push_async_callback(dead.aclose)
         register_provider("dead", dead)
         stack.callback(registry._providers.pop, "dead")
