@@ -22,6 +22,8 @@ from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, re
 from tests.support.apis import FORMATS, KEY, Says, StrictApi, strict_api
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
+from tests.support.following import holding, opening
+from tests.support.scripts import Gate
 
 pytestmark = pytest.mark.server
 
@@ -141,9 +143,11 @@ CUT = {
 @pytest.mark.parametrize("what", CUT)
 async def test_a_cut_stream_is_retried_and_its_deltas_are_retracted(engine: Engine, api: StrictApi, what: str) -> None:
     api.replies = [CUT[what], Says("", [("note", {"text": "Bread."})]), Says("Noted.")]
-    async with engine.served(Agent("a", api.model, tools=[note])) as client:
+    gate = Gate()
+    agent = Agent("a", api.model, tools=[note], hooks=[holding("before_llm_call", gate, after=1)])
+    async with engine.served(agent) as client:
         run = await client.start("a", "Note bread.")
-        events = [event async for event in run.events()]
+        events = await opening(run.events(), gate, lambda seen: seen[-1].type == "model.retracted")
         response = await run.result()
         first, second = await model_calls(run)
     assert (first.attempt, second.attempt) == (2, 1)

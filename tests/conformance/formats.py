@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from perdure.run import Run
 from perdure.types.events import Event
 from tests.conformance.aimock import Aimock, Fixture
 from tests.support.engine import Engine
+from tests.support.following import opening
+from tests.support.scripts import Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,20 @@ class Api:
         model = f"{self.format.name}:{self.format.model}"
         return Agent("a", model, **{"tools": list(tools), "settings": {"reasoning_effort": "low"}, **options})
 
-    async def run(self, engine: Engine, *fixtures: Fixture, tools: Sequence[Any] = (), **options: Any) -> Outcome:
-        """A run to its end, followed meanwhile."""
+    async def run(
+        self,
+        engine: Engine,
+        *fixtures: Fixture,
+        tools: Sequence[Any] = (),
+        seen: Callable[[list[Event]], bool] = bool,
+        gate: Gate | None = None,
+        **options: Any,
+    ) -> Outcome:
+        """A run to its end, followed meanwhile. ``gate`` is opened when so much was ``seen``."""
         await self.aimock.script(*fixtures)
         async with engine.served(self.agent(tools, **options)) as client:
             run = await client.start("a", "Look it up.")
-            outcome = Outcome(run, [event async for event in run.events()])
+            outcome = Outcome(run, await opening(run.events(), gate or Gate(), seen))
             try:
                 outcome.response = await run.result()
             except Exception as error:  # whatever it is, the test looks at it

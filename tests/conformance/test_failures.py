@@ -18,15 +18,18 @@ from perdure.errors import (
     ProviderServerError,
     RateLimitError,
 )
-from perdure.types.events import ErrorEvent, ModelRetracted
+from perdure.types.events import ErrorEvent, Event, ModelDelta, ModelRetracted
 from tests.conformance.aimock import Fixture, ask, fail, say
 from tests.conformance.formats import Api
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
+from tests.support.following import holding
+from tests.support.scripts import Gate
 
 pytestmark = pytest.mark.server
 
 LONG = " ".join(f"word{n}" for n in range(30))
+THOUGHT = " ".join(f"thought{n}" for n in range(20))
 
 
 @tool
@@ -88,7 +91,17 @@ CUT_AFTER = {"openai": 14, "openai-responses": 24, "anthropic": 17, "google": 10
 @pytest.mark.parametrize("what", ["text", "call"])
 async def test_a_stream_that_is_cut_is_tried_again_and_taken_back(engine: Engine, api: Api, what: str) -> None:
     cut = CUT_TEXT if what == "text" else CUT_CALL | {"truncateAfterChunks": CUT_AFTER[api.name]}
-    outcome = await api.run(engine, cut, ask(("look_up", {"step": 2})), say("Whole."), tools=[look_up])
+    gate = Gate()
+    outcome = await api.run(
+        engine,
+        cut,
+        ask(("look_up", {"step": 2})),
+        say("Whole."),
+        tools=[look_up],
+        gate=gate,
+        hooks=[holding("before_llm_call", gate, after=1)],
+        seen=lambda events: events[-1].type == "model.retracted",
+    )
     response = outcome.answered()
     assert response.content == "Whole."
     assert results(response.messages) == ["fact 2."], "nothing of the cut reply is there"
@@ -106,15 +119,26 @@ async def test_a_stream_that_is_cut_is_tried_again_and_taken_back(engine: Engine
     assert {event.seq for event in deltas} == covered
 
 
+def streamed(events: list[Event], kind: str) -> str:
+    """What was seen of it."""
+    return "".join(event.text for event in events if isinstance(event, ModelDelta) and event.kind == kind)
+
+
 async def test_slow_tokens_are_seen_as_they_come(engine: Engine, api: Api) -> None:
     slow = {"ttft": 200, "tps": 40, "jitter": 0}
-    thinking = "Slowly, and one after the other."
-    outcome = await api.run(engine, say(LONG, thinking=thinking, chunkSize=6, streamingProfile=slow))
+    gate = Gate()
+    outcome = await api.run(
+        engine,
+        say(LONG, thinking=THOUGHT, chunkSize=6, streamingProfile=slow),
+        gate=gate,
+        hooks=[holding("after_llm_call", gate)],
+        seen=lambda events: streamed(events, "text") == LONG,
+    )
     assert outcome.answered().content == LONG
-    for kind, whole in (("text", LONG), ("thinking", thinking)):
+    for kind, whole in (("text", LONG), ("thinking", THOUGHT)):
         shown = [event for event in outcome.of("model.delta") if event.kind == kind]
         assert len(shown) > 1
-        assert whole.startswith("".join(event.text for event in shown))
+        assert streamed(outcome.events, kind) == whole
         assert [event.offset for event in shown] == [sum(len(e.text) for e in shown[:n]) for n in range(len(shown))]
 
 
@@ -125,7 +149,17 @@ async def test_arguments_are_seen_as_they_come(engine: Engine, api: Api) -> None
         return f"{len(text)} characters"
 
     call = ask(("note", {"title": "Bread", "text": LONG}), chunkSize=8, latency=15)
-    outcome = await api.run(engine, call, say("Noted."), tools=[note])
+    gate = Gate()
+    outcome = await api.run(
+        engine,
+        call,
+        say("Noted."),
+        tools=[note],
+        gate=gate,
+        hooks=[holding("after_llm_call", gate)],
+        # Gemini's calls come in one piece.
+        seen=lambda events: api.name == "google" or LONG in streamed(events, "tool_call"),
+    )
     assert results(outcome.answered().messages) == [f"{len(LONG)} characters"]
     partials = [event.partial for event in outcome.of("model.delta") if event.kind == "tool_call"]
     if api.name == "google":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
 
+from perdure import hook
+from perdure.hooks import Hook
+from perdure.hooks.hook import Event as HookEvent
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.types.events import Event, ModelCompleted, RunEvent
 from perdure.types.messages import TextPart
@@ -38,6 +42,32 @@ async def all_of(events: AsyncIterator[Event]) -> list[Event]:
     """Follow to the end, which comes."""
     async with asyncio.timeout(DEADLINE):
         return [event async for event in events]
+
+
+def holding(event: HookEvent, gate: Gate, *, after: int = 0) -> Hook:
+    """A hook that waits at the gate, all times but the first ``after``.
+
+    A reply that is whole replaces its deltas: who has to see them lets it be whole when they were read.
+    """
+    times = itertools.count()
+
+    @hook(event)
+    async def hold() -> None:
+        if next(times) >= after:
+            await gate()
+
+    return hold
+
+
+async def opening(events: AsyncIterator[Event], gate: Gate, seen: Callable[[list[Event]], bool]) -> list[Event]:
+    """Follow to the end, and open the gate when so much was seen."""
+    found: list[Event] = []
+    async with asyncio.timeout(DEADLINE):
+        async for event in events:
+            found.append(event)
+            if seen(found):
+                gate.open()
+    return found
 
 
 async def next_of(events: AsyncIterator[Event], type: str) -> Event:
