@@ -16,6 +16,7 @@ from perdure import Run
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError
+from perdure.inbox import pending_of
 from perdure.types.approval import PendingApproval
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
@@ -94,7 +95,7 @@ async def test_a_decision_that_had_no_answer_is_sent_again(engine: Engine) -> No
     client = await engine.client()
     run = await client.start("paying", "ana bea")
     await waits(run, 2)
-    first, second = [one for one in await client.approvals(agent="paying") if one.run_id == run.id]
+    first, second = await pending_of(run)
     await worker.kill()
     for _ in range(2):
         tries = [asyncio.ensure_future(first.approve(by="ana")), asyncio.ensure_future(second.deny(by="ana"))]

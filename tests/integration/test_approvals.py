@@ -249,8 +249,12 @@ async def test_the_inbox_has_what_waits_in_all_runs(engine: Engine) -> None:
         runs = [await client.start("support", order) for order in ("a", "b")]
         for run in runs:
             await waits(run)
-        mine = [one for one in await client.approvals(agent="support") if one.run_id in {run.id for run in runs}]
-        assert {one.run_id for one in mine} == {run.id for run in runs}
+
+        async def in_inbox() -> list[PendingCall]:  # Temporal's list may be a moment old
+            found = [one for one in await client.approvals(agent="support") if one.run_id in {run.id for run in runs}]
+            return found if {one.run_id for one in found} == {run.id for run in runs} else []
+
+        mine = await eventually(in_inbox, what="both in the inbox")
         assert {str(one.arguments and one.arguments["order"]) for one in mine} == {"a", "b"}
         for one in mine:
             assert one.since is not None
