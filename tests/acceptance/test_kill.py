@@ -28,6 +28,8 @@ ITERATIONS = 40
 KILLS = 3
 RECOVERY = 9.0
 """Seconds from SIGKILL to the next model call, at the defaults."""
+GIVEN = 2.0
+"""Seconds from a worker that serves to its first call, where the loss was noticed while it started."""
 TOOL_SECONDS = 0.3
 
 
@@ -71,8 +73,10 @@ async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> N
             await worker.kill()
             killed = time.monotonic()
             worker = await engine.process("counting", **settings)
+            served = time.monotonic()
             asked = await eventually(lambda since=killed: model.after(since), deadline=60, what="a model call")
             recoveries.append(asked - killed)
+            assert _in_time(killed, served, asked - TOOL_SECONDS), recoveries
         response = await asyncio.wait_for(run.result(), 120)
         stats = server.stats
     print(f"SIGKILL to next model call: {', '.join(f'{seconds:.1f} s' for seconds in recoveries)}")
@@ -101,8 +105,6 @@ async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> N
     assert sum(asked_at.values()) - len(asked_at) <= KILLS
     assert max(asked_at.values()) <= 2
 
-    assert max(recoveries) <= RECOVERY + TOOL_SECONDS + _slack(), recoveries
-
 
 @pytest.mark.alone
 async def test_a_kill_in_the_middle_of_a_reply(engine: Engine) -> None:
@@ -119,11 +121,12 @@ async def test_a_kill_in_the_middle_of_a_reply(engine: Engine) -> None:
         await worker.kill()
         killed = time.monotonic()
         await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        served = time.monotonic()
         response = await asyncio.wait_for(run.result(), 60)
     assert response.content == "Done."
     assert len(asked) == 2
     print(f"SIGKILL in a reply to next model call: {asked[1] - killed:.1f} s; load {os.getloadavg()[0]:.1f}")
-    assert asked[1] - killed <= RECOVERY + _slack()
+    assert _in_time(killed, served, asked[1])
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,11 @@ async def test_a_kill_at(engine: Engine, tool: str, point: str) -> None:
     assert results(response.messages)[0].startswith("OutcomeUnknown: work" if unknown else f"{tool}ed 0")
     acted = {("work", "tool.claimed"): {}, ("look", "tool.acted"): {"0": 2}}.get((tool, point), {"0": 1})
     assert engine.ledger.counts(tool) == acted
+
+
+def _in_time(killed: float, served: float, asked: float) -> bool:
+    """Whether the next call came soon enough; a machine on which processes start slowly has its time for that."""
+    return asked <= max(killed + RECOVERY, served + GIVEN) + _slack()
 
 
 def _slack() -> float:
@@ -201,11 +209,12 @@ async def test_a_kill_in_the_middle_of_a_workflow_task(engine: Engine) -> None:
         await worker.kill()
         killed = time.monotonic()
         await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        served = time.monotonic()
         response = await asyncio.wait_for(run.result(), 60)
     print(f"SIGKILL in a workflow task to next model call: {asked[0] - killed:.1f} s; load {os.getloadavg()[0]:.1f}")
     assert response.content == "Done."
     assert len(asked) == 1
-    assert asked[0] - killed <= RECOVERY + _slack()
+    assert _in_time(killed, served, asked[0])
 
 
 async def test_a_worker_that_was_taken_for_lost_does_not_overwrite_how_the_run_ended(engine: Engine) -> None:
