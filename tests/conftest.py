@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
@@ -20,9 +20,11 @@ from tests.support.engine import Engine
 from tests.support.patience import be_patient
 
 # A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
-# pytest --hypothesis-profile=thorough. Neither is timed: that would be a test of the machine.
-settings.register_profile("suite", max_examples=50, deadline=None)
-settings.register_profile("thorough", max_examples=1000, deadline=None)
+# pytest --hypothesis-profile=thorough. The suite's are the same each time: who looks for new ones, looks on purpose.
+# Neither is timed: that would be a test of the machine.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", _UNTIMED, max_examples=50, derandomize=True)
+settings.register_profile("thorough", _UNTIMED, max_examples=1000)
 settings.load_profile("suite")
 
 

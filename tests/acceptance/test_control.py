@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -258,7 +258,6 @@ def asked_next(messages: Sequence[Message]) -> ModelRequest:
 
 
 @given(plan=plans)
-@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_transcripts_stay_valid_whatever_happens(plan: Plan) -> None:
     requests, messages, _ = asyncio.run(carried_out(plan))
     assert_closed(messages)

@@ -273,5 +273,5 @@ class Limited(Loop):
 
 TestLimits = Limited.TestCase
 TestLimits.settings = settings(
-    stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )

@@ -338,4 +338,6 @@ class Loop(RuleBasedStateMachine):
 
 
 TestLoop = Loop.TestCase
-TestLoop.settings = settings(stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+TestLoop.settings = settings(
+    stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
