@@ -21,8 +21,8 @@ _WAITING = TypeAdapter(tuple[PendingApproval, ...])
 async def noted(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
     """What waits in the run that was ``seen``; None where only the run can say.
 
-    That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, an
-    older engine began the run, or it has just continued as new. Number and list are written at once.
+    That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, or
+    the run has just continued as new. Number and list are written at once.
     """
     pending = next((pair.value for pair in seen.typed_search_attributes if pair.key.name == PENDING), None)
     if not isinstance(pending, int):

@@ -67,7 +67,6 @@ class Approving:
             on_expiry=terms.on_expiry,
             separate=terms.separate,
             remind=None if terms.remind is None else seconds(terms.remind),
-            counts_when_run=True,
         )
         if isinstance(how, AsActivity):  # it cannot run inside the model's activity any more
             how = how.model_copy(update={"inline": False})

@@ -139,7 +139,7 @@ class Firing:
         hooks = self.on("on_approval", agent)
         for call in output.calls if hooks else ():
             how = call.approval or call.disposition
-            if isinstance(how, AsCallback) and how.around is not None and how.around.before:
+            if isinstance(how, AsCallback) and how.around.before:
                 continue  # hooks see it first; the activity in which they do tells of it
             if isinstance(how, Asks | AsCallback):
                 given: Given = {

@@ -101,7 +101,7 @@ def _forced(state: RunState, turn: Turn, output: ModelOutput) -> None:
         return
     else:
         _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
-    state.carry = [_ran(call) or _not_run(call) for call in calls]
+    state.carry = [_not_run(call) for call in calls]
 
 
 def _reminder(output: ModelOutput) -> NewMessage:
@@ -136,11 +136,6 @@ def _known(call: Call) -> New | None:
             return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
         case AsActivity() | AsRemote() | AsSubagent() | AsCollect() | AsTell() | AsCallback() | Answered():
             return None
-
-
-def _ran(call: Call) -> New | None:
-    """What the worker of an engine before this one has done of a reply that was to finish."""
-    return _known(call) if isinstance(call.disposition, Inline) else None
 
 
 def _not_run(call: Call) -> New:

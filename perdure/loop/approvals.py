@@ -67,9 +67,7 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalD
     Raises ``InvalidInputError`` for one that does not fit or names no waiting call, ``ApprovalDecidedError`` unless
     the same person has decided the same before, ``ApprovalExpiredError``; ``RunClosedError`` where the run is ending.
     """
-    decision = _read(raw)
-    _check_plain(decision)
-    return _checked(state, decision, now)
+    return _checked(state, _read(raw), now)
 
 
 def _checked(state: RunState | None, decision: ApprovalDecision, now: datetime) -> ApprovalDecision:
@@ -216,19 +214,17 @@ def _read(raw: Any) -> ApprovalDecision:
     if decision.arguments is not None:
         if decision.decision == "deny":
             raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
+        _check_plain(decision.arguments)
         if (found := size(decision.arguments)) > CHANGED_BYTES:
             raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
     return decision
 
 
-def _check_plain(decision: ApprovalDecision) -> None:
-    """Asked before a decision is taken, and not as it is carried out: histories have some that earlier engines took."""
-    if decision.arguments is None:
-        return
-    if too_deep(decision.arguments):
+def _check_plain(arguments: dict[str, Any]) -> None:
+    if too_deep(arguments):
         raise InvalidInputError(f"arguments: they are nested deeper than {NESTED} levels")
     try:
-        json.dumps(decision.arguments, allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         hint = "Numbers are finite, and texts have no lone surrogates."
         raise InvalidInputError(f"arguments: they are no plain JSON: {error}", hint=hint) from None

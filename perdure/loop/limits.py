@@ -132,10 +132,8 @@ def _kept_free(state: RunState) -> dict[str, float]:
     """
     assert state.parent is not None, "a subagent"
     call, calls = state.largest, 2 if state.limits.on_limit == "finish" else 1
-    if state.parent.largest is None:  # an engine before this one started it
-        return {}
     if call is None:
-        call, calls = state.parent.largest, 1
+        call, calls = state.parent.largest or Bounds(), 1
     return {"tokens": calls * (call.tokens or 0), "cost_usd": calls * (call.cost_usd or 0.0)}
 
 
@@ -190,8 +188,7 @@ def admit(state: RunState) -> None:
 
 def unused(state: RunState, pending: PendingCall) -> None:
     """A call that was let begin, and waited for a person, will not run: it does not count."""
-    terms = pending.call.approval
-    if terms is not None and terms.counts_when_run and not pending.held:
+    if pending.call.approval is not None and not pending.held:
         state.tool_calls -= 1
 
 

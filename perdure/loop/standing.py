@@ -76,18 +76,14 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
     return given
 
 
-def revoke(state: RunState, raw: Any, now: datetime | None) -> list[StandingApproval]:
-    """Take the standing approvals of a tool back; which they were. Raises as :func:`check_revocation`.
-
-    It is noted to be told of, unless ``now`` is None: an engine before this one took it back.
-    """
+def revoke(state: RunState, raw: Any, now: datetime) -> list[StandingApproval]:
+    """Take the standing approvals of a tool back; which they were. Raises as :func:`check_revocation`."""
     given = check_revocation(state, raw)
     gone = withdraw(state, given.tool)
-    if now is not None:
-        names = tuple(dict.fromkeys(one.by for one in gone))
-        by = clean(given.by) if given.by else None
-        revoked = Revoked(tool=given.tool, by=by, at=now.isoformat(), approved_by=names)
-        state.revoked = [*state.revoked, revoked][-STANDING:]
+    names = tuple(dict.fromkeys(one.by for one in gone))
+    by = clean(given.by) if given.by else None
+    revoked = Revoked(tool=given.tool, by=by, at=now.isoformat(), approved_by=names)
+    state.revoked = [*state.revoked, revoked][-STANDING:]
     return gone
 
 

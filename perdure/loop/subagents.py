@@ -90,11 +90,11 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
 
 
 def lineage(state: RunState, call_id: str, agent: str) -> Lineage:
-    """The way down to the run that answers the call. Of a run whose own way is not known it begins there."""
+    """The way down to the run that answers the call."""
     step = PathStep(agent=agent, call_id=call_id, task_id=state.turn.task_id if state.turn else None)
-    above = state.parent.lineage if state.parent else None
-    if above is None:
+    if state.parent is None:
         return Lineage(root=state.context_id, path=(step,), agent=state.agent)
+    above = state.parent.lineage
     return above.model_copy(update={"path": (*above.path, step)})
 
 

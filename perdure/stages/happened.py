@@ -45,8 +45,8 @@ def began(call: ModelCall) -> list[NewEvent]:
     events += taken_back(task, said)
     events += given(call, said)
     events += branches_ended(task, said)
-    if task.purpose == "force_finish":
-        events.append(_limit(call, task.iteration, task.limit))
+    if task.limit is not None:
+        events.append(_limit(call, task.limit))
     return events
 
 
@@ -147,8 +147,8 @@ def closed(call: ModelCall) -> list[NewEvent]:
     why: dict[str, Any] = {"error_type": closing.error_type, "error": closing.error}
     response = Response.model_validate(closing.response or {})
     events: list[NewEvent] = []
-    if closing.limit or closing.error_type == "MaxIterationsError" or response.finish_reason == "limit":
-        events.append(_limit(call, response.iterations, closing.limit))
+    if closing.limit is not None:
+        events.append(_limit(call, closing.limit))
     if closing.status == "paused":
         reason = str(closing.limit)
         paused = RunEvent(**said, state="paused", agent=task.agent, reason=reason)
@@ -189,9 +189,7 @@ def _turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 
 
-def _limit(call: ModelCall, iterations: int, use: LimitUse | None) -> NewEvent:
-    """``use`` is not known where an engine before this one asked for the call."""
-    use = use or LimitUse(name="max_iterations", scope="turn", used=iterations, allowed=iterations)
+def _limit(call: ModelCall, use: LimitUse) -> NewEvent:
     event = LimitReached(**facts(call), kind=use.name, scope=use.scope, limit=use.allowed, used=use.used)
     return NewEvent(event, key=f"limit/{call.input.task_id}/{use.name}/{use.scope}/{use.allowed}")
 

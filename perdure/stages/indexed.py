@@ -14,7 +14,7 @@ Indexed = Callable[[], Awaitable[tuple[str, ...] | None]]
 
 def says_indexed(call: ModelCall, output: ModelOutput) -> bool:
     """Whether the run is told with this reply: it needs to know before it first waits, and again now and then."""
-    if not call.input.indexes or call.input.purpose not in ("call", "force_finish"):
+    if call.input.purpose not in ("call", "force_finish"):
         return False
     return call.input.iteration <= 1 or any(one.approval is not None for one in output.calls)
 

@@ -55,8 +55,7 @@ class PrepareStage:
             call.arguments = call.arguments if side.arguments is None else side.arguments
             if side.blob is not None:
                 call.input = call.input.model_copy(update={"side": await self._returned(side, side.blob)})
-        output = await next(call)
-        return output if side is None else output.model_copy(update={"side": side.kind})
+        return await next(call)
 
     async def _returned(self, side: After, blob: BlobRef) -> After:
         """With the text of its blob, which a client has named: where nobody has it, that is for the model to hear."""

@@ -49,7 +49,7 @@ def begin_at_once(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
         left -= 1
         if left < 0 or call.approval is not None or not isinstance(how, AsRemote | AsCallback):
             continue
-        if how.around is None or not how.around.before:
+        if not how.around.before:
             yield call
 
 

@@ -196,10 +196,6 @@ class Execution:
         """See ``Host``."""
         raise _Again(carried)
 
-    def patched(self, change: str) -> bool:
-        """See ``Host``: nothing here has a history."""
-        return True
-
     async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         """See ``Host``."""
         await asyncio.wait(tasks)

@@ -41,8 +41,6 @@ class Asks(Data):
     """Who asked for the call may not approve it."""
     remind: float | None = Field(default=None, exclude_if=operator.not_)
     """Seconds between two reminders."""
-    counts_when_run: bool = Field(default=False, exclude_if=operator.not_)
-    """It counts to limits of tool calls only if it is approved. Engines before this one counted it all the same."""
 
 
 class Waiting(Data):

@@ -67,7 +67,7 @@ class AsRemote(Data):
     idempotent: bool = False
     retries: int | None = None
     """How often it may run again where its outcome is not known; None is without bound."""
-    around: Around | None = Field(default=None, exclude_if=operator.not_)
+    around: Around = Around()
 
 
 class AsSubagent(Data):

@@ -11,7 +11,7 @@ from .messages import BlobRef, Data
 
 
 class Around(Data):
-    """What there is around a call that is run elsewhere. Engines before this one had nothing there, and say nothing."""
+    """Which hooks the worker runs around a call that is run elsewhere."""
 
     before: bool = Field(default=False, exclude_if=operator.not_)
     """Hooks see it before it is handed over."""

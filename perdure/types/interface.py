@@ -105,10 +105,7 @@ class UserMessage(Strict):
 
 
 class Parent(Data):
-    """Whose call a subagent answers. A parent says it of its child; nobody else needs to.
-
-    One of a newer engine may say more than the worker that takes the child understands: that is let pass.
-    """
+    """Whose call a subagent answers, as its parent says. Fields of a newer engine are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -124,8 +121,8 @@ class Parent(Data):
     """Tokens and cost of the largest model call above it: as much is kept free for its own first."""
     background: bool = Field(default=False, exclude_if=operator.not_)
     """Nobody awaits it: it tells its parent when it has ended."""
-    lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)
-    """The way down to it; an engine before this one did not say it."""
+    lineage: Lineage
+    """The way down to it."""
     asked_by: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     """Who wrote to the runs above it in their present turns: what it does was asked for by them too."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 from pydantic import Field
 
 from .messages import CALL_ID_CHARS, Data
@@ -25,10 +23,10 @@ class Lineage(Data):
     root: str = Field(min_length=1, max_length=2000)
     """Id of the run at the top, in whose order the events of all runs below it stand."""
     path: tuple[PathStep, ...] = Field(min_length=1, max_length=20)
-    agent: str = Field(default="", max_length=200, exclude_if=operator.not_)
-    """The agent of the run at the top; an engine before this one did not say it."""
+    agent: str = Field(max_length=200)
+    """The agent of the run at the top."""
 
     @property
     def above(self) -> tuple[str, ...]:
-        """The agents of the runs above, the top one first, as far as they are known."""
-        return (*((self.agent,) if self.agent else ()), *(step.agent for step in self.path[:-1]))
+        """The agents of the runs above, the top one first."""
+        return (self.agent, *(step.agent for step in self.path[:-1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -58,7 +57,7 @@ class AsCallback(Data):
     """Seconds, from when nothing stands between the call and its answer any more."""
     on_expiry: str | None = None
     """What the model is told then."""
-    around: Around | None = Field(default=None, exclude_if=operator.not_)
+    around: Around = Around()
 
 
 class CallAnswer(Data):

@@ -23,10 +23,7 @@ from .question import Answer as PersonsAnswer
 from .question import Question
 from .wire import AgentLimits, Call, New, NewResult
 
-SCHEMA_VERSION = 5
-"""2: sessions (``seen`` says which turn took a message; past turns, interrupts, overrides of turns). 3: limits, output
-types, compaction: what an older engine would not keep to. 4: approvals, which an older engine would not wait for.
-5: questions, callback tools, background subagents, branches."""
+SCHEMA_VERSION = 1
 DECIDED = 100
 """How many decisions on approvals are remembered, for whoever comes too late."""
 SEEN_IDS = 1000
@@ -260,7 +257,7 @@ class NewerStateError(InvalidInputError):
 
 
 def read_state(raw: Any) -> RunState:
-    """The state that an earlier execution, maybe of an older engine, carried over.
+    """The state that an earlier execution carried over.
 
     Raises ``NewerStateError`` for one of a newer engine, and ``InvalidInputError`` for what is no state.
     """
@@ -275,20 +272,9 @@ def read_state(raw: Any) -> RunState:
             f"the run's state has schema version {version}, this engine reads up to {SCHEMA_VERSION}",
             hint="Run workers of the newer perdure on this task queue.",
         )
-    if version == 1:
-        raw = _from_1(raw)
-    raw = {**raw, "schema_version": SCHEMA_VERSION}
     try:
         return RunState.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(("state", *(str(place) for place in first["loc"])))
         raise InvalidInputError(f"{where}: {first['msg']}") from None
-
-
-def _from_1(raw: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 kept the ids alone. It had one turn, as far as anybody could ask."""
-    seen, turn = raw.get("seen"), raw.get("turn")
-    task_id = turn.get("task_id", "") if isinstance(turn, dict) else ""
-    known = dict.fromkeys(map(str, seen), task_id) if isinstance(seen, list) else seen
-    return {**raw, **({"seen": known} if known is not None else {})}

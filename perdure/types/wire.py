@@ -144,9 +144,6 @@ class ModelInput(CallFacts):
     """Tool calls that limits still allow, where the run knows of such limits: inline tools heed it."""
     rejected: int | None = None
     """Answers of the turn that were not of the output type, where there were any: of so many more the run fails."""
-    indexes: bool = Field(default=False, exclude_if=operator.not_)
-    """The workflow keeps search attributes and its memo up to date if it is told to. That of an older engine does not
-    say so, and is told nothing: it would do nothing, which a newer one could not replay."""
     branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
     """What the branches came to that the step policy asked for when this step was tried before."""
     cost_limited: bool = Field(default=False, exclude_if=operator.not_)
@@ -287,6 +284,3 @@ class ToolOutput(Data):
     run again when somebody has answered ``question``. ``cleared``: it may be handed over to whoever runs it."""
     question: Question | None = None
     cleared: Cleared | None = Field(default=None, exclude_if=operator.not_)
-    side: str = Field(default="", exclude_if=operator.not_)
-    """``kind`` of the side that was asked for: a worker of an engine before this one does not know of it, and says that
-    the call is to be made again."""

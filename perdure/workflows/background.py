@@ -31,8 +31,6 @@ FIRST_LOOK, LONGEST_LOOK = 30.0, 600.0
 LOOK_FOR_PARENT, LONGEST_FOR_PARENT = 3600.0, 24 * 3600.0
 """Seconds until a run in background looks again whether its parent is there: at first, and in the end. A look costs an
 idle parent four events of history, for each of its subagents."""
-RARER = "parents-are-looked-for-less-often"
-"""Marks looks since they get rarer."""
 STOPPING = timedelta(seconds=60)
 """How long a run that ends waits for those that it has stopped."""
 _GONE = "ExternalWorkflowExecutionNotFound"
@@ -122,7 +120,7 @@ class Children:
         if parent is None or not parent.background or _next_for_parent(state) > now:
             return
         state.heard = now
-        state.sought += host.patched(RARER)
+        state.sought += 1
         try:
             await _whole(host.signal_external(parent.context_id, "probe"))
         except FailureError as error:

@@ -12,12 +12,6 @@ from . import host, steps
 from .background import Children
 from .work import Work
 
-BESIDE = "calls-begin-when-decided"
-"""An execution of an engine before this one began such a call when the others had ended."""
-
-EXPIRES = "waits-end-beside-calls"
-"""An execution of an engine before this one ended the wait for a person when the other calls had ended."""
-
 
 async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, children: Children) -> None:
     """Run ``calls`` to their end, and those that are decided on by then."""
@@ -39,10 +33,8 @@ class _Calls:
         self._children = children
         self._flying: set[int] = set()
         """Operations of the calls that are under way."""
-        self._may = True
         self._due: float | None = None
         """When a call expires that waits for a person, as far as that is known here."""
-        self._looks = False
 
     def of(self, calls: Iterable[PendingCall]) -> list[Coroutine[Any, Any, None]]:
         """``calls``, to be awaited."""
@@ -50,34 +42,27 @@ class _Calls:
 
     def there(self) -> bool:
         """See base."""
-        return bool(loop.due(self._state)) or self._joins() or loop.expiry(self._state) != self._due
-
-    def _joins(self) -> bool:
-        return self._may and bool(loop.joining(self._state, self._flying))
+        joining = loop.joining(self._state, self._flying)
+        return bool(loop.due(self._state) or joining) or loop.expiry(self._state) != self._due
 
     def timeout(self) -> float | None:
         """See base: when a reminder is due, or the wait for a person ends."""
         self._due = loop.expiry(self._state)
-        if self._due is not None:
-            self._looks = host.patched(EXPIRES)
         at = self._next()
         return None if at is None else max(at - host.now().timestamp(), 0.001)
 
     def _next(self) -> float | None:
-        ends = [loop.beside(self._state), self._due if self._looks else None]
+        ends = [loop.beside(self._state), self._due]
         return min((at for at in ends if at is not None), default=None)
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
-        """See base. Asked only where a call could begin: a run that has none keeps the history that it always had."""
+        """See base."""
         begun: list[Coroutine[Any, Any, None]] = []
         if self._next() is not None:
             loop.ask(self._state, host.now())
         if loop.due(self._state):
             begun.append(steps.remind(self._state, self._work.stopping))
-        if self._joins():
-            self._may = host.patched(BESIDE)
-            begun += self.of(loop.joining(self._state, self._flying)) if self._may else []
-        return begun
+        return begun + self.of(loop.joining(self._state, self._flying))
 
     def _run(self, pending: PendingCall) -> Coroutine[Any, Any, None]:
         self._flying.add(pending.op)

@@ -81,10 +81,7 @@ async def _look(state: RunState, pending: PendingCall, side: Side, stopping: Sto
         _result(state, pending, NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}{what}"))
         return None
     output = ToolOutput.model_validate(raw)
-    if isinstance(side, After) and output.side != side.kind:
-        text = f"HookError: an older worker was asked, which runs no hooks here{elsewhere.withheld(pending)}"
-        _result(state, pending, NewResult(call_id=call.id, name=call.name, text=text))
-    elif output.cleared is None:
+    if output.cleared is None:
         if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
             loop.abort(state, output.content or "")
         _result(state, pending, NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error))

@@ -10,14 +10,11 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import PerdureError
-from ..types.approval import StandingApproval
 from ..types.messages import clean
 from ..types.state import RunState
 from . import host
 
 Answer = TypeVar("Answer")
-REVOKED = "revocations-are-told"
-"""Marks executions in which what was revoked is told of: it may be an ending of its own."""
 
 
 class Handlers:
@@ -67,11 +64,7 @@ class Handlers:
     @workflow.update
     async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
         """Nobody approves every call of a tool any more: ``{"tool", "by"}``. What had stood is in ``revoked``."""
-
-        def revoke(state: RunState) -> list[StandingApproval]:
-            return loop.revoke(state, which, host.now() if host.patched(REVOKED) else None)
-
-        gone = await self._answer(revoke)
+        gone = await self._answer(lambda state: loop.revoke(state, which, host.now()))
         return {"revoked": [one.model_dump(mode="json") for one in gone]}
 
     @revoke_approval.validator

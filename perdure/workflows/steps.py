@@ -66,7 +66,6 @@ async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) 
         rejected=state.turn.rejected or None if state.turn else None,
         limit=step.limit,
         calls_left=calls_left(state),
-        indexes=True,
         branches=outcomes(state),
         cost_limited=cost_inherited(state),
         revoked=tuple(state.revoked),

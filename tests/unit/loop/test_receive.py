@@ -17,7 +17,7 @@ from perdure.loop.sizes import (
     OVERRIDE_BYTES,
     size,
 )
-from perdure.types.state import SCHEMA_VERSION, SEEN_IDS
+from perdure.types.state import SEEN_IDS
 from perdure.types.wire import Call
 
 from .build import ACTIVITY, LIMITS, asks, call, close, done, ended, model, opened, refused, running, said, says
@@ -307,14 +307,6 @@ def test_a_turn_may_change_the_agent():
     model(state, says("42"))
     loop.receive(state, "next")
     assert state.turn.overrides is None
-
-
-def test_a_state_of_the_first_version_is_taken_over():
-    old = loop.carry_over(opened({"content": "hi", "id": "m1"}))["state"]
-    old |= {"schema_version": 1, "seen": ["m0", "m1"]}
-    state = loop.open_state({"state": old}, "", "")
-    assert state.schema_version == SCHEMA_VERSION
-    assert loop.send(state, {"content": "hi", "id": "m0"}) == state.turn.task_id
 
 
 def test_the_oldest_id_is_forgotten_first_also_after_continuing_as_new():

@@ -65,7 +65,6 @@ TERMS = st.builds(
     expires=st.sampled_from([None, 5, 12]),
     on_expiry=st.sampled_from(["deny", "approve"]),
     remind=st.sampled_from([None, 2, 3]),
-    counts_when_run=st.just(True),  # a value, not a switch
 )
 IDS = st.sampled_from([None, None, "m1", "m2", "m3", ""])
 

@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 def waiting(id: str = "c1", name: str = "look", **terms: Any) -> Call:
     one = call(id).model_copy(update={"name": name})
     hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
-    return one.model_copy(update={"approval": Asks(hash=hash, counts_when_run=True, **terms)})
+    return one.model_copy(update={"approval": Asks(hash=hash, **terms)})
 
 
 def asked(*calls: Call, state: RunState | None = None, limits: AgentLimits = LIMITS, **start: Any) -> RunState:
@@ -227,14 +227,6 @@ def test_a_call_that_was_not_approved_counts_for_nothing(how: str) -> None:
         case _:
             loop.cancel(state)
             assert state.tool_calls == 0
-
-
-def test_a_call_of_an_engine_before_this_one_counts_as_it_did() -> None:
-    old = waiting()
-    assert old.approval is not None
-    state = asked(old.model_copy(update={"approval": old.approval.model_copy(update={"counts_when_run": False})}))
-    decide(state, decision="deny", by="ana")
-    assert state.tool_calls == 1
 
 
 def test_what_was_revoked_is_told_once_and_before_the_run_ends() -> None:

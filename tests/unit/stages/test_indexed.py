@@ -23,12 +23,10 @@ APPROVAL = Call(id="c", name="pay", disposition=AsActivity(timeout=1), approval=
         ({"iteration": 2}, (APPROVAL,), True),
         ({"iteration": 1, "purpose": "force_finish"}, (), True),
         ({"iteration": 1, "purpose": "close"}, (), False),
-        # A workflow of an older engine would not do what it is told, and could not be replayed by this one.
-        ({"iteration": 1, "indexes": False}, (APPROVAL,), False),
     ],
 )
 def test_which_replies_say_so(input: dict[str, Any], calls: tuple[Call, ...], says: bool) -> None:
-    call, output = model_call(**{"indexes": True, **input}), ModelOutput(calls=calls)
+    call, output = model_call(**input), ModelOutput(calls=calls)
     assert says_indexed(call, output) == says
     assert (said_indexed(call, output, tuple(ATTRIBUTES)) != output) == says
 
@@ -38,5 +36,5 @@ def test_which_replies_say_so(input: dict[str, Any], calls: tuple[Call, ...], sa
     [(tuple(ATTRIBUTES), True), ((PENDING,), True), ((STATUS,), False), ((), False), (None, False)],
 )
 def test_the_memo_is_kept_where_the_number_is(names: tuple[str, ...] | None, noted: bool) -> None:
-    said = said_indexed(model_call(iteration=1, indexes=True), ModelOutput(), names)
+    said = said_indexed(model_call(iteration=1), ModelOutput(), names)
     assert (said.indexed, said.noted) == (names, noted)

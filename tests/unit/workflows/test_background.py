@@ -8,24 +8,19 @@ import pytest
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.workflows import background
 from perdure.workflows.background import Children
 from perdure.workflows.host import hosted
 
 HOUR = 3600.0
-PARENT = {"context_id": "p", "call_id": "c", "scope": "s", "depth": 1, "background": True}
+LINEAGE = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
+PARENT = {"context_id": "p", "call_id": "c", "scope": "s", "depth": 1, "background": True, "lineage": LINEAGE}
 
 
 class Host:
-    """Counts the looks. ``patched`` is what an execution is that began with this engine."""
+    """Counts the looks."""
 
-    def __init__(self, *, patched: bool = True) -> None:
+    def __init__(self) -> None:
         self.looks = 0
-        self._patched = patched
-
-    def patched(self, change: str) -> bool:
-        assert change == background.RARER
-        return self._patched
 
     async def signal_external(self, id: str, signal: str, arguments: Any) -> None:
         assert (id, signal) == ("p", "probe")
@@ -59,12 +54,6 @@ async def test_looks_get_rarer_to_one_a_day() -> None:
     carried = loop.open_state(loop.carry_over(state), "p/1", "s")
     assert carried.sought == state.sought == 8
     assert len(await hours(child(), Host(), 24 * 30)) == 33  # and not 720
-
-
-async def test_an_execution_of_an_earlier_engine_looks_once_an_hour() -> None:
-    state = child()
-    assert await hours(state, Host(patched=False), 5) == [1, 2, 3, 4, 5]
-    assert "sought" not in state.model_dump()
 
 
 @pytest.mark.parametrize("sought", [30, 10_000])
