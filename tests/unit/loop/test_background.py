@@ -17,6 +17,8 @@ from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
 from tests.unit.loop.build import asks, call, ended, model, opened, says
 
+LINEAGE = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
+
 FREE = AgentLimits()
 BUDGET = AgentLimits(run=Bounds(tokens=110, cost_usd=1.1, tool_calls=111))
 
@@ -102,7 +104,14 @@ def test_one_that_goes_on_says_again_how_it_ended() -> None:
         {
             "agent": "sub",
             "message": "go",
-            "parent": {"context_id": "p", "call_id": "c", "scope": "s", "depth": 1, "background": True},
+            "parent": {
+                "context_id": "p",
+                "call_id": "c",
+                "scope": "s",
+                "depth": 1,
+                "background": True,
+                "lineage": LINEAGE,
+            },
         },
         "p/1",
         "s",

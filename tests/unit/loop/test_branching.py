@@ -131,7 +131,8 @@ def said_first(start: dict[str, Any]) -> list[str]:
 
 
 def test_what_may_not_begin_has_an_error() -> None:
-    deep = {"context_id": "p", "call_id": "c", "scope": "s", "depth": MAX_DEPTH}
+    lineage = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
+    deep = {"context_id": "p", "call_id": "c", "scope": "s", "depth": MAX_DEPTH, "lineage": lineage}
     state = stepping(ask(), parent=deep)
     refused = loop.branch_start(state, waiting(state)[0])
     assert isinstance(refused, BranchOutcome)

@@ -12,20 +12,21 @@ from perdure.loop import elsewhere
 from perdure.types.approval import Asks
 from perdure.types.elsewhere import Around, Cleared
 from perdure.types.question import AsCallback
-from perdure.types.state import PendingCall, RunState, read_state
+from perdure.types.state import PendingCall, RunState
 from perdure.types.wire import OUTPUT_BYTES, AsActivity, AsRemote, Call, Disposition, NewResult
 from tests.unit.loop.build import call
 from tests.unit.loop.test_approvals import NOW, asked, decide
 
 BOTH = Around(before=True, after=True)
 ERRORS = Around(errors=True)
+NONE = Around()
 
 
-def far(around: Around | None = None, id: str = "c1") -> Call:
+def far(around: Around = NONE, id: str = "c1") -> Call:
     return call(id, AsRemote(task_queue="far", timeout=9, around=around))
 
 
-def client(around: Around | None = None, id: str = "c1") -> Call:
+def client(around: Around = NONE, id: str = "c1") -> Call:
     return call(id, AsCallback(around=around, expires=10))
 
 
@@ -50,8 +51,6 @@ ASKS = Asks(hash="h")
 @pytest.mark.parametrize(
     ("around", "approval", "released", "due"),
     [
-        (None, None, False, False),  # an engine before this one has planned it
-        (None, ASKS, True, False),
         (Around(), None, False, False),
         (Around(after=True, errors=True), None, False, False),
         (Around(before=True), None, False, True),
@@ -59,9 +58,7 @@ ASKS = Asks(hash="h")
         (Around(), None, True, True),
     ],
 )
-def test_what_is_looked_at_before(
-    make: Any, around: Around | None, approval: Asks | None, released: bool, due: bool
-) -> None:
+def test_what_is_looked_at_before(make: Any, around: Around, approval: Asks | None, released: bool, due: bool) -> None:
     needed = {"task_queue": "far", "timeout": 9} if make is AsRemote else {"timeout": 9} if make is AsActivity else {}
     how: Disposition = make(**needed, **({} if make is AsActivity else {"around": around}))
     pending = PendingCall(call=call("c1", how).model_copy(update={"approval": approval}), op=1, released=released)
@@ -73,14 +70,14 @@ def test_what_is_looked_at_before(
 @pytest.mark.parametrize(
     ("around", "is_error", "seen"),
     [
-        (None, False, False),
+        (NONE, True, False),
         (Around(before=True), True, False),
         (Around(after=True), False, True),
         (ERRORS, False, False),
         (ERRORS, True, True),
     ],
 )
-def test_what_is_looked_at_after(around: Around | None, is_error: bool, seen: bool) -> None:
+def test_what_is_looked_at_after(around: Around, is_error: bool, seen: bool) -> None:
     state = asked(far(around))
     came(state, is_error=is_error, kind="KeyError")
     assert bool(state.calls) == seen, "else it is the result already"
@@ -214,11 +211,3 @@ def test_what_it_came_to_is_not_carried_beside_its_result() -> None:
         answer(state, pending.call.id, value=long)
         loop.apply_result(state, pending.op, NewResult(call_id=pending.call.id, name="look", key="k"))
     assert len(str(loop.carry_over(state))) < len(long), "Temporal takes 2 MB"
-
-
-def test_a_state_of_an_engine_before_this_one_is_the_same_bytes() -> None:
-    state = asked(far(), client(id="c2"), call("c3"))
-    plain = state.model_dump(mode="json")
-    assert not {"cleared", "returned", "released", "error_type"} & plain["calls"][0].keys()
-    assert not any("around" in one["call"]["disposition"] for one in plain["calls"])
-    assert read_state(plain) == state

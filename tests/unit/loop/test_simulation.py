@@ -57,7 +57,8 @@ LIMITS = st.builds(
     on_limit=st.sampled_from(["finish", "return", "error"]),
     protocol=st.sampled_from(["text", "tag", "tool"]),
 )
-PARENT = {"context_id": "parent-1", "call_id": "c", "scope": "s", "depth": 1, "background": True}
+LINEAGE = {"root": "parent-1", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
+PARENT = {"context_id": "parent-1", "call_id": "c", "scope": "s", "depth": 1, "background": True, "lineage": LINEAGE}
 """Of a run that works in background itself."""
 TERMS = st.builds(
     Asks,

@@ -271,10 +271,3 @@ def test_what_is_revoked_while_the_ending_is_recorded_is_told_too(how: str) -> N
         loop.told_revoked(state, told)
         loop.apply_closed(state, ending, "head")
     assert loop.decide(state) == loop.End(how)  # type: ignore[arg-type]
-
-
-def test_what_an_earlier_engine_took_back_is_not_told() -> None:
-    state = asked(waiting("c1"))
-    decide(state, by="ana", always=True)
-    assert loop.revoke(state, {"tool": "look"}, None)
-    assert "revoked" not in state.model_dump()

@@ -13,6 +13,7 @@ from perdure.errors import AuthenticationError, RateLimitError, StoreError, Stor
 from perdure.ports import Batch, Completed, ModelCall, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import feed, writer
 from perdure.testing.store import MemoryStore
+from perdure.types.bounds import LimitUse
 from perdure.types.events import (
     ErrorEvent,
     ModelCompleted,
@@ -25,6 +26,8 @@ from perdure.types.events import (
 from perdure.types.wire import Call, Closing, NewMessage, NewResult, Refused
 from tests.unit.stages.build import model_call, reply
 from tests.unit.stages.told import NEXT, Model, Stages, Step, events, shown, until
+
+LIMIT = LimitUse(name="max_iterations", scope="turn", used=3, allowed=3)
 
 BEGUN = ["run started", "turn started", "message.injected hi"]
 ENDED = ["model.completed Done.", "turn completed Done."]
@@ -281,7 +284,8 @@ async def test_a_session_waits_after_its_answer(store: MemoryStore) -> None:
 
 
 async def test_an_answer_at_the_limit(store: MemoryStore) -> None:
-    call = model_call(purpose="force_finish", iteration=4, new=(NewMessage(content="Finish.", id="perdure:reminder"),))
+    order = NewMessage(content="Finish.", id="perdure:reminder")
+    call = model_call(purpose="force_finish", iteration=4, new=(order,), limit=LIMIT)
     await Stages(store).model(call, Model(reply("Done.")))
     told = await events(store)
     assert [event.type for event in told] == ["limit", "model.started", "model.completed", "turn"]
@@ -327,7 +331,7 @@ async def test_a_part_of_what_was_said_ends_nothing(store: MemoryStore) -> None:
 
 
 async def test_the_limit_that_a_run_fails_with(store: MemoryStore) -> None:
-    failure = {"error_type": "MaxIterationsError", "error": "too many", "response": {"iterations": 3}}
+    failure = {"error_type": "MaxIterationsError", "error": "too many", "response": {"iterations": 3}, "limit": LIMIT}
     await Stages(store).model(ending(status="failed", **failure), Model(reply("")))
     assert [event.type for event in await events(store)] == ["run", "turn", "limit", "turn", "run"]
 

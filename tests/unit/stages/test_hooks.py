@@ -13,7 +13,6 @@ from perdure.ports import ModelRequest
 from perdure.stages.hooks import HookStage
 from perdure.testing import call, scripted
 from perdure.types.messages import Message
-from perdure.workflows import elsewhere
 from tests.unit.stages.build import Inner, model_call
 
 
@@ -100,26 +99,3 @@ async def test_what_a_hook_that_fails_has_changed_in_place_no_other_hook_is_take
 
     agent = Agent("a", "openai:gpt-5", tools=[remote_tool("far", {}, "far")], hooks=[fails, looks])
     assert (await ran(agent, amount=3, force=False), seen) == ({"amount": 3, "force": False}, [3])
-
-
-async def test_a_worker_of_an_older_version_does_not_have_a_call_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_side(task: Any) -> dict[str, Any]:  # which is all that such a worker knows of what it is asked
-        return task.model_dump(mode="json", exclude_none=True, exclude={"side"})  # type: ignore[no-any-return]
-
-    @hook("after_tool_call")
-    def looks() -> None:
-        """It would see the result."""
-
-    @tool(name="far")
-    def stand_in() -> str:
-        """In its place."""
-        return "secret"
-
-    monkeypatch.setattr(elsewhere, "plain", without_side)
-    agent = Agent("a", "openai:gpt-5", tools=[remote_tool("far", {}, "far")], hooks=[looks])
-    async with scripted(agent, [call("far"), "Done."], tools=[stand_in]) as s:
-        await (await s.client.start("a", "Go.")).result()
-    (told,) = [part.content for message in s.requests[-1].messages for part in message.tool_results]
-    assert "(far was run, and its result cannot be shown)" in told
-    assert "call it again" not in told
-    assert "secret" not in told
