@@ -132,6 +132,10 @@ class RunPausedError(RunError):
     """The run waits for an operator; nothing is lost, and it goes on after ``resume``."""
 
 
+class EngineError(RunError):
+    """The engine failed unexpectedly. Nothing of the change was kept; the run goes on, or is paused and says so."""
+
+
 class AgentNotFoundError(RunError):
     """No worker on the task queue knows the agent."""
 

@@ -38,6 +38,18 @@ def sealed(
     return {"auth_context": key.seal(plain, context_id)}
 
 
+def resealed(temporal: TemporalClient, token: str, parent_id: str, context_id: str) -> str:
+    """``token`` of a subagent's run, which may be sealed for a run above it, for its conversation ``context_id`` alone.
+
+    ``parent_id`` is the run that started it, as Temporal's history says. Raises ``AuthContextUnavailableError`` where
+    the key is not here, ``AuthContextError``.
+    """
+    above = [parent_id[:end] for end, character in enumerate(parent_id) if character == "/"]
+    keys = Keys.given()
+    plain = keys.open(token, [context_id, parent_id, *above])
+    return keys.encrypting(temporal.service_client.config.target_host).seal(plain, context_id)
+
+
 def _plain(auth_context: Auth) -> bytes:
     """Its JSON. What is wrong is said without its values."""
     wants = "Give names and plain values: what the tools need to act for the user."

@@ -23,6 +23,7 @@ from .errors import InvalidInputError, PerdureError, RunClosedError, RunError, R
 from .loop import parse_start
 from .options import MEMO_AGENT, TASK_TIMEOUT, begin
 from .runs import closed_status
+from .sealing import resealed
 from .search_attributes import forget, of_start, refuses
 from .told import EARLY
 from .translate import unreachable
@@ -185,7 +186,7 @@ async def reopening(run: Run) -> dict[str, Any]:
     The first message is among it only if no execution has recorded it. Raises ``RunNotFoundError``,
     ``InvalidInputError`` for a run that was started wrongly.
     """
-    raw, scope, recorded = await _input(run)
+    raw, scope, recorded, parent_id = await _input(run)
     state = raw.get("state")
     if isinstance(state, dict):  # it had continued as new
         raw = {**state, "override": state.get("overrides")}
@@ -197,8 +198,8 @@ async def reopening(run: Run) -> dict[str, Any]:
         start.setdefault("store_id", store.store_id)
     if recorded:
         start.pop("message", None)
-    if isinstance(parent := start.get("parent"), dict):  # nobody waits any more to be told of its end
-        start["parent"] = {name: value for name, value in parent.items() if name != "background"}
+    if parent_id and (token := start.get("auth_context")):  # Temporal confirms no parent of the next execution
+        start["auth_context"] = resealed(run.client.temporal, token, parent_id, run.id)
     parse_start(start)
     return {**start, "resume": True}
 
@@ -220,21 +221,23 @@ async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> W
         return client.temporal.get_workflow_handle(run.id)
 
 
-async def _input(run: Run) -> tuple[dict[str, Any], str, bool]:
-    """The input of the run's last execution, the scope of its calls, and whether one of them has recorded something."""
+async def _input(run: Run) -> tuple[dict[str, Any], str, bool, str]:
+    """The input of the run's last execution, the scope of its calls, whether one of them has recorded something, and
+    the id of the run that started it as its child."""
     client = run.client.temporal
     seen = await run.describe()
     handle = client.get_workflow_handle(run.id, run_id=seen.run_id)
     found: tuple[dict[str, Any], str] | None = None
+    parent_id = ""
     async for event in handle.fetch_history_events():
         if found is None:
             started = event.workflow_execution_started_event_attributes
             (raw,) = await client.data_converter.decode(started.input.payloads) or [None]
             if not isinstance(raw, dict):
                 raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
-            found = raw, started.first_execution_run_id
+            found, parent_id = (raw, started.first_execution_run_id), started.parent_workflow_execution.workflow_id
         elif event.HasField("activity_task_completed_event_attributes"):
-            return *found, True
+            return *found, True, parent_id
     if found is None:
         raise RunNotFoundError(f"run {run.id!r} has no history any more", hint="Start another one with history=….")
-    return *found, False
+    return *found, False, parent_id

@@ -48,7 +48,7 @@ class Authorising:
         will; and what ``resolve_auth`` raises of perdure's own, as ``AbortError``.
         """
         if task.auth_context is not None:
-            return AuthContext(json.loads(self._keys.open(task.auth_context, bound_to(task.context_id))))
+            return AuthContext(json.loads(self._keys.open(task.auth_context, bound_to(task))))
         return None if task.auth_ref is None else AuthContext(await self._resolved(task.auth_ref, task))
 
     async def _resolved(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
@@ -75,10 +75,16 @@ class Authorising:
         return found
 
 
-def bound_to(context_id: str) -> Iterator[str]:
-    """What a token of the run may have been made for: the run itself, or one whose subagent it is."""
+def bound_to(task: CallFacts) -> Iterator[str]:
+    """The conversations that a token of the run may be sealed for: its own, and those above it.
+
+    Its id alone proves nothing, as a client chooses it: Temporal has to confirm that the run is a child.
+    """
+    context_id = task.context_id
     yield context_id
-    while "/" in context_id:
+    if task.lineage is None or not task.is_child:
+        return
+    while context_id != task.lineage.root and "/" in context_id:
         context_id = context_id.rpartition("/")[0]
         yield context_id
 

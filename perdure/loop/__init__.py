@@ -30,11 +30,11 @@ from .limits import left, tick
 from .past import turn_status
 from .questions import answer_call, ask_person, check_answer, clear
 from .questions import repeats as repeats_answer
-from .receive import check_message, receive, send
+from .receive import check_message, receive, refuse, send
 from .reminding import Reminding, beside, due, expiry, remind
 from .settling import read_limits, settle
 from .standing import check_revocation, revoke, told_revoked
-from .start import carry_over, open_state, parse_start
+from .start import carry_over, continue_state, continues, open_state, parse_start
 from .status import status
 from .subagents import Ended, apply_child, child_id, child_start, was_stopped
 
@@ -77,6 +77,8 @@ __all__ = [
     "child_start",
     "clear",
     "close",
+    "continue_state",
+    "continues",
     "decide",
     "decide_approval",
     "due",
@@ -91,6 +93,7 @@ __all__ = [
     "pause",
     "read_limits",
     "receive",
+    "refuse",
     "remind",
     "repeats",
     "repeats_answer",

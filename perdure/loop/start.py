@@ -13,24 +13,48 @@ from .content import carried, in_part, nearest, place
 from .receive import send, unfit, unfit_override
 from .sizes import CONTEXT_BYTES, size
 
-CARRIED = "state"
-"""The only key of the input of an execution that continues an earlier one."""
+CARRIED, CONTINUES = "state", "continues"
+"""The keys of the input of an execution that continues an earlier one: its state, and its run id.
+
+A client cannot write such an input: Temporal makes run ids as runs start, so the id of the execution that the new one
+continues is known to that execution alone.
+"""
 
 
-def open_state(raw: Any, context_id: str, scope: str) -> RunState:
-    """The state of a new run, or the one that an earlier execution carried over.
+def continues(raw: Any, continued_run_id: str | None) -> bool:
+    """Whether ``raw`` was written by ``continued_run_id``, the execution that this one continues, as Temporal says."""
+    is_carried = isinstance(raw, dict) and raw.keys() == {CARRIED, CONTINUES}
+    return is_carried and continued_run_id is not None and raw[CONTINUES] == continued_run_id
+
+
+def continue_state(raw: dict[str, Any], context_id: str) -> RunState:
+    """The state in the input of an execution that continues an earlier one (:func:`continues`).
+
+    Raises ``NewerStateError``, ``InvalidInputError``.
+    """
+    state = read_state(raw[CARRIED])
+    if state.context_id != context_id:
+        raise InvalidInputError(f"state: it is that of run {state.context_id!r:.200}")
+    return state
+
+
+def open_state(raw: Any, context_id: str, scope: str, parent_id: str | None = None) -> RunState:
+    """The state of a new run. ``parent_id`` is the workflow that started it as its child, as Temporal says.
 
     Raises ``InvalidInputError`` that names what is wrong with ``raw``.
     """
-    if isinstance(raw, dict) and raw.keys() == {CARRIED}:
-        return read_state(raw[CARRIED])
     start = parse_start(raw)
+    is_child = start.parent is not None and start.parent.context_id == parent_id
+    parent = start.parent
+    if parent is not None and not is_child:  # opened again by a client: what restricts it holds, and no more
+        parent = parent.model_copy(update={"background": False})
     state = RunState(
         context_id=context_id,
         agent=start.agent,
         mode=start.mode,
-        scope=start.parent.scope if start.parent else scope,
-        parent=start.parent,
+        scope=parent.scope if parent is not None and is_child else scope,
+        parent=parent,
+        is_child=is_child,
         context=start.context,
         auth_context=start.auth_context,
         auth_ref=start.auth_ref,
@@ -46,9 +70,9 @@ def open_state(raw: Any, context_id: str, scope: str) -> RunState:
     return state
 
 
-def carry_over(state: RunState) -> dict[str, Any]:
-    """The input of the execution that goes on from ``state``; read back by :func:`open_state`."""
-    return {CARRIED: state.model_dump(mode="json", exclude_none=True)}
+def carry_over(state: RunState, run_id: str) -> dict[str, Any]:
+    """The input of the execution that goes on from ``state`` of ``run_id``; read back by :func:`continue_state`."""
+    return {CARRIED: state.model_dump(mode="json", exclude_none=True), CONTINUES: run_id}
 
 
 def parse_start(raw: Any) -> Start:

@@ -11,4 +11,4 @@ def batch_of(
     call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
 ) -> Batch:
     """Of the conversation that ``call`` is of, where its events stand. See ``Batch`` for ``token`` and ``advances``."""
-    return Batch(call.input.context_id, events, token, advances, call.input.lineage)
+    return Batch(call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None)

@@ -13,12 +13,15 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def model_key(task: ModelInput) -> str:
-    """Key of a model call: its scope and number, and what the model is asked."""
+    """Key of a model call: its scope and number, and what the model is asked.
+
+    Who decided on a call, and when, is left out: after a Temporal reset the same is decided at another time.
+    """
     digest = {
         "agent": task.agent,
         "purpose": task.purpose,
         "head": task.head,
-        "new": [{"kind": item.kind, **_given(item)} for item in task.new],
+        "new": [{"kind": item.kind, **_given(item, "decided")} for item in task.new],
         "overrides": task.overrides,
         "closing": _given(task.closing) if task.closing else None,
         **({} if task.tighter is None else {"tighter": task.tighter}),
@@ -31,7 +34,7 @@ def model_key(task: ModelInput) -> str:
 
 
 def tool_key(task: ToolInput) -> str:
-    """Key of a tool call: its scope and number, the call and its arguments, and what it was answered so far.
+    """Key of a tool call: its scope and number, the call and its arguments, and the values that it was answered so far.
 
     Arguments too large for history stand in the node of ``head``, whose hash covers them.
     """
@@ -39,7 +42,7 @@ def tool_key(task: ToolInput) -> str:
         "call_id": task.call_id,
         "name": task.name,
         "arguments": task.arguments if task.arguments is not None else task.head,
-        **({"answers": [_given(one) for one in task.answers]} if task.answers else {}),
+        **({"answers": [_given(one, "by", "at") for one in task.answers]} if task.answers else {}),
         **({} if task.side is None else {"side": {"kind": task.side.kind, **_given(task.side)}}),
     }
     return _key(task.scope, task.op, "tool", digest)
@@ -51,9 +54,9 @@ def call_key(task: ToolInput) -> str:
     return tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
 
 
-def _given(data: Data) -> dict[str, Any]:
+def _given(data: Data, *without: str) -> dict[str, Any]:
     """Without defaults: a field that a later version adds must not change the keys of calls that do not use it."""
-    return data.model_dump(exclude_defaults=True)
+    return data.model_dump(exclude_defaults=True, exclude=set(without))
 
 
 def _key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import contextvars
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -46,6 +47,13 @@ UPDATES = {
 Ended = Literal["completed", "failed", "cancelled", "terminated"]
 
 
+@dataclass(frozen=True)
+class ParentExecution:
+    """See :class:`~perdure.workflows.host.ParentInfo`."""
+
+    workflow_id: str
+
+
 class Others(Protocol):
     """The executions beside it."""
 
@@ -65,6 +73,7 @@ class Execution:
         self.started = started
         self._others = others
         self.run_id = started.first_execution_run_id
+        self.continued_run_id: str | None = None
         self.ended: Ended | None = None
         self.ended_at: datetime | None = None
         self.result: Any = None
@@ -157,8 +166,13 @@ class Execution:
         """What the journal's scope is made of."""
         return self.started.first_execution_run_id
 
-    continued_run_id = None
     cron_schedule = None
+
+    @property
+    def parent(self) -> ParentExecution | None:
+        """The run that started it as its child."""
+        parent_id = self.started.parent_id
+        return None if parent_id is None else ParentExecution(parent_id)
 
     def is_continue_as_new_suggested(self) -> bool:
         """Never: there is no history that could become too long."""
@@ -234,6 +248,7 @@ class Execution:
             encoded(options["memo"]),
             self.started.task_queue,
             attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
+            parent_id=self.workflow_id,
         )
         child = InProcessChild(self._outside.copy().run(self._others.begin, started))
         child.add_done_callback(lambda _: self._conditions.look())
@@ -262,7 +277,8 @@ class Execution:
                 self.result = await self._workflow.run(*arguments)
                 self._end("completed")
             except _Again as again:
-                self._workflow, self._events, arguments = AgentWorkflow(), 0, [{"state": again.carried["state"]}]
+                self._workflow, self._events, arguments = AgentWorkflow(), 0, [again.carried]
+                self.continued_run_id = self.run_id
                 self.memo.clear()
                 continue
             except asyncio.CancelledError:

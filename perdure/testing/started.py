@@ -20,6 +20,8 @@ class Started:
     first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     continued_run_id: str | None = None
     cron_schedule: str | None = None
+    parent_id: str | None = None
+    """Id of the run that started it as its child."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Search attributes."""
     at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -170,6 +170,9 @@ class RunState(Part):
     auth_ref: str | None = None
     parent: Parent | None = None
     """Of a subagent."""
+    is_child: bool = Field(default=False, exclude_if=operator.not_)
+    """Temporal confirms that the parent has started it. A client that opens a subagent's run again only repeats who
+    that was: what restricts the run holds then, and nothing is opened to it that is its parent's."""
     overrides: dict[str, Any] | None = None
     """What the run changes of the agent, an ``Override``."""
     max_history_events: int | None = None

@@ -93,6 +93,8 @@ class CallFacts(Data):
     auth_ref: str | None = None
     lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)
     """Of a run that a call of another agent has begun: among whose events its own are."""
+    is_child: bool = Field(default=False, exclude_if=operator.not_)
+    """``lineage`` is confirmed by Temporal."""
 
 
 class Closing(Data):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from datetime import datetime
+from functools import partial
 from typing import Any, assert_never
 
 from temporalio import workflow
@@ -21,12 +23,12 @@ from .. import loop
 from ..errors import InvalidInputError
 from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
-from ..types.state import NewerStateError, RunState
+from ..types.state import RunState
 from . import host, steps
 from .background import Children, report
 from .branches import run_branch
 from .calls import remind, run_calls
-from .handlers import Handlers, as_failure
+from .handlers import Handlers, as_failure, decoded, raw_argument
 from .indexing import indexing
 from .work import Work
 
@@ -43,25 +45,22 @@ class AgentWorkflow(Handlers):
         self._step: loop.Next | None = None
 
     @workflow.run
+    @raw_argument
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
-        state = self._open([raw, *more] if more else raw)
+        state = self._open(raw, *more)
         with indexing(state, lambda: self._step):
             return await self._drive(state)
 
     async def _drive(self, state: RunState) -> dict[str, Any]:
-        work = Work(lambda: state.interrupt is not None)
-        children = Children(state)
+        work = Work(lambda: state.interrupt is not None, self._guard)
+        children = Children(state, self._guard)
         while True:
             if work.cancelling() and not state.cancelled:
                 loop.cancel(state)
-            loop.stopped(state)
             now = host.now()
-            loop.tick(state, now)
-            loop.settle(state)
-            loop.ask(state, now)
-            loop.gather(state)
-            self._step = step = loop.decide(state)
+            planned = self._guard.apply(state, "the next step", partial(_plan, state, now))
+            self._step = step = planned or loop.Wait("resumed")
             self._since = now.isoformat()
             if children.due(step, now.timestamp()):
                 await work.finish(children.look(now.timestamp()), stop=False)
@@ -70,19 +69,19 @@ class AgentWorkflow(Handlers):
                 case loop.CallModel():
                     await self._continue_as_new_if_long(state)
                     if not work.stopping():
-                        await work.through([steps.call_model(state, step, work.stopping)])
+                        await work.through([steps.call_model(state, step, work)])
                 case loop.Compact():
                     await self._continue_as_new_if_long(state)
                     if not work.stopping():
-                        await work.through([steps.compact(state, step, work.stopping)])
+                        await work.through([steps.compact(state, step, work)])
                 case loop.RunCalls(calls=calls):
                     await run_calls(state, calls, work, children)
                 case loop.RunBranches(branches=branches):
-                    await work.through([run_branch(state, branch, work.stopping) for branch in branches])
+                    await work.through([run_branch(state, branch, work) for branch in branches])
                 case loop.Remind():
                     await remind(state, work, children)
                 case loop.Close():
-                    await work.finish(steps.record(state, step, work.cancelling), stop=not state.cancelled)
+                    await work.finish(steps.record(state, step, work), stop=not state.cancelled)
                 case loop.Wait():
                     look = children.next_look(step, now.timestamp())
                     if step.until in ("approval", "child") or look is not None:  # for months, maybe
@@ -92,25 +91,34 @@ class AgentWorkflow(Handlers):
                 case loop.StopChildren():
                     await work.finish(children.stop(), stop=False)
                 case loop.Report():
-                    await work.finish(report(state, step), stop=False)
+                    await work.finish(report(state, step, self._guard), stop=False)
                 case loop.End(status=ended):
-                    return self._end(state, ended)
+                    result = self._guard.apply(state, "the result", lambda: _result(state, ended))
+                    if result is not None:
+                        return _end(ended, result)
                 case _:
                     assert_never(step)
 
     # --- around the steps
 
-    def _open(self, raw: Any) -> RunState:
+    def _open(self, *arguments: Any) -> RunState:
         info = host.info()
         scope = info.first_execution_run_id
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
             scope += f"/{info.continued_run_id}"
         try:
-            state = loop.open_state(raw, info.workflow_id, scope)
-        except NewerStateError:
-            raise  # fails the task, not the run: Temporal offers it to the other workers
+            values = [decoded(argument) for argument in arguments]
+            raw: Any = values[0] if len(values) == 1 else values
+            carried = loop.continues(raw, info.continued_run_id)
+            parent = info.parent.workflow_id if info.parent else None
+            state = None if carried else loop.open_state(raw, info.workflow_id, scope, parent)
         except InvalidInputError as error:
             raise as_failure(error) from None
+        except Exception as error:
+            why = InvalidInputError(f"the input cannot be read: {type(error).__name__}: {error}")
+            raise as_failure(why) from None
+        if state is None:  # what is wrong here fails the task, not the run: another worker may be able to go on
+            state = loop.continue_state(raw, info.workflow_id)
         self._begin(state)
         return state
 
@@ -122,26 +130,14 @@ class AgentWorkflow(Handlers):
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
                 await host.wait_condition(
-                    lambda: state.interrupt is not None or loop.decide(state) != step,
+                    lambda: state.interrupt is not None or _is_past(state, step),
                     timeout=idle,
                     timeout_summary=_timer(step) if idle else None,
                 )
         except TimeoutError:
             # Unless a message came together with the end of the time.
-            if step.until == "message" and loop.decide(state) == step:
+            if step.until == "message" and not _is_past(state, step):
                 loop.close(state)
-
-    def _end(self, state: RunState, ended: str) -> dict[str, Any]:
-        failure = state.turn.failure if state.turn else None
-        if ended == "failed" and failure is not None:
-            details = [child_used(state)] if state.parent is not None else []
-            raise ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
-        if ended == "cancelled":
-            raise asyncio.CancelledError("the run was cancelled")
-        response = loop.response(state)
-        if state.parent is not None:
-            response = response.model_copy(update={"tool_calls": state.tool_calls})
-        return response.model_dump(mode="json", exclude_none=True)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Nothing is in flight before a model call, so the state is all that a new execution needs."""
@@ -154,9 +150,48 @@ class AgentWorkflow(Handlers):
             await host.wait_condition(host.all_handlers_finished)
         except asyncio.CancelledError:
             return
-        carried = loop.carry_over(state)
-        if len(json.dumps(carried)) < CARRIED_BYTES:  # else the model calls first take the waiting messages in
+        carried = self._guard.apply(state, "the next execution", lambda: loop.carry_over(state, info.run_id))
+        if (
+            carried is not None and len(json.dumps(carried)) < CARRIED_BYTES
+        ):  # else the model calls first take the waiting messages in
             host.continue_as_new(carried)
+
+
+def _plan(state: RunState, now: datetime) -> loop.Next:
+    loop.stopped(state)
+    loop.tick(state, now)
+    loop.settle(state)
+    loop.ask(state, now)
+    loop.gather(state)
+    return loop.decide(state)
+
+
+def _is_past(state: RunState, step: loop.Wait) -> bool:
+    """Whether something else comes next than ``step``."""
+    try:
+        return loop.decide(state) != step
+    except Exception:  # it is for the next step to fail, where that pauses the run
+        return state.pause is None
+
+
+def _result(state: RunState, ended: str) -> dict[str, Any] | ApplicationError:
+    """A ``Response`` without its messages, or what the run failed with."""
+    failure = state.turn.failure if state.turn else None
+    if ended == "failed" and failure is not None:
+        details = [child_used(state)] if state.parent is not None else []
+        return ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
+    response = loop.response(state)
+    if state.parent is not None:
+        response = response.model_copy(update={"tool_calls": state.tool_calls})
+    return response.model_dump(mode="json", exclude_none=True)
+
+
+def _end(ended: str, result: dict[str, Any] | ApplicationError) -> dict[str, Any]:
+    if ended == "cancelled":
+        raise asyncio.CancelledError("the run was cancelled")
+    if isinstance(result, ApplicationError):
+        raise result
+    return result
 
 
 def _timer(step: loop.Wait) -> str:

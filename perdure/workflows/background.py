@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +19,14 @@ from .. import loop
 from ..loop import background
 from ..loop.children import awaited, run_id, running
 from ..types.background import AsTell, BackgroundRun
-from ..types.interface import WORKFLOW, Response
+from ..types.interface import WORKFLOW
 from ..types.state import PendingCall, RunState
 from ..types.wire import AsSubagent
 from . import host
+from .guard import Guard
 from .indexing import of_child
 from .options import background_options
-from .subagents import failed, was_lost
+from .subagents import ended_with, failed, was_lost
 
 FIRST_LOOK, LONGEST_LOOK = 30.0, 600.0
 """Seconds until a run that a call waits for is looked after again: at first, and in the end."""
@@ -39,8 +41,9 @@ _GONE = "ExternalWorkflowExecutionNotFound"
 class Children:
     """Those of one execution of a run; and, for a run in background, its parent."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, guard: Guard) -> None:
         self._state = state
+        self._guard = guard
         self._watched: dict[str, asyncio.Task[Any]] = {}
         """By handle: those that this execution has started."""
 
@@ -51,7 +54,7 @@ class Children:
         state = self._state
         if len(running(state)) >= (how.background or 0):
             await self._look_at(running(state))  # one that is lost holds no place
-        prepared = background.prepare(state, pending)
+        prepared = self._guard.apply(state, "the start of a subagent", lambda: background.prepare(state, pending))
         if prepared is None:
             return
         row, start = prepared
@@ -64,7 +67,7 @@ class Children:
             return
         self._watched[row.handle] = child
         child.add_done_callback(lambda task: self._closed(row, task))
-        background.started(state, row)
+        self._guard.apply(state, "the start of a subagent", lambda: background.started(state, row))
 
     async def tell(self, pending: PendingCall, how: AsTell) -> None:
         """Send the message. Sent twice, it counts once."""
@@ -87,12 +90,17 @@ class Children:
             return
         error = task.exception()
         if error is None:
-            ended = loop.Ended(Response.model_validate(task.result()))
+            ended = ended_with(task.result())
         elif isinstance(error, FailureError):
             ended = failed(error)
         else:
             raise error
-        background.child_closed(self._state, row, ended, lost=error is not None and was_lost(error))
+        lost = error is not None and was_lost(error)
+        self._guard.apply(
+            self._state,
+            "the end of a subagent",
+            lambda: background.child_closed(self._state, row, ended, lost=lost),
+        )
 
     # --- looking after them
 
@@ -178,15 +186,19 @@ class Children:
                 background.child_closed(self._state, row, loop.Ended(), lost=True)
 
 
-async def report(state: RunState, step: loop.Report) -> None:
+async def report(state: RunState, step: loop.Report, guard: Guard) -> None:
     """Tell the parent how this run ends. One that has ended itself need not know."""
     assert state.parent is not None, "somebody started it"
-    op, said = state.op, background.report(state, step.status)
-    try:
-        plain = said.model_dump(mode="json", exclude_defaults=True)
-        await _whole(host.signal_external(state.parent.context_id, "child_ended", plain))
-    except FailureError:
-        pass
+    op, parent = state.op, state.parent.context_id
+    ended = guard.apply(
+        state,
+        "the report to the parent",
+        lambda: background.report(state, step.status).model_dump(mode="json", exclude_defaults=True),
+    )
+    if ended is None:
+        return
+    with suppress(FailureError):
+        await _whole(host.signal_external(parent, "child_ended", ended))
     state.reported = op
 
 

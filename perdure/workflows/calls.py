@@ -21,7 +21,7 @@ async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, c
 
 async def remind(state: RunState, work: Work, children: Children) -> None:
     """Tell of the calls that still wait, while those begin that are decided on."""
-    await work.through([steps.remind(state, work.stopping)], _Calls(state, work, children))
+    await work.through([steps.remind(state, work)], _Calls(state, work, children))
 
 
 class _Calls:
@@ -61,7 +61,7 @@ class _Calls:
         if self._next() is not None:
             loop.ask(self._state, host.now())
         if loop.due(self._state):
-            begun.append(steps.remind(self._state, self._work.stopping))
+            begun.append(steps.remind(self._state, self._work))
         return begun + self.of(loop.joining(self._state, self._flying))
 
     def _run(self, pending: PendingCall) -> Coroutine[Any, Any, None]:
@@ -69,7 +69,7 @@ class _Calls:
 
         async def run() -> None:
             try:
-                await steps.run_call(self._state, pending, self._work.stopping, self._children)
+                await steps.run_call(self._state, pending, self._work, self._children)
             finally:
                 self._flying.discard(pending.op)
 

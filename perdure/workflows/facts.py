@@ -25,6 +25,7 @@ def facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str,
         "auth_context": state.auth_context,
         "auth_ref": state.auth_ref,
         "lineage": state.parent.lineage if state.parent else None,
+        "is_child": state.is_child,
     }
 
 

@@ -1,127 +1,166 @@
-"""What others say to a run and ask of it: signals, updates and queries. They only append to the state."""
+"""The signals, updates and queries of a run. They only append to the state, and need no agent code.
+
+Whatever they are given, they let out only Temporal's own exceptions: any other would fail the workflow task again and
+again. What is wrong with a signal stands in ``status.refused``, what is wrong with an update is its error.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from .. import loop
-from ..errors import PerdureError
+from ..errors import EngineError, InvalidInputError, PerdureError
 from ..types.messages import clean
 from ..types.state import RunState
 from . import host
+from .guard import Guard
 
 Answer = TypeVar("Answer")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def raw_argument(handler: Handler) -> Handler:
+    """Has Temporal pass the argument on as it came: one that cannot be decoded is then for ``handler`` to refuse.
+
+    ``handler`` takes any number of arguments, and has to: with a wrong number Temporal would call it all the same.
+    """
+    argument = inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=RawValue)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    handler.__signature__ = inspect.Signature([itself, argument])  # type: ignore[attr-defined]  # read by Temporal
+    handler.__annotations__ = {"argument": RawValue}
+    return handler
+
+
+def decoded(argument: Any) -> Any:
+    """The JSON value of an argument. Raises ``InvalidInputError`` for one that the data converter cannot decode."""
+    if not isinstance(argument, RawValue):
+        return argument
+    try:
+        return workflow.payload_converter().from_payload(argument.payload)
+    except Exception as error:
+        raise InvalidInputError(
+            f"the argument cannot be decoded: {type(error).__name__}: {error}",
+            hint="Send plain JSON, with the data converter that the workers have.",
+        ) from None
 
 
 class Handlers:
-    """The handlers of ``AgentWorkflow``. They need no agent code.
-
-    They take any number of arguments, as the workflow's entry does: a wrong number would fail the task for ever.
-    """
+    """The handlers of ``AgentWorkflow``."""
 
     def __init__(self) -> None:
         self._state: RunState | None = None
-        self._early: list[Callable[[RunState], object]] = []
+        self._guard = Guard()
+        self._early: list[Callable[[RunState], None]] = []
+        """Signals and updates that came before the input was read, as with signal-with-start."""
         self._since: str | None = None
         """When the present step began."""
 
     @workflow.signal
+    @raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
         """A message that joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
-        self._tell(lambda state: loop.receive(state, message))
+        self._signal("inject_user_message", lambda state: loop.receive(state, decoded(message)))
 
     @workflow.update
+    @raw_argument
     async def send_message(self, message: Any = None, *_: Any) -> dict[str, Any]:
-        """The same from whoever waits for the answer: ``{"task_id"}`` of the turn that the message joins or opens."""
-        return {"task_id": await self._answer(lambda state: loop.send(state, message))}
+        """The same from a client that waits for the answer: ``{"task_id"}`` of the turn that it joins or opens."""
+        return {"task_id": await self._answer("send_message", lambda state: loop.send(state, decoded(message)))}
 
     @send_message.validator
+    @raw_argument
     def _check_message(self, message: Any = None, *_: Any) -> None:
         """A message that is refused here leaves no trace in history."""
-        try:
-            loop.check_message(self._state, message)
-        except PerdureError as error:
-            raise as_failure(error) from None
+        _refuse_or_pass(lambda: loop.check_message(self._state, decoded(message)))
 
     @workflow.update
+    @raw_argument
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
-        decided = await self._answer(lambda state: loop.decide_approval(state, decision, host.now()))
+        decided = await self._answer(
+            "decide_approval", lambda state: loop.decide_approval(state, decoded(decision), host.now())
+        )
         return decided.model_dump(mode="json", exclude_none=True)
 
     @decide_approval.validator
+    @raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
         """One that comes too late, or fits no call, leaves no trace in history."""
-        try:
-            loop.check_approval(self._state, decision, host.now())
-        except PerdureError as error:
-            raise as_failure(error) from None
+        _refuse_or_pass(lambda: loop.check_approval(self._state, decoded(decision), host.now()))
 
     @workflow.update
+    @raw_argument
     async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
-        """Nobody approves every call of a tool any more: ``{"tool", "by"}``. What had stood is in ``revoked``."""
-        gone = await self._answer(lambda state: loop.revoke(state, which, host.now()))
-        return {"revoked": [one.model_dump(mode="json") for one in gone]}
+        """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Those that stood are in ``revoked``."""
+        revoked = await self._answer("revoke_approval", lambda state: loop.revoke(state, decoded(which), host.now()))
+        return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
 
     @revoke_approval.validator
+    @raw_argument
     def _check_revocation(self, which: Any = None, *_: Any) -> None:
         """One that fits nothing leaves no trace in history."""
-        try:
-            loop.check_revocation(self._state, which)
-        except PerdureError as error:
-            raise as_failure(error) from None
+        _refuse_or_pass(lambda: loop.check_revocation(self._state, decoded(which)))
 
     @workflow.update
+    @raw_argument
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
-        answered = await self._answer(lambda state: loop.answer_call(state, answer, host.now()))
+        answered = await self._answer("answer_call", lambda state: loop.answer_call(state, decoded(answer), host.now()))
         return answered.model_dump(mode="json", exclude_none=True)
 
     @answer_call.validator
+    @raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
         """One that comes too late, or is none, leaves no trace in history."""
-        try:
-            loop.check_answer(self._state, answer, host.now())
-        except PerdureError as error:
-            raise as_failure(error) from None
+        _refuse_or_pass(lambda: loop.check_answer(self._state, decoded(answer), host.now()))
 
     @workflow.signal
+    @raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it, without one it ends."""
-        self._tell(lambda state: loop.interrupt(state, message))
+        self._signal("interrupt", lambda state: loop.interrupt(state, decoded(message)))
 
     @workflow.signal
+    @raw_argument
     def close(self, *_: Any) -> None:
         """End a session after its current turn."""
-        self._tell(loop.close)
+        self._signal("close", loop.close)
 
     @workflow.signal
+    @raw_argument
     def resume(self, how: Any = None, *_: Any) -> None:
         """The cause of a pause is gone: try the same step again. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._tell(lambda state: loop.resume(state, how))
+        self._signal("resume", lambda state: loop.resume(state, decoded(how)))
 
     @workflow.signal
+    @raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
         """A subagent in background has ended: a ``ChildEnded``. Only what it was given to prove itself counts."""
-        self._tell(lambda state: loop.child_ended(state, ended))
+        self._signal("child_ended", lambda state: loop.child_ended(state, decoded(ended)))
 
     @workflow.signal
+    @raw_argument
     def probe(self, *_: Any) -> None:
-        """Somebody looks whether the run is still there: to a closed one, no signal is delivered."""
+        """Shows the sender that the run is open: to a closed one, no signal is delivered."""
 
     @workflow.query
+    @raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
         """What the run is at, or waits for: a ``Status``."""
         return loop.status(self._begun(), self._since).model_dump(mode="json")
 
     @workflow.query
+    @raw_argument
     def turn(self, task_id: Any = None, *_: Any) -> dict[str, Any]:
         """How a turn stands, and its answer: a ``TurnStatus``. Without a ``task_id`` the present or last turn."""
-        asked = task_id if isinstance(task_id, str) else None
+        value = decoded(task_id)
+        asked = value if isinstance(value, str) else None
         return loop.turn_status(self._begun(), asked).model_dump(mode="json", exclude_none=True)
 
     def _begun(self) -> RunState:
@@ -129,39 +168,61 @@ class Handlers:
             raise ApplicationError("the run has not begun", type="RunNotFoundError", non_retryable=True)
         return self._state
 
-    async def _answer(self, asked: Callable[[RunState], Answer]) -> Answer:
-        """What ``asked`` answers on the state. Raises what it raises, as it crosses Temporal."""
-        given: list[Answer] = []
-        refused: list[PerdureError] = []
+    def _signal(self, name: str, change: Callable[[RunState], object]) -> None:
+        """Make the change that a signal asks for; a signal has no answer, so ``status.refused`` says what is wrong."""
 
-        def take(state: RunState) -> None:
+        def apply(state: RunState) -> None:
             try:
-                given.append(asked(state))
+                self._guard.change(state, f"signal {name}", lambda: change(state), PerdureError)
+            except EngineError as error:
+                loop.refuse(state, error.message)
             except PerdureError as error:
-                refused.append(error)
+                loop.refuse(state, f"{name}: {error.message}")
 
-        self._tell(take)
+        self._apply(apply)
+
+    async def _answer(self, name: str, change: Callable[[RunState], Answer]) -> Answer:
+        """What ``change`` gives for the state. Raises what it raises, as it crosses Temporal."""
+        given: list[Answer] = []
+        refused: list[ApplicationError] = []
+
+        def apply(state: RunState) -> None:
+            try:
+                given.append(self._guard.change(state, f"update {name}", lambda: change(state), PerdureError))
+            except PerdureError as error:
+                refused.append(as_failure(error))
+
+        self._apply(apply)
         if not given and not refused:  # the input is not read yet; else a run that ends now would end before this
             await host.wait_condition(lambda: bool(given or refused))
         if refused:
-            raise as_failure(refused[0])
+            raise refused[0]
         return given[0]
 
-    def _tell(self, told: Callable[[RunState], object]) -> None:
-        """They may arrive before the input is read, with signal-with-start for instance."""
+    def _apply(self, change: Callable[[RunState], None]) -> None:
         if self._state is None:
-            self._early.append(told)
+            self._early.append(change)
         else:
-            told(self._state)
+            change(self._state)
 
     def _begin(self, state: RunState) -> None:
-        """The input is read: what was said before counts now."""
+        """The input is read: what came before it counts now."""
         self._state = state
-        for told in self._early:
-            told(state)
+        for change in self._early:
+            change(state)
         self._early.clear()
 
 
 def as_failure(error: PerdureError) -> ApplicationError:
     """``error`` as it crosses Temporal."""
     return ApplicationError(clean(str(error)), type=type(error).__name__, non_retryable=True)
+
+
+def _refuse_or_pass(check: Callable[[], object]) -> None:
+    try:
+        check()
+    except PerdureError as error:
+        raise as_failure(error) from None
+    except Exception as error:
+        why = InvalidInputError(f"the argument cannot be read: {type(error).__name__}: {error}")
+        raise as_failure(why) from None

@@ -19,11 +19,22 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 
 
+class ParentInfo(Protocol):
+    """What is asked of ``workflow.ParentInfo``: the workflow that started this one as a child, as Temporal says."""
+
+    @property
+    def workflow_id(self) -> str: ...
+
+
 class Info(Protocol):
     """What is asked of ``workflow.Info``."""
 
     @property
     def workflow_id(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def parent(self) -> ParentInfo | None: ...
     @property
     def first_execution_run_id(self) -> str: ...
     @property
@@ -128,6 +139,22 @@ def continue_as_new(carried: dict[str, Any]) -> NoReturn:
     if host := _host.get():
         host.continue_as_new(carried)
     workflow.continue_as_new(carried)
+
+
+def replaying() -> bool:
+    """Whether what happens now has happened before, as history says."""
+    return _host.get() is None and workflow.unsafe.is_replaying()
+
+
+def was_marked(mark: str) -> bool:
+    """Whether history has ``mark`` here. To be asked once for each mark, and before :func:`mark`."""
+    return replaying() and workflow.patched(mark)
+
+
+def mark(mark: str) -> None:
+    """Write ``mark``, which occurs once, into history."""
+    if _host.get() is None:
+        workflow.patched(mark)
 
 
 def logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:

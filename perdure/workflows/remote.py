@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from typing import Any
 
 from temporalio import exceptions as temporal
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from .. import loop
+from ..errors import EngineError
 from ..loop.elsewhere import arguments_of
 from ..loop.remote import remote_failure, remote_result
 from ..types.state import PendingCall, RunState
@@ -16,22 +17,22 @@ from ..types.wire import TOOL_ACTIVITY, AsRemote
 from . import host
 from .elsewhere import clear, show
 from .options import remote_options
+from .work import Work
 
 
-async def run_remote(state: RunState, pending: PendingCall, how: AsRemote, stopping: Callable[[], bool]) -> None:
+async def run_remote(state: RunState, pending: PendingCall, how: AsRemote, work: Work) -> None:
     """Run one call, between what there is around it."""
     if pending.returned is None:
-        if not await clear(state, pending, stopping):
+        if not await clear(state, pending, work):
             return
-        if not await _send(state, pending, how, stopping):
+        if not await _send(state, pending, how, work):
             return
-    await show(state, pending, stopping)
+    await show(state, pending, work)
 
 
-async def _send(state: RunState, pending: PendingCall, how: AsRemote, stopping: Callable[[], bool]) -> bool:
+async def _send(state: RunState, pending: PendingCall, how: AsRemote, work: Work) -> bool:
     """Have it run, again if it may be where nobody knows what became of it; whether it has come back."""
     call = pending.call
-    result, kind = None, ""
     for attempt in itertools.count(1):
         try:
             value = await host.execute_activity(
@@ -40,20 +41,36 @@ async def _send(state: RunState, pending: PendingCall, how: AsRemote, stopping: 
                 activity_id=f"{state.scope}/{pending.op}",
                 **remote_options(how),
             )
-            result = remote_result(state, pending, value)
-            kind = "ResultError" if result.is_error else ""
         except ActivityError as error:
-            if is_cancelled_exception(error) and stopping():
+            if is_cancelled_exception(error) and work.stopping():
                 return False  # closed by the loop
             lost = isinstance(error.cause, temporal.TimeoutError)
             if lost and how.idempotent and (how.retries is None or attempt <= how.retries):
                 continue
             kind, said = ("OutcomeUnknown", _unknown(how, call.name)) if lost else _said(error)
-            result = remote_failure(pending, f"{kind}: {said}")
+            _failed(state, pending, work, kind, said)
+        else:
+            _returned(state, pending, work, value)
         break
-    assert result is not None, "counting does not end"
-    loop.apply_returned(state, pending.op, result, kind)
     return True
+
+
+def _returned(state: RunState, pending: PendingCall, work: Work, value: Any) -> None:
+    def apply() -> None:
+        result = remote_result(state, pending, value)
+        loop.apply_returned(state, pending.op, result, "ResultError" if result.is_error else "")
+
+    try:
+        work.guard.change(state, "the outcome of a remote call", apply)
+    except EngineError as error:  # it has run, and must not run again when the run is resumed
+        _failed(state, pending, work, "OutcomeUnknown", f"{error.message}. The call may have succeeded.")
+
+
+def _failed(state: RunState, pending: PendingCall, work: Work, kind: str, message: str) -> None:
+    result = remote_failure(pending, f"{kind}: {message}")
+    work.guard.apply(
+        state, "the failure of a remote call", lambda: loop.apply_returned(state, pending.op, result, kind)
+    )
 
 
 def _unknown(how: AsRemote, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..loop.elsewhere import arguments_of
 from ..loop.ending import PAUSING
 from ..loop.limits import calls_left, cost_inherited
 from ..loop.overrides import overrides
+from ..types.approval import Revoked
 from ..types.background import AsTell
 from ..types.question import AsCallback
 from ..types.state import PendingCall, RunState
@@ -39,71 +40,95 @@ from .facts import cause, facts, plain, stopped
 from .options import close_options, model_options, tool_options
 from .remote import run_remote
 from .subagents import run_subagent
+from .work import Work
 
 TOO_LONG = "ContextLengthError"
 
-Stopping = Callable[[], bool]
-"""Whether an activity that comes back cancelled was cancelled by the run itself."""
 
-
-async def call_model(state: RunState, step: loop.CallModel, stopping: Stopping) -> None:
+async def call_model(state: RunState, step: loop.CallModel, work: Work) -> None:
     """Call the model with what is new."""
+    task = work.guard.apply(state, "the input of a model call", lambda: _model_input(state, step))
+    if task is None:
+        return
+    revoked = tuple(state.revoked)
+    try:
+        raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
+    except ActivityError as error:
+        if stopped(error) and work.stopping():
+            return  # the loop is told before its next decision
+        failure = error
+        work.guard.apply(state, "the failure of a model call", lambda: _model_failed(state, failure))
+    else:
+        work.guard.apply(state, "the outcome of a model call", lambda: _model_answered(state, step, revoked, raw))
+
+
+def _model_input(state: RunState, step: loop.CallModel) -> dict[str, Any]:
     usage, cost_usd = used(state)
     new = given(state, step.new)
-    task = ModelInput(
-        **facts(state, state.op, calling_model=True),
-        head=state.head,
-        new=new,
-        purpose=step.purpose,
-        tighter=(state.compaction.tighter or None) if state.compaction else None,
-        behind=state.compaction.behind if state.compaction else None,
-        overrides=overrides(state),
-        pinned=state.pinned,
-        mode=state.mode if state.mode != "run" else None,
-        resume=state.resume or None,
-        used=usage,
-        cost_usd=cost_usd,
-        rejected=state.turn.rejected or None if state.turn else None,
-        limit=step.limit,
-        calls_left=calls_left(state),
-        branches=outcomes(state),
-        cost_limited=cost_inherited(state),
-        revoked=tuple(state.revoked),
+    return plain(
+        ModelInput(
+            **facts(state, state.op, calling_model=True),
+            head=state.head,
+            new=new,
+            purpose=step.purpose,
+            tighter=(state.compaction.tighter or None) if state.compaction else None,
+            behind=state.compaction.behind if state.compaction else None,
+            overrides=overrides(state),
+            pinned=state.pinned,
+            mode=state.mode if state.mode != "run" else None,
+            resume=state.resume or None,
+            used=usage,
+            cost_usd=cost_usd,
+            rejected=state.turn.rejected or None if state.turn else None,
+            limit=step.limit,
+            calls_left=calls_left(state),
+            branches=outcomes(state),
+            cost_limited=cost_inherited(state),
+            revoked=tuple(state.revoked),
+        )
     )
-    try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options())
-    except ActivityError as error:
-        if stopped(error) and stopping():
-            return  # the loop is told before its next decision
-        kind, message = cause(error)
-        if kind in PAUSING:
-            loop.pause(state, f"{kind}: {message}", host.now().isoformat())
-        elif kind != TOO_LONG:
-            loop.fail(state, kind, message)
-        elif not loop.too_long(state, _ways(error)):
-            loop.fail(state, kind, message + loop.tried(state))
-    else:
-        loop.told_revoked(state, task.revoked)
-        loop.apply_model(state, step, ModelOutput.model_validate(raw))
 
 
-async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> None:
+def _model_failed(state: RunState, error: ActivityError) -> None:
+    kind, message = cause(error)
+    if kind in PAUSING:
+        loop.pause(state, f"{kind}: {message}", host.now().isoformat())
+    elif kind != TOO_LONG:
+        loop.fail(state, kind, message)
+    elif not loop.too_long(state, _ways(error)):
+        loop.fail(state, kind, message + loop.tried(state))
+
+
+def _model_answered(state: RunState, step: loop.CallModel, revoked: Sequence[Revoked], raw: Any) -> None:
+    loop.told_revoked(state, revoked)
+    loop.apply_model(state, step, ModelOutput.model_validate(raw))
+
+
+async def compact(state: RunState, step: loop.Compact, work: Work) -> None:
     """Have the conversation written anew, shorter. What is new since the head waits for the call that follows."""
-    task = ModelInput(
-        **facts(state, state.op),
-        head=state.head,
-        purpose="compact",
-        tighter=step.tighter or None,
-        overrides=overrides(state),
-        pinned=state.pinned,
-        mode=state.mode if state.mode != "run" else None,
-        resume=state.resume or None,
-        cost_limited=cost_inherited(state),
+    task = work.guard.apply(
+        state,
+        "the input of a compaction",
+        lambda: plain(
+            ModelInput(
+                **facts(state, state.op),
+                head=state.head,
+                purpose="compact",
+                tighter=step.tighter or None,
+                overrides=overrides(state),
+                pinned=state.pinned,
+                mode=state.mode if state.mode != "run" else None,
+                resume=state.resume or None,
+                cost_limited=cost_inherited(state),
+            )
+        ),
     )
+    if task is None:
+        return
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options())
+        raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
-        if stopped(error) and stopping():
+        if stopped(error) and work.stopping():
             return  # it is compacted before the next call that there is
         kind, message = cause(error)
         if kind in PAUSING:
@@ -111,82 +136,106 @@ async def compact(state: RunState, step: loop.Compact, stopping: Stopping) -> No
         else:
             loop.fail(state, kind, f"the conversation could not be summed up: {message}")
     else:
-        loop.apply_compacted(state, ModelOutput.model_validate(raw))
+        work.guard.apply(
+            state, "the outcome of a compaction", lambda: loop.apply_compacted(state, ModelOutput.model_validate(raw))
+        )
 
 
-async def run_call(state: RunState, pending: PendingCall, stopping: Stopping, children: Children) -> None:
+async def run_call(state: RunState, pending: PendingCall, work: Work, children: Children) -> None:
     """Run one tool call."""
     call, how = pending.call, pending.call.disposition
-    if isinstance(how, AsSubagent):
-        if how.background is None:
-            await run_subagent(state, pending, stopping)
-        else:
+    match how:
+        case AsSubagent(background=None):
+            await run_subagent(state, pending, work)
+        case AsSubagent():
             await children.start(pending, how)
-        return
-    if isinstance(how, AsTell):
-        await children.tell(pending, how)
-        return
-    if isinstance(how, AsRemote):
-        await run_remote(state, pending, how, stopping)
-        return
-    if isinstance(how, AsCallback):
-        await run_callback(state, pending, stopping)
-        return
-    if not isinstance(how, AsActivity):
-        text = f"this engine cannot run a call as {how.kind}"
-        refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
-        loop.apply_result(state, pending.op, refused)
-        return
-    task = ToolInput(
-        **facts(state, pending.op),
-        call_id=call.id,
-        name=call.name,
-        arguments=arguments_of(pending),
-        head=state.head,
-        definition=call.definition,
-        toolset=how.toolset,
-        idempotent=how.idempotent,
-        retries=how.retries,
-        approval=pending.decided,
-        answers=tuple(pending.answers),
+        case AsTell():
+            await children.tell(pending, how)
+        case AsRemote():
+            await run_remote(state, pending, how, work)
+        case AsCallback():
+            await run_callback(state, pending, work)
+        case AsActivity():
+            await _run_tool(state, pending, how, work)
+        case _:
+            text = f"this engine cannot run a call as {how.kind}"
+            refused = NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
+            loop.apply_result(state, pending.op, refused)
+
+
+async def _run_tool(state: RunState, pending: PendingCall, how: AsActivity, work: Work) -> None:
+    call = pending.call
+    task = work.guard.apply(
+        state,
+        "the input of a tool call",
+        lambda: plain(
+            ToolInput(
+                **facts(state, pending.op),
+                call_id=call.id,
+                name=call.name,
+                arguments=arguments_of(pending),
+                head=state.head,
+                definition=call.definition,
+                toolset=how.toolset,
+                idempotent=how.idempotent,
+                retries=how.retries,
+                approval=pending.decided,
+                answers=tuple(pending.answers),
+            )
+        ),
     )
-    aborted: str | None = None
+    if task is None:
+        return
     try:
-        raw = await host.execute_activity(TOOL_ACTIVITY + call.name, plain(task), **tool_options(how))
-        output = ToolOutput.model_validate(raw)
-        if output.question is not None:
-            loop.ask_person(state, pending.op, output.question, host.now())
-            return  # the call is run again when somebody has answered
-        result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
-        aborted = (output.content or "") if output.status == "aborted" else None
+        raw = await host.execute_activity(TOOL_ACTIVITY + call.name, task, **tool_options(how))
     except ActivityError as error:
-        if is_cancelled_exception(error) and stopping():
+        if is_cancelled_exception(error) and work.stopping():
             return  # closed by the loop
         kind, message = cause(error)
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
             return  # the call is run when the run is resumed
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
-    if aborted is not None:  # before the result, which may be what ends the turn at a limit
-        loop.abort(state, aborted)
+        work.guard.apply(state, "the failure of a tool call", lambda: loop.apply_result(state, pending.op, result))
+    else:
+        work.guard.apply(state, "the outcome of a tool call", lambda: _tool_returned(state, pending, raw))
+
+
+def _tool_returned(state: RunState, pending: PendingCall, raw: Any) -> None:
+    output = ToolOutput.model_validate(raw)
+    if output.question is not None:
+        loop.ask_person(state, pending.op, output.question, host.now())
+        return  # the call is run again when the question is answered
+    if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
+        loop.abort(state, output.content or "")
+    call = pending.call
+    result = NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
     loop.apply_result(state, pending.op, result)
 
 
-def remind(state: RunState, stopping: Stopping) -> Coroutine[Any, Any, None]:
-    """Tell of the calls of which it is time to; to be awaited."""
-    return _remind(state, loop.remind(state, host.now()), stopping)
+def remind(state: RunState, work: Work) -> Coroutine[Any, Any, None]:
+    """Send the reminders that are due; to be awaited."""
+    return _remind(state, work.guard.apply(state, "a reminder", lambda: _reminder(state)), work)
 
 
-async def _remind(state: RunState, told: loop.Reminding, stopping: Stopping) -> None:
-    """A reminder that fails is one less: the run goes on. It is given up when nobody waits any more."""
+def _reminder(state: RunState) -> tuple[loop.Reminding, dict[str, Any]]:
+    due = loop.remind(state, host.now())
     task = ModelInput(
-        **facts(state, told.op),
+        **facts(state, due.op),
         head=state.head,
         purpose="remind",
-        reminders=told.reminders,
+        reminders=due.reminders,
         overrides=overrides(state),
     )
-    telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, plain(task), **model_options()))
+    return due, plain(task)
+
+
+async def _remind(state: RunState, reminder: tuple[loop.Reminding, dict[str, Any]] | None, work: Work) -> None:
+    """A reminder that fails is dropped: the run goes on. It is cancelled when its calls wait no longer."""
+    if reminder is None:
+        return
+    told, task = reminder
+    telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, task, **model_options()))
     with suppress(asyncio.CancelledError):
         await host.wait_condition(lambda: telling.done() or not told.wanted())
     if not telling.done():
@@ -201,33 +250,46 @@ async def _remind(state: RunState, told: loop.Reminding, stopping: Stopping) -> 
         kind, message = cause(error)
         if kind != "AbortError":
             host.logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
-        elif not stopping():
+        elif not work.stopping():
             loop.abort(state, message)
 
 
-async def record(state: RunState, step: loop.Close, cancelling: Stopping) -> None:
+async def record(state: RunState, step: loop.Close, work: Work) -> None:
     """Record how the run, or a turn of it, ended."""
-    new = given(state, step.new)
-    task = ModelInput(
-        **facts(state, state.op),
-        head=state.head,
-        new=new,
-        purpose="close",
-        closing=step.closing,
-        mode=state.mode if state.mode != "run" else None,
-        resume=state.resume or None,
-        revoked=tuple(state.revoked),
-    )
+    task = work.guard.apply(state, "the input of an ending", lambda: _closing_input(state, step))
+    if task is None:
+        return
+    revoked = tuple(state.revoked)
     try:
-        raw = await host.execute_activity(MODEL_ACTIVITY, plain(task), **close_options(cancelled=state.cancelled))
-        head: str | None = ModelOutput.model_validate(raw).head
+        raw = await host.execute_activity(MODEL_ACTIVITY, task, **close_options(cancelled=state.cancelled))
     except ActivityError as error:
-        if stopped(error) and not state.cancelled and cancelling():
+        if stopped(error) and not state.cancelled and work.cancelling():
             return  # the ending is another one now
         host.logger().error("the ending could not be recorded: %s", cause(error)[1])
-        head = None
-    loop.told_revoked(state, task.revoked)  # no other attempt is made of an ending that could not be recorded
-    loop.apply_closed(state, step, head)
+        raw = {}
+    work.guard.apply(state, "the record of an ending", lambda: _closed(state, step, revoked, raw))
+
+
+def _closing_input(state: RunState, step: loop.Close) -> dict[str, Any]:
+    new = given(state, step.new)
+    return plain(
+        ModelInput(
+            **facts(state, state.op),
+            head=state.head,
+            new=new,
+            purpose="close",
+            closing=step.closing,
+            mode=state.mode if state.mode != "run" else None,
+            resume=state.resume or None,
+            revoked=tuple(state.revoked),
+        )
+    )
+
+
+def _closed(state: RunState, step: loop.Close, revoked: Sequence[Revoked], raw: Any) -> None:
+    # Also where it could not be recorded: no other attempt is made of such an ending.
+    loop.told_revoked(state, revoked)
+    loop.apply_closed(state, step, ModelOutput.model_validate(raw).head)
 
 
 def _ways(error: BaseException) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+from pydantic import ValidationError
 from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import (
     ApplicationError,
@@ -24,16 +25,19 @@ from ..types.wire import NewResult
 from . import host
 from .indexing import of_child
 from .options import child_options
+from .work import Work
 
 
-async def run_subagent(state: RunState, pending: PendingCall, stopping: Callable[[], bool]) -> None:
+async def run_subagent(state: RunState, pending: PendingCall, work: Work) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then says what it has used."""
-    start = loop.child_start(state, pending)
+    start = work.guard.apply(state, "the start of a subagent", lambda: loop.child_start(state, pending))
     if isinstance(start, NewResult):
         loop.apply_result(state, pending.op, start)
+    if not isinstance(start, dict):
         return
     ended = await run_child(state, loop.child_id(state, pending), start)
-    loop.apply_child(state, pending, ended, stopping=stopping() and loop.was_stopped(ended))
+    stopping = work.stopping() and loop.was_stopped(ended)
+    work.guard.apply(state, "the end of a subagent", lambda: loop.apply_child(state, pending, ended, stopping=stopping))
 
 
 async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.Ended:
@@ -41,7 +45,7 @@ async def run_child(state: RunState, id: str, start: dict[str, Any]) -> loop.End
     try:
         child = await _started(id, start, of_child(state, start["agent"]))
         await _end(child, lambda: state.interrupt is not None)
-        return loop.Ended(Response.model_validate(child.result()))
+        return ended_with(child.result())
     except asyncio.CancelledError:
         return loop.Ended(error=CANCELLED)
     except FailureError as error:
@@ -82,6 +86,16 @@ async def _interrupt(child: asyncio.Task[Any]) -> None:
         await cast(host.Child, child).signal("interrupt")
     except (FailureError, asyncio.CancelledError):  # it has ended meanwhile, or is to end: waiting goes on
         child.cancel()
+
+
+def ended_with(result: Any) -> loop.Ended:
+    """How a child ended that gave a result. One that is not of this engine's form is an error of the child."""
+    try:
+        return loop.Ended(Response.model_validate(result))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the result"
+        return loop.Ended(error=f"RunError: the subagent's result cannot be read: {where}: {first['msg']}")
 
 
 def failed(error: FailureError) -> loop.Ended:

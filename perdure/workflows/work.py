@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from . import host
+from .guard import Guard
 
 
 class More(Protocol):
@@ -27,9 +28,10 @@ class More(Protocol):
 
 
 class Work:
-    """Made in the workflow's main task. ``interrupted`` says whether somebody interrupts the turn."""
+    """Made in the workflow's main task. ``interrupted`` says whether the turn was interrupted."""
 
-    def __init__(self, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, interrupted: Callable[[], bool], guard: Guard) -> None:
+        self.guard = guard
         self._task = asyncio.current_task()
         self._interrupted = interrupted
 

@@ -13,6 +13,7 @@ from perdure.activities.authorising import Authorising, bound_to
 from perdure.encryption import KEY_BYTES, Key, Keys
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
 from perdure.tools.auth import AuthContext, RunFacts
+from perdure.types.lineage import Lineage, PathStep
 from perdure.types.wire import CallFacts
 
 KEY = Key("k", b"k" * KEY_BYTES)
@@ -34,21 +35,37 @@ async def test_a_run_without_any_has_none(author: AuthorLoop) -> None:
     assert await Authorising(Keys(), author)(of()) is None
 
 
-@pytest.mark.parametrize("context_id", ["run", "run/3", "run/3/1"])
-async def test_it_opens_for_the_run_and_its_subagents(author: AuthorLoop, context_id: str) -> None:
+BELOW = Lineage(root="run", agent="a", path=(PathStep(agent="b", call_id="c"),))
+CHILD: dict[str, Any] = {"lineage": BELOW, "is_child": True}
+
+
+@pytest.mark.parametrize(("context_id", "facts"), [("run", {}), ("run/3", CHILD), ("run/3/1", CHILD)])
+async def test_it_opens_for_the_run_and_its_subagents(
+    author: AuthorLoop, context_id: str, facts: dict[str, Any]
+) -> None:
     token = KEY.seal(b'{"user":"ana"}', "run")
-    assert await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token)) == {"user": "ana"}
+    assert await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token, **facts)) == {"user": "ana"}
 
 
-@pytest.mark.parametrize("context_id", ["running", "other", "other/run", "ru", "run-2/3"])
-async def test_it_opens_for_no_other(author: AuthorLoop, context_id: str) -> None:
+@pytest.mark.parametrize(
+    ("context_id", "facts"),
+    [
+        *((other, {}) for other in ("running", "other", "other/run", "ru", "run-2/3")),
+        ("run/evil", {}),
+        ("run/evil", {"lineage": BELOW}),  # as the one says who has started it
+        ("run/evil", {"lineage": BELOW.model_copy(update={"root": "run/evil"}), "is_child": True}),
+        ("else/3", CHILD),
+    ],
+)
+async def test_it_opens_for_no_other(author: AuthorLoop, context_id: str, facts: dict[str, Any]) -> None:
     token = KEY.seal(b'{"user":"ana"}', "run")
     with pytest.raises(AuthContextError, match="made for another run"):
-        await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token))
+        await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token, **facts))
 
 
 def test_what_a_token_may_have_been_made_for() -> None:
-    assert list(bound_to("a/b/c")) == ["a/b/c", "a/b", "a"]
+    lineage = BELOW.model_copy(update={"root": "a/b"})
+    assert list(bound_to(of("a/b/c/1", lineage=lineage, is_child=True))) == ["a/b/c/1", "a/b/c", "a/b"]
 
 
 async def test_a_reference_is_resolved_by_async_and_plain_functions(author: AuthorLoop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from perdure import loop
@@ -26,7 +27,20 @@ LIMITS = AgentLimits(max_iterations=3)
 def opened(message: str | None = "hi", **start: Any) -> RunState:
     """The state of a run that was just started."""
     given = {"agent": "a", **start} | ({} if message is None else {"message": message})
-    return loop.open_state(given, "context-1", "scope-12345")
+    return open_as_child(given, "context-1", "scope-12345")
+
+
+def open_as_child(start: dict[str, Any], context_id: str, scope: str) -> RunState:
+    """The state of a run whose parent, if it has one, has started it, as Temporal says."""
+    parent = start.get("parent") or {}
+    return loop.open_state(start, context_id, scope, parent.get("context_id"))
+
+
+def carried_over(state: RunState) -> RunState:
+    """The state as the execution begins with it that goes on from ``state``, behind Temporal's JSON."""
+    carried = json.loads(json.dumps(loop.carry_over(state, "run-1")))
+    assert loop.continues(carried, "run-1")
+    return loop.continue_state(carried, state.context_id)
 
 
 def call(id: str = "c1", disposition: Disposition = ACTIVITY) -> Call:

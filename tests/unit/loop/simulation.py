@@ -28,6 +28,8 @@ from perdure.types.wire import (
     NewResult,
 )
 
+from .build import carried_over
+
 
 class Simulation:
     """A run. ``flying`` is the step that was decided and has not come back; anything may happen meanwhile."""
@@ -394,7 +396,7 @@ class Simulation:
 
     def continue_as_new(self) -> None:
         """Another execution takes over."""
-        again = loop.open_state(loop.carry_over(self.state), "another", "another")
+        again = carried_over(self.state)
         assert again == self.state
         self.state = again
 

@@ -13,7 +13,7 @@ from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidIn
 from perdure.types.approval import Asks, arguments_hash
 from perdure.types.state import DECIDED, RunState
 from perdure.types.wire import Call, NewResult
-from tests.unit.loop.build import asks, call, model, opened
+from tests.unit.loop.build import asks, call, carried_over, model, opened
 
 LONG = {"x": "y" * 70_000}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -99,7 +99,7 @@ def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
 
 def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
     state = asked(waiting(expires=10))
-    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    state = carried_over(state)
     loop.ask(state, NOW + timedelta(seconds=5))
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
 

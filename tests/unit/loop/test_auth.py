@@ -13,6 +13,7 @@ from perdure.loop.receive import read_message
 from perdure.stages.keys import model_key
 from perdure.types.state import RunState
 from perdure.types.wire import ModelInput, NewMessage
+from tests.unit.loop.build import carried_over
 
 ANA, BEN = "perdure1:k:0:QUE=", "perdure1:k:0:QkU="
 
@@ -58,7 +59,7 @@ def test_a_turn_without_a_message_may_say_it() -> None:
 
 def test_it_is_carried_over() -> None:
     state = opened(auth_context=ANA, message={"content": "Hi.", "auth_ref": "ben"})
-    again = loop.open_state(loop.carry_over(state), "run", "scope")
+    again = carried_over(state)
     assert acts(again) == (ANA, None)
     assert again.inbox == state.inbox
 

@@ -15,7 +15,7 @@ from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
-from tests.unit.loop.build import asks, call, ended, model, opened, says
+from tests.unit.loop.build import asks, call, carried_over, ended, model, open_as_child, opened, says
 
 LINEAGE = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
 
@@ -79,7 +79,7 @@ def test_a_child_knows_that_nobody_waits_for_it() -> None:
     state = opened()
     model(state, asks(starts()))
     start = begin(state)["b1"]
-    child = loop.open_state(start, "context-1/1", "ignored")
+    child = open_as_child(start, "context-1/1", "ignored")
     assert child.parent is not None
     assert child.parent.background
     model(child, says("Found.", usage=Usage(input_tokens=3)))
@@ -100,7 +100,7 @@ def test_what_is_started_in_the_foreground_says_nothing() -> None:
 
 
 def test_one_that_goes_on_says_again_how_it_ended() -> None:
-    child = loop.open_state(
+    child = open_as_child(
         {
             "agent": "sub",
             "message": "go",
@@ -367,6 +367,6 @@ def test_only_one_that_runs_is_told_something(ends: bool) -> None:
 def test_a_state_carries_its_table() -> None:
     state = going(2)
     end(state, content="x")
-    assert loop.open_state(loop.carry_over(state), "other", "other") == state
-    plain = loop.carry_over(opened())["state"]
+    assert carried_over(state) == state
+    plain = loop.carry_over(opened(), "run-1")["state"]
     assert not {"background", "backgrounds", "reported", "heard"} & set(plain)

@@ -16,7 +16,20 @@ from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import PendingBranch, RunState
 from perdure.types.wire import AgentLimits, ModelOutput, NewMessage
-from tests.unit.loop.build import LIMITS, asks, call, close, done, ended, model, opened, said, says
+from tests.unit.loop.build import (
+    LIMITS,
+    asks,
+    call,
+    carried_over,
+    close,
+    done,
+    ended,
+    model,
+    open_as_child,
+    opened,
+    said,
+    says,
+)
 
 BLOB = BlobRef(hash="a" * 64, size=9)
 
@@ -111,7 +124,7 @@ def test_a_branch_is_started_behind_the_forked_conversation() -> None:
         context={"user_id": "7"},
     )
     first, bare, alone, long = (started(state, place) for place in range(4))
-    child = loop.open_state(first, "context-1/3", "ignored")
+    child = open_as_child(first, "context-1/3", "ignored")
     assert (child.agent, child.head, child.store_id, child.context) == ("sub", "h-fork", "s", {"user_id": "7"})
     assert child.overrides == {"model": ["small:tiny"]}
     assert child.parent is not None
@@ -125,7 +138,7 @@ def test_a_branch_is_started_behind_the_forked_conversation() -> None:
 
 def said_first(start: dict[str, Any]) -> list[str]:
     """What the model call of a run that is started so is given."""
-    step = loop.decide(loop.open_state(start, "c", "s"))
+    step = loop.decide(open_as_child(start, "c", "s"))
     assert isinstance(step, loop.CallModel)
     return said(step)
 
@@ -233,7 +246,7 @@ def test_whatever_stops_the_step_drops_its_branches(stop: str) -> None:
 def test_what_is_open_is_shown_and_survives_another_execution() -> None:
     state = stepping(ask(0), ask(1))
     answered(state)
-    assert loop.open_state(loop.carry_over(state), "other", "other") == state
+    assert carried_over(state) == state
     status = loop.status(state)
     assert (status.state, status.doing) == ("running", "branches")
     (one,) = status.calls

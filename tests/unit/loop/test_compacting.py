@@ -55,7 +55,7 @@ def test_an_answer_ends_the_run_and_a_session_is_compacted_when_it_goes_on() -> 
 def test_what_is_due_is_carried_over() -> None:
     state = running()
     answer(state, compact=True)
-    assert loop.decide(read_state(loop.carry_over(state)["state"])) == loop.Compact(0)
+    assert loop.decide(read_state(loop.carry_over(state, "run-1")["state"])) == loop.Compact(0)
 
 
 def test_a_refused_call_is_made_shorter_again_and_again_but_not_for_ever() -> None:
@@ -107,7 +107,7 @@ def test_a_run_that_is_cancelled_or_interrupted_is_not_compacted() -> None:
 def test_a_state_without_compaction_is_as_it_was_before() -> None:
     state = running()
     answer(state)
-    assert "compaction" not in loop.carry_over(state)["state"]
+    assert "compaction" not in loop.carry_over(state, "run-1")["state"]
 
 
 # --- where the last messages begin

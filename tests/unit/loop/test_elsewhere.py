@@ -14,7 +14,7 @@ from perdure.types.elsewhere import Around, Cleared
 from perdure.types.question import AsCallback
 from perdure.types.state import PendingCall, RunState
 from perdure.types.wire import OUTPUT_BYTES, AsActivity, AsRemote, Call, Disposition, NewResult
-from tests.unit.loop.build import call
+from tests.unit.loop.build import call, carried_over
 from tests.unit.loop.test_approvals import NOW, asked, decide
 
 BOTH = Around(before=True, after=True)
@@ -156,7 +156,7 @@ def test_it_is_kept_through_a_pause_and_another_execution() -> None:
     clear(state, arguments={"path": "***"})
     came(state)
     loop.pause(state, "TranscriptCorruptedError: gone", "2026")
-    again = loop.open_state(loop.carry_over(state), "context-1", "another")
+    again = carried_over(state)
     assert again == state
     loop.resume(again)
     step = loop.decide(again)
@@ -210,4 +210,4 @@ def test_what_it_came_to_is_not_carried_beside_its_result() -> None:
     for pending in state.calls[:-1]:  # the last waits, for a month maybe, and the run goes on as new
         answer(state, pending.call.id, value=long)
         loop.apply_result(state, pending.op, NewResult(call_id=pending.call.id, name="look", key="k"))
-    assert len(str(loop.carry_over(state))) < len(long), "Temporal takes 2 MB"
+    assert len(str(loop.carry_over(state, "run-1"))) < len(long), "Temporal takes 2 MB"

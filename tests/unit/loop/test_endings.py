@@ -6,6 +6,7 @@ import pytest
 
 from perdure import loop
 from perdure.types.wire import AgentLimits
+from tests.unit.loop.build import carried_over
 
 from .build import asks, call, close, done, empty, ended, inline, model, opened, refused, result, said, says
 
@@ -144,7 +145,7 @@ def test_late_results_are_dropped(point, left):
 @points
 def test_every_point_survives_continuing_as_new(point, left):
     state = point()
-    again = loop.open_state(loop.carry_over(state), "another", "another")
+    again = carried_over(state)
     assert again == state
     assert loop.decide(again) == loop.decide(state)
     assert loop.status(again, "now") == loop.status(state, "now")
@@ -157,7 +158,7 @@ def test_deciding_and_looking_change_nothing(point, left):
     assert loop.decide(state) == loop.decide(state)
     loop.status(state)
     loop.response(state)
-    loop.carry_over(state)
+    loop.carry_over(state, "run-1")
     assert state == before
 
 

@@ -13,6 +13,7 @@ from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS, WAITING_B
 from perdure.types.question import Answer, AsCallback, Question
 from perdure.types.state import PendingCall, RunState
 from perdure.types.wire import AsActivity, Call
+from tests.unit.loop.build import carried_over
 
 ALL = list(ATTRIBUTES)
 STARTED = {AGENT: "support"}
@@ -75,9 +76,9 @@ def test_nothing_but_what_the_namespace_has(names: list[str] | None) -> None:
 
 def test_what_a_worker_has_said_survives_continue_as_new() -> None:
     state = asking(1)
-    again = loop.open_state(loop.carry_over(state), "c", "s")
+    again = carried_over(state)
     assert again.indexed == ALL
-    assert "indexed" not in loop.carry_over(asking(0, indexed=None))["state"]
+    assert "indexed" not in loop.carry_over(asking(0, indexed=None), "run-1")["state"]
 
 
 # --- what waits, in the memo
@@ -176,5 +177,5 @@ def test_a_wait_that_has_no_beginning_yet_is_not_told() -> None:
 
 def test_whether_it_is_noted_survives_continue_as_new() -> None:
     state = asking(1, noted=True)
-    assert loop.open_state(loop.carry_over(state), "c", "s").noted
-    assert "noted" not in loop.carry_over(asking(1))["state"]
+    assert carried_over(state).noted
+    assert "noted" not in loop.carry_over(asking(1), "run-1")["state"]

@@ -16,6 +16,7 @@ from perdure.types.bounds import Bounds
 from perdure.types.messages import Usage
 from perdure.types.wire import AgentLimits, AsActivity, Call, Finish, Inline, ModelOutput
 
+from .build import open_as_child
 from .simulation import Simulation
 from .test_simulation import DISPOSITIONS, Loop, alive, flying
 
@@ -181,7 +182,7 @@ class Limited(Loop):
     def open(self, mode, limits, message, habit):
         self.patched = pytest.MonkeyPatch()
         start = {"agent": "a", "mode": mode, "message": message}
-        self.run = Counting(loop.open_state(start, "context-1", "scope-1"), limits)
+        self.run = Counting(open_as_child(start, "context-1", "scope-1"), limits)
         self.limits, self.habit, self.said, self.price = limits, habit, 0, (5, 0.125)
         if message:
             self.run.accepted.append(message)

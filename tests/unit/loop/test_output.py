@@ -23,6 +23,7 @@ from perdure.types.wire import (
     NewMessage,
     Refused,
 )
+from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, call, close, ended, model, opened, running, said, says
 
@@ -158,7 +159,7 @@ def test_an_input_is_carried_as_its_json() -> None:
     (item,) = state.inbox
     assert isinstance(item, NewMessage)
     assert (item.content, item.typed) == ('{"text": "ж"}', True)
-    assert loop.open_state(loop.carry_over(state), "c", "s").inbox == [item]
+    assert carried_over(state).inbox == [item]
 
 
 @pytest.mark.parametrize("raw", [{"input": {"a": 1}, "content": "x"}, {"input": [1]}, {"input": None}, {}])

@@ -20,7 +20,7 @@ from perdure.types.elsewhere import Cleared
 from perdure.types.question import ANSWERS_BYTES, AsCallback, Question
 from perdure.types.state import RunState
 from perdure.types.wire import REMOTE_BYTES, NewResult
-from tests.unit.loop.build import call, done
+from tests.unit.loop.build import call, carried_over, done
 from tests.unit.loop.test_approvals import NOW, asked, decide, waiting
 
 QUESTION = Question(text="Sure?", form={"type": "boolean"})
@@ -128,7 +128,7 @@ def test_the_time_of_a_second_question_counts_anew_and_over_continue_as_new() ->
     state = questioned(question=Question(text="Sure?", expires=10))
     answer(state, value=1, at=8)
     loop.ask_person(state, state.calls[0].op, Question(text="Really?", expires=10), NOW + timedelta(seconds=9))
-    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    state = carried_over(state)
     loop.ask(state, NOW + timedelta(seconds=15))
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 19)
     assert [said.value for said in state.calls[0].answers] == [1]
@@ -139,7 +139,7 @@ def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
     answer(state, value={"a": None})
     loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
     again(state, value=None)
-    later = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    later = carried_over(state)
     assert later == state
     assert [said.value for said in later.calls[0].answers] == [{"a": None}, None]
 

@@ -19,6 +19,7 @@ from perdure.loop.sizes import (
 )
 from perdure.types.state import SEEN_IDS
 from perdure.types.wire import Call
+from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, LIMITS, asks, call, close, done, ended, model, opened, refused, running, said, says
 
@@ -91,7 +92,7 @@ def test_a_closed_session_ends_after_its_turn():
 def test_the_same_id_counts_once_and_also_after_continuing_as_new():
     state = opened({"content": "hi", "id": "m1"})
     assert not loop.receive(state, {"content": "hi", "id": "m1"})
-    state = loop.open_state(loop.carry_over(state), "", "")
+    state = carried_over(state)
     assert not loop.receive(state, {"content": "other text", "id": "m1"})
     assert loop.receive(state, {"content": "hi", "id": "m2"})
     assert loop.receive(state, "hi")
@@ -138,7 +139,7 @@ def test_what_cannot_be_understood_is_shown_and_changes_nothing_else(raw, names)
     state = opened(None)
     assert not loop.receive(state, raw)
     assert names in loop.status(state).model_dump(mode="json")["refused"][0]
-    loop.carry_over(state)["state"]["refused"][0].encode()
+    loop.carry_over(state, "run-1")["state"]["refused"][0].encode()
     state.refused = []
     assert state == opened(None)
 
@@ -268,7 +269,7 @@ def test_who_sends_is_told_the_turn_also_when_the_message_is_sent_again():
     model(state, says("42"))
     second = loop.send(state, {"content": "next", "id": "m3"})
     assert second != first
-    state = loop.open_state(loop.carry_over(state), "", "")
+    state = carried_over(state)
     assert [loop.send(state, {"content": "x", "id": name}) for name in ("m1", "m2", "m3")] == [first, first, second]
     assert said(model(state, says("43"))) == ["next"]
 
@@ -314,8 +315,8 @@ def test_the_oldest_id_is_forgotten_first_also_after_continuing_as_new():
     state = opened(None, mode="session")
     for number in range(SEEN_IDS, 0, -1):
         loop.receive(state, {"content": "x", "id": f"m{number:04}"})
-    carried = json.loads(json.dumps(loop.carry_over(state), sort_keys=True))
-    state = loop.open_state(carried, "x", "y")
+    carried = json.loads(json.dumps(loop.carry_over(state, "run-1"), sort_keys=True))
+    state = loop.continue_state(carried, state.context_id)
     loop.receive(state, {"content": "x", "id": "another"})
     assert not loop.receive(state, {"content": "x", "id": "m0001"}), "the latest but one"
     assert loop.receive(state, {"content": "x", "id": f"m{SEEN_IDS:04}"}), "the oldest"
@@ -365,7 +366,7 @@ def test_parts_are_taken_cleaned_and_survive_continuing_as_new():
     state = opened(None)
     text, file = {"type": "text", "text": "a\ud800"}, {"type": "file", "media_type": "Image/PNG", "data": "eHg="}
     assert loop.receive(state, {"content": [text, file], "id": "m1"})
-    state = loop.open_state(loop.carry_over(state), "", "")
+    state = carried_over(state)
     taken = [part.model_dump(exclude_defaults=True) for part in state.inbox[0].content]
     assert taken == [{"text": "a�"}, {"media_type": "image/png", "data": "eHg="}]
 

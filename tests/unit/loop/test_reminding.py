@@ -13,7 +13,7 @@ from perdure import loop
 from perdure.types.approval import Asks, Reminder, arguments_hash
 from perdure.types.state import RunState
 from perdure.types.wire import Call, NewResult
-from tests.unit.loop.build import asks, call, model, opened
+from tests.unit.loop.build import asks, call, carried_over, model, opened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -93,11 +93,11 @@ def test_of_a_call_that_is_decided_or_late_nobody_is_reminded() -> None:
 def test_it_goes_on_counting_over_continue_as_new() -> None:
     state = asked(waiting("c1", remind=10))
     told(state, 10)
-    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    state = carried_over(state)
     assert told(state, 11) == []
     assert told(state, 20) == [("c1", 2)]
     loop.ask(state, at(30))  # and one that is due is not lost
-    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    state = carried_over(state)
     assert told(state, 30) == [("c1", 3)]
 
 

@@ -28,6 +28,7 @@ from perdure.types.wire import (
     Refused,
 )
 
+from .build import open_as_child
 from .simulation import Simulation
 
 DISPOSITIONS = st.sampled_from(
@@ -99,7 +100,7 @@ class Loop(RuleBasedStateMachine):
         self.patched = pytest.MonkeyPatch()
         self.patched.setattr("perdure.loop.sizes.CALLS_AT_ONCE", at_once)
         start = {"agent": "a", "mode": mode, "message": message, "parent": parent}
-        self.run = Simulation(loop.open_state(start, "context-1", "scope-1"))
+        self.run = Simulation(open_as_child(start, "context-1", "scope-1"))
         self.limits = limits
         self.habit = habit
         self.said = 0

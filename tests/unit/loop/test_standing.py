@@ -14,7 +14,7 @@ from perdure.types.approval import STANDING, Asks, StandingApproval, arguments_h
 from perdure.types.bounds import Bounds
 from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, Call
-from tests.unit.loop.build import LIMITS, asks, call, done, model, opened, running, says
+from tests.unit.loop.build import LIMITS, asks, call, carried_over, done, model, opened, running, says
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -44,7 +44,7 @@ def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() ->
     state = asked(waiting("c1"))
     decide(state, by="ana", always=True)
     done(state, "c1")
-    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")  # also over continue-as-new
+    state = carried_over(state)  # also over continue-as-new
     asked(waiting("c2"), waiting("c3", name="rm"), state=state)
     assert waits(state) == ["c3"]
     ((first, _),) = running(state)
@@ -169,7 +169,7 @@ def test_who_repeats_a_decision_gets_it_back(said: dict[str, Any]) -> None:
     given = {**said, "hash": hash}
     first = decide(state, **given)
     before = state.model_dump()
-    state = loop.open_state(loop.carry_over(state), "context-1", "scope-12345")
+    state = carried_over(state)
     assert loop.check_approval(state, {"call_id": "c1", **given}, NOW).call_id == "c1"
     assert decide(state, at=60, **given) == first
     assert state.model_dump() == before

@@ -10,10 +10,13 @@ from perdure import loop
 from perdure.errors import InvalidInputError
 from perdure.types.messages import BlobRef
 from perdure.types.state import SCHEMA_VERSION
+from tests.unit.loop.build import carried_over
 
 from .build import ended, model, opened, said, says
 
 BLOB = {"hash": "f" * 64, "size": 3}
+
+STATE = {"schema_version": 1, "context_id": "context-1", "scope": "s", "agent": "a"}
 
 
 @pytest.mark.parametrize(
@@ -51,13 +54,10 @@ BLOB = {"hash": "f" * 64, "size": 3}
         ({"state": "x"}, "state: "),
         ({"state": []}, "state: "),
         ({"state": {}}, "state: "),
-        ({"state": {"schema_version": "1"}}, "state: "),
-        ({"state": {"schema_version": True}}, "state: "),
-        ({"state": {"schema_version": 0}}, "state: "),
-        ({"state": {"schema_version": 1, "context_id": "c", "scope": "s"}}, "state.agent: "),
+        ({"state": {"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a"}}, "state: "),
         (
-            {"state": {"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a", "calls": [1]}},
-            "state.calls.0",
+            {"state": {"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a"}, "continues": "run-1"},
+            "state: ",
         ),
     ],
 )
@@ -68,18 +68,45 @@ def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
     assert len(refused.value.message) < 1500
 
 
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        (None, "state: "),
+        ({"schema_version": "1"}, "state: "),
+        ({"schema_version": True}, "state: "),
+        ({"schema_version": 0}, "state: "),
+        ({"schema_version": 1, "context_id": "c", "scope": "s"}, "state.agent: "),
+        ({"schema_version": 1, "context_id": "c", "scope": "s", "agent": "a", "calls": [1]}, "state.calls.0"),
+        ({"schema_version": 1, "context_id": "victim", "scope": "s", "agent": "a"}, "that of run 'victim'"),
+    ],
+)
+def test_a_state_that_cannot_be_continued_is_refused_by_the_name_of_the_field(state, names):
+    with pytest.raises(InvalidInputError) as refused:
+        loop.continue_state({"state": state, "continues": "run-1"}, "c")
+    assert names in refused.value.message
+
+
+@pytest.mark.parametrize("continued_run_id", [None, "run-2", ""])
+def test_a_state_counts_only_from_the_execution_that_is_continued(continued_run_id):
+    carried = loop.carry_over(opened(), "run-1")
+    assert loop.continues(carried, "run-1")
+    assert not loop.continues(carried, continued_run_id)
+    assert not loop.continues({"state": carried["state"]}, continued_run_id)
+    assert not loop.continues({**carried, "continues": None}, continued_run_id)
+
+
 def test_a_state_of_a_newer_engine_is_refused_with_the_way_out():
-    newer = loop.carry_over(opened())
+    newer = loop.carry_over(opened(), "run-1")
     newer["state"]["schema_version"] = SCHEMA_VERSION + 1
     with pytest.raises(InvalidInputError, match=f"schema version {SCHEMA_VERSION + 1}.*reads up to") as refused:
-        loop.open_state(newer, "context-1", "scope-1")
+        loop.continue_state(newer, "context-1")
     assert "newer perdure" in refused.value.hint
 
 
 def test_a_field_of_a_later_engine_with_the_same_version_is_left_out():
-    carried = loop.carry_over(opened())
+    carried = loop.carry_over(opened(), "run-1")
     carried["state"]["weather"] = "fine"
-    assert loop.open_state(carried, "x", "y") == opened()
+    assert loop.continue_state(carried, "context-1") == opened()
 
 
 @pytest.mark.parametrize(
@@ -113,12 +140,12 @@ def test_a_start_with_history_goes_on_from_it():
 def test_what_is_carried_over_is_plain_json_and_nothing_is_lost():
     state = opened(context={"user": None, "deep": {"list": [None, 1.5]}})
     loop.receive(state, {"content": BLOB, "id": "m2"})
-    carried = json.loads(json.dumps(loop.carry_over(state)))
-    assert loop.open_state(carried, "another", "another") == state
+    carried = json.loads(json.dumps(loop.carry_over(state, "run-1")))
+    assert loop.continue_state(carried, "context-1") == state
 
 
 def test_the_scope_and_id_of_the_first_execution_stay():
-    state = loop.open_state(loop.carry_over(opened()), "another", "another")
+    state = carried_over(opened())
     assert (state.context_id, state.scope) == ("context-1", "scope-12345")
 
 

@@ -13,7 +13,7 @@ from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
-from tests.unit.loop.build import asks, call, model, opened, says
+from tests.unit.loop.build import asks, call, model, open_as_child, opened, says
 
 BUDGET = AgentLimits(run=Bounds(tokens=100, cost_usd=1.0, tool_calls=10, wall_time=60))
 
@@ -38,7 +38,7 @@ def started(state: RunState, place: int = 0) -> dict[str, Any]:
 def test_a_child_is_started_as_any_client_would() -> None:
     state = asking(context={"user_id": "7"}, auth_ref="ana")
     start = started(state)
-    child = loop.open_state(start, loop.child_id(state, state.calls[0]), "ignored")
+    child = open_as_child(start, loop.child_id(state, state.calls[0]), "ignored")
     assert child.agent == "sub"
     assert child.context == {"user_id": "7"}
     assert child.auth_ref == "ana"
@@ -94,7 +94,7 @@ def test_a_child_has_an_id_that_temporal_takes() -> None:
 
 def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
     start = started(asking(used=40))
-    child = loop.open_state(start, "c", "s")
+    child = open_as_child(start, "c", "s")
     model(child, asks(call(), limits=AgentLimits(run=Bounds(tokens=30, cost_usd=5.0)), usage=Usage(input_tokens=1)))
     assert {use.name: use.allowed for use in loop.status(child).limits} == {
         "tokens": 30,
@@ -110,7 +110,7 @@ def test_a_child_that_reaches_its_limit_has_not_exceeded_it(on_limit: Any) -> No
     """Its siblings reach theirs at the same time: together they would exceed the tree's by a call each."""
     state = opened()
     model(state, asks(*map(ask, range(3)), limits=AgentLimits(run=Bounds(tokens=340)), usage=Usage(input_tokens=40)))
-    child = loop.open_state(started(state), "c", "s")
+    child = open_as_child(started(state), "c", "s")
     took = 0
     while isinstance(step := loop.decide(child), loop.CallModel):
         took += 15
@@ -126,7 +126,7 @@ def test_a_child_that_reaches_its_limit_has_not_exceeded_it(on_limit: Any) -> No
 def test_a_child_that_has_no_room_for_a_call_asks_no_model() -> None:
     state = opened()
     model(state, asks(*map(ask, range(3)), limits=AgentLimits(run=Bounds(tokens=150)), usage=Usage(input_tokens=40)))
-    child = loop.open_state(started(state), "c", "s")
+    child = open_as_child(started(state), "c", "s")
     loop.settle(child)
     assert not isinstance(loop.decide(child), loop.CallModel)
     loop.apply_child(state, state.calls[0], loop.Ended(loop.response(child)), stopping=False)
@@ -140,8 +140,8 @@ def test_what_a_parent_of_a_newer_engine_says_besides_is_let_pass() -> None:
     """In a rolling deploy an older worker may take the child."""
     start = started(asking())
     start["parent"]["of a later version"] = 7
-    child = loop.open_state(start, "c", "s")
-    assert child.parent == loop.open_state(started(asking()), "c", "s").parent
+    child = open_as_child(start, "c", "s")
+    assert child.parent == open_as_child(started(asking()), "c", "s").parent
 
 
 def test_what_a_child_used_counts() -> None:

@@ -9,7 +9,9 @@ import pytest
 from perdure import loop
 from perdure.types.state import RunState
 from perdure.workflows.background import Children
+from perdure.workflows.guard import Guard
 from perdure.workflows.host import hosted
+from tests.unit.loop.build import carried_over
 
 HOUR = 3600.0
 LINEAGE = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
@@ -32,12 +34,12 @@ class Host:
 
 
 def child() -> RunState:
-    return loop.open_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s")
+    return loop.open_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s", "p")
 
 
 async def hours(state: RunState, host: Any, until: float) -> list[float]:
     """When it looks, while it waits for somebody: hours from its beginning."""
-    children, now = Children(state), 0.0
+    children, now = Children(state, Guard()), 0.0
     found: list[float] = []
     with hosted(host):
         while (at := children.next_look(loop.Wait("approval"), now)) is not None and at <= until * HOUR:
@@ -51,7 +53,7 @@ async def hours(state: RunState, host: Any, until: float) -> list[float]:
 async def test_looks_get_rarer_to_one_a_day() -> None:
     state = child()
     assert await hours(state, Host(), 24 * 5) == [1, 3, 7, 15, 31, 55, 79, 103]
-    carried = loop.open_state(loop.carry_over(state), "p/1", "s")
+    carried = carried_over(state)
     assert carried.sought == state.sought == 8
     assert len(await hours(child(), Host(), 24 * 30)) == 33  # and not 720
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from perdure.workflows.guard import Guard
 from perdure.workflows.host import Host, hosted
 from perdure.workflows.work import Work
 
@@ -38,7 +39,7 @@ async def test_work_that_is_stopped_between_two_waits_does_not_end_the_run(turns
     arrived, interrupted, said = asyncio.Event(), asyncio.Event(), []
 
     async def drive() -> None:
-        work = Work(interrupted.is_set)
+        work = Work(interrupted.is_set, Guard())
         await work.through([waits_twice(arrived)])
         said.append(work.stopping())
 
@@ -65,7 +66,7 @@ async def test_an_ending_that_is_stopped_between_two_waits_does_not_end_the_run(
         await never.wait()
 
     async def drive() -> bool:
-        work = Work(lambda: False)
+        work = Work(lambda: False, Guard())
         await work.finish(ending(), stop=True)
         return work.cancelling()
 
@@ -81,7 +82,7 @@ async def test_what_cancels_itself_is_not_taken_for_stopped() -> None:
         raise asyncio.CancelledError("by itself")
 
     async def drive() -> None:
-        await Work(lambda: False).through([gone()])
+        await Work(lambda: False, Guard()).through([gone()])
 
     with hosted(cast(Host, Ticking())), pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(drive())

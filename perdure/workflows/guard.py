@@ -1,0 +1,94 @@
+"""Keeps a fault of the engine from failing workflow tasks again and again: its change is undone, and the run pauses.
+
+The fault is marked in history. A worker whose code no longer has it replays the run as it happened: at the mark it
+skips the change that failed, and makes it when the run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from .. import loop
+from ..errors import EngineError
+from ..types.messages import clean
+from ..types.state import NewerStateError, RunState
+from . import host
+
+T = TypeVar("T")
+FAULT_CHARS = 500
+
+
+class Guard:
+    """Makes the changes of one execution's state, each of them whole or not at all."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+
+    def change(self, state: RunState, what: str, change: Callable[[], T], *refusals: type[Exception]) -> T:
+        """The result of ``change``, which may alter ``state``.
+
+        Raises one of ``refusals`` as it is, and anything else as ``EngineError``; the state is then as it was before.
+        """
+        self._changes += 1
+        mark = f"perdure-fault-{self._changes}"
+        before, failed_then = Savepoint(state), host.was_marked(mark)
+        try:
+            result = change()
+        except Exception as error:
+            before.restore()
+            if isinstance(error, (NewerStateError, *refusals)):
+                raise
+            if host.replaying() and not failed_then:
+                raise  # it succeeded then: only an engine without this fault can go on with the run
+            host.mark(mark)
+            host.logger().exception("%s failed in run %s", what, state.context_id)
+            raise EngineError(clean(f"{what} failed: {type(error).__name__}: {error}")[:FAULT_CHARS]) from None
+        if failed_then:
+            before.restore()
+            raise EngineError(f"{what} failed in an earlier version of the engine")
+        return result
+
+    def apply(self, state: RunState, what: str, change: Callable[[], T]) -> T | None:
+        """The result of ``change``; None where it failed, and the run is paused."""
+        try:
+            return self.change(state, what, change)
+        except EngineError as error:
+            reason = f"{error.message}. Resume the run when its workers have a mended engine."
+            loop.pause(state, reason, host.now().isoformat())
+            return None
+
+
+class Savepoint:
+    """A state as it is now. It is restored in place: calls in flight refer to parts of it."""
+
+    def __init__(self, state: RunState) -> None:
+        self._fields: list[tuple[BaseModel, dict[str, Any]]] = []
+        self._keep(state)
+
+    def _keep(self, part: BaseModel) -> None:
+        fields = dict(part.__dict__)
+        self._fields.append((part, fields))
+        for name, value in fields.items():
+            if type(value) is list:
+                fields[name] = list(value)
+                for item in value:
+                    if not _is_mutable(item):
+                        break  # the items of a list are of one kind
+                    self._keep(item)
+            elif type(value) is dict:
+                fields[name] = dict(value)
+            elif _is_mutable(value):
+                self._keep(value)
+
+    def restore(self) -> None:
+        """Undo all changes since."""
+        for part, fields in self._fields:
+            part.__dict__.clear()
+            part.__dict__.update(fields)
+
+
+def _is_mutable(value: object) -> bool:
+    return isinstance(value, BaseModel) and not value.model_config.get("frozen")
