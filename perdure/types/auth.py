@@ -31,8 +31,9 @@ def _sealed(given: Any) -> Any:
     )
 
 
-Token = Annotated[str | None, BeforeValidator(_sealed), Field(max_length=TOKEN_CHARS)]
-Ref = Annotated[str | None, Field(min_length=1, max_length=REF_CHARS)]
+# A bound on the length stands at the text: at `str | None` pydantic raises TypeError for an explicit null.
+Token = Annotated[Annotated[str, Field(max_length=TOKEN_CHARS)] | None, BeforeValidator(_sealed)]
+Ref = Annotated[str, Field(min_length=1, max_length=REF_CHARS)] | None
 
 
 def one_auth(raw: Any) -> Any:
