@@ -22,8 +22,9 @@ from .errors import InvalidInputError, PerdureError, ScheduleNotFoundError
 from .runs import RunSummary, runs_of_schedule
 from .timetable import when
 from .translate import translated
-from .types.interface import WORKFLOW, too_deep
+from .types.interface import WORKFLOW
 from .types.messages import clean
+from .types.plain import flaw
 
 if TYPE_CHECKING:
     from .client import Client
@@ -214,7 +215,10 @@ async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[st
     except Exception:  # somebody else's codec wrote it
         return {}
     start = found[0] if found else None
-    if not isinstance(start, dict) or any(map(too_deep, start.values())):  # no run would begin with it
+    if not isinstance(start, dict):
         return {}
-    read: dict[str, Any] = json.loads(clean(json.dumps(start, ensure_ascii=False)))
-    return read
+    try:
+        read: dict[str, Any] = json.loads(clean(json.dumps(start, ensure_ascii=False)))
+    except RecursionError:
+        return {}
+    return {} if flaw(read) else read  # no run would begin with it

@@ -5,7 +5,6 @@ Hooks and rules stand around the two activities as around any tool's: the stages
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..hooks.inside import same
 from ..ports import ToolCall
 from ..tools import ArgumentsError, CallbackTool, RemoteTool, Tool
 from ..types.elsewhere import After, Around, Before, Cleared
-from ..types.interface import NESTED, too_deep
+from ..types.plain import flaw, size
 from ..types.question import AsCallback
 from ..types.wire import REMOTE_BYTES, AsRemote, Call, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
@@ -66,11 +65,7 @@ def returned(call: ToolCall, side: After) -> ToolOutput:
 def _check(name: str, arguments: dict[str, Any]) -> None:
     """Raise ``ArgumentsError`` for what cannot be sent."""
     wrong = f"the arguments of {name} are not valid"
-    if too_deep(arguments):
-        raise ArgumentsError(f"{wrong}: they are nested deeper than {NESTED} levels")
-    try:
-        found = len(json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode())
-    except (TypeError, ValueError) as error:
-        raise ArgumentsError(f"{wrong}: they are no plain JSON: {error}") from None
-    if found > REMOTE_BYTES:
+    if why := flaw(arguments):
+        raise ArgumentsError(f"{wrong}: they must be plain JSON: {why}")
+    if (found := size(arguments)) > REMOTE_BYTES:
         raise ArgumentsError(f"{wrong}: they have {found:,} bytes and may have {REMOTE_BYTES:,}")

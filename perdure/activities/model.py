@@ -9,7 +9,7 @@ from temporalio import activity
 
 from ..agent import Agent
 from ..errors import MalformedReplyError, TruncatedStreamError
-from ..loop.calls import sound_part, with_ids
+from ..loop.calls import sound_parts, with_ids
 from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, StreamEvent
 from ..types.messages import Message, Part, ToolCallPart, Usage
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
@@ -36,7 +36,7 @@ class ModelActivity:
         assert request is not None, "the iteration stage makes the request"
         completed = await self._stream(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
-        parts = [sound_part(part) for part in completed.parts if not _cut_off(part, completed)]
+        parts = sound_parts(part for part in completed.parts if not _cut_off(part, completed))
         # The API may call it by another name than the one that is priced.
         model, asked = completed.model or agent.model_name, _asked(agent, provider)
         cost = self._cost(provider, model, completed.usage, asked)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import HookError
-from ..loop.calls import sound_part
+from ..loop.calls import sound_parts
 from ..ports import ModelRequest
 from ..types.messages import Message, Part, TextPart, ToolCallPart, clean
 from .hook import Hook, Veto
@@ -40,7 +40,7 @@ def reply_from(hook: Hook, returned: Any, reply: Message) -> Message:
         case Message(role="assistant"):
             kept = {"usage": reply.usage, "cost_usd": reply.cost_usd, "model": returned.model or reply.model}
             kept["finish_reason"] = returned.finish_reason or reply.finish_reason
-            parts = tuple(map(sound_part, returned.parts))
+            parts = sound_parts(returned.parts)
             if any(part.type in ("tool_result", "file") for part in parts):
                 raise _wrong(hook, "returned a reply with tool results or files in it, which no model gives")
             return returned.model_copy(update={**kept, "parts": parts})
@@ -60,7 +60,7 @@ def message_from(hook: Hook, returned: Any, message: Message) -> Message:
         case Message(role="user"):
             if not all(part.type in ("text", "file") for part in returned.parts) or not returned.parts:
                 raise _wrong(hook, "returned a user's message that does not consist of texts and files")
-            return _user(message, tuple(map(sound_part, returned.parts)))
+            return _user(message, sound_parts(returned.parts))
         case _:
             raise _may_return(hook, returned, "a user's message, text or Veto")
 
@@ -105,7 +105,12 @@ def _messages(hook: Hook, messages: Any) -> tuple[Message, ...]:
         raise _wrong(hook, "returned no messages, or something else among them")
     if any(one.role == "system" for one in given):
         raise _wrong(hook, "returned a system message; change request.system: replace(request, system=…)")
-    return given
+    return tuple(map(_sound, given))
+
+
+def _sound(message: Message) -> Message:
+    parts = sound_parts(message.parts)
+    return message if parts == message.parts else message.model_copy(update={"parts": parts})
 
 
 def _may_return(hook: Hook, returned: Any, what: str) -> HookError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +22,6 @@ from ..types.approval import (
     Waiting,
     arguments_hash,
 )
-from ..types.interface import NESTED, too_deep
 from ..types.messages import clean
 from ..types.state import DECIDED, PendingCall, RunState
 from ..types.wire import AsActivity, NewResult
@@ -214,20 +212,9 @@ def _read(raw: Any) -> ApprovalDecision:
     if decision.arguments is not None:
         if decision.decision == "deny":
             raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
-        _check_plain(decision.arguments)
         if (found := size(decision.arguments)) > CHANGED_BYTES:
             raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
     return decision
-
-
-def _check_plain(arguments: dict[str, Any]) -> None:
-    if too_deep(arguments):
-        raise InvalidInputError(f"arguments: they are nested deeper than {NESTED} levels")
-    try:
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:
-        hint = "Numbers are finite, and texts have no lone surrogates."
-        raise InvalidInputError(f"arguments: they are no plain JSON: {error}", hint=hint) from None
 
 
 def _none_waits(state: RunState, call_id: str) -> Exception:

@@ -36,4 +36,7 @@ def _taken(state: RunState, message: NewMessage) -> NewMessage:
 def shown(raw: Any) -> str:
     """A message that is refused, as an error says it: without what somebody may have sent in the clear."""
     hidden = isinstance(raw, Mapping) and raw.get("auth_context") is not None
-    return str({**raw, "auth_context": "…"} if hidden else raw)
+    try:
+        return str({**raw, "auth_context": "…"} if hidden else raw)
+    except (RecursionError, ValueError):  # nested thousands of times, or with an integer of thousands of digits
+        return f"a {type(raw).__name__}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
+from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
+from ..types.plain import flaw, parse_json
 
 
 def with_ids(parts: Sequence[Part], op: int) -> tuple[Part, ...]:
@@ -31,21 +34,37 @@ def _free(wanted: str, taken: set[str]) -> str:
     return wanted
 
 
-def sound_part(part: Part) -> Part:
-    """``part`` as it can be stored: text without lone surrogates, and arguments that are JSON.
+def sound_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """``parts`` as they can be stored and read back: text without lone surrogates, and plain JSON.
 
-    Whatever a provider lets through must not fail: the reply is paid for.
+    Whatever a provider lets through must not fail: the reply is paid for. Arguments that are not plain JSON make a
+    malformed call; what is for the provider alone is left out.
     """
+    return tuple(sound for part in parts if (sound := _sound_part(part)) is not None)
+
+
+def _sound_part(part: Part) -> Part | None:
+    if isinstance(part, OpaquePart):
+        return None if flaw(part.data) else part
+    update: dict[str, Any] = {}
     if isinstance(part, ToolCallPart):
-        try:
-            part.model_dump_json()
-        except (ValueError, RecursionError) as error:
-            shown = clean(f"{error}: {str(part.arguments)[:200]}")
-            return part.model_copy(update={"arguments": {}, "malformed": part.malformed or shown})
-        return part
-    if isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
-        return part.model_copy(update={"text": sound})
-    return part
+        if why := flaw(part.arguments):
+            update |= {"arguments": {}, "malformed": part.malformed or _written(part.arguments) or why}
+        if (named := (clean(part.id), clean(part.name))) != (part.id, part.name):
+            update |= {"id": named[0], "name": named[1]}
+    elif isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
+        update["text"] = sound
+    if isinstance(part, TextPart | ThinkingPart | ToolCallPart) and part.opaque is not None and flaw(part.opaque):
+        update |= {"provider": None, "opaque": None}
+    return part.model_copy(update=update) if update else part
+
+
+def _written(arguments: dict[str, Any]) -> str:
+    """The JSON of ``arguments``, which is not plain; empty where there is none."""
+    try:
+        return clean(json.dumps(arguments, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        return ""
 
 
 def unknown(name: str, known: Sequence[str]) -> str:
@@ -58,7 +77,11 @@ def malformed(part: ToolCallPart) -> str:
     """What the model is told of arguments that are no JSON object."""
     raw = part.malformed or ""
     shown = raw if len(raw) <= 500 else raw[:500] + "…"
-    return f"ArgumentsError: the arguments of {part.name} must be one JSON object, they were: {shown}"
+    try:
+        why = "" if isinstance(parse_json(raw), dict) else " (this is another JSON value)"
+    except ValueError as error:
+        why = f" ({error})"
+    return f"ArgumentsError: the arguments of {part.name} must be one JSON object{why}, they were: {shown}"
 
 
 def open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart
-from .calls import sound_part
+from .calls import sound_parts
 
 
 def unsound(messages: Sequence[Message]) -> str | None:
@@ -56,7 +56,7 @@ def taken_over(edited: Sequence[Message], known: Sequence[Message]) -> list[Mess
 
 
 def _sound(message: Message, known: Sequence[Message]) -> Message:
-    parts: tuple[Part, ...] = tuple(map(sound_part, message.parts))
+    parts = sound_parts(message.parts)
     if message.role == "assistant" and message not in known:
         parts = tuple(part for one in parts if (part := _open(one)) is not None)
     return message.model_copy(update={"parts": parts})

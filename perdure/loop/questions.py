@@ -13,7 +13,6 @@ from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputErr
 from ..types.approval import DecidedApproval, PendingApproval, Waiting, arguments_hash
 from ..types.elsewhere import Cleared
 from ..types.form import misfit
-from ..types.interface import NESTED, too_deep
 from ..types.messages import clean
 from ..types.question import ANSWER_BYTES, ANSWERS_BYTES, Answer, AsCallback, CallAnswer, Question
 from ..types.state import DECIDED, PendingCall, RunState
@@ -111,7 +110,7 @@ def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     by = clean(said.by) if said.by else None
     error = clean(said.error) if said.error is not None else None
     if pending.question is not None:
-        value = None if error is not None else _cleaned(said.value)
+        value = None if error is not None else said.value
         pending.answers = [*pending.answers, Answer(value=value, error=error, by=by, at=now.isoformat())]
         pending.question = pending.expects = None
     else:
@@ -201,18 +200,12 @@ def _check_value(state: RunState, pending: PendingCall, said: CallAnswer) -> Non
                 f"value: its text is in store {said.store_id}, and the run is kept in store {state.store_id}"
             )
         return
-    if too_deep(said.value):
-        raise InvalidInputError(f"value: it is nested deeper than {NESTED} levels")
-    try:
-        found = len(json.dumps(said.value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"value: it is no plain JSON: {error}") from None
     if pending.question is None:
         _check_result(state, said.value)
     else:
         before = size([one.model_dump() for one in pending.answers])
         most = min(ANSWER_BYTES, ANSWERS_BYTES - before)
-        if found > most:
+        if (found := size(said.value)) > most:
             raise InvalidInputError(f"value: it has {found:,} bytes as JSON and may have {max(most, 0):,}")
     if form is not None and (why := misfit(form, said.value)) is not None:
         raise InvalidInputError(f"value: it does not fit what is asked: {why[:500]}")
@@ -231,12 +224,7 @@ def _check_result(state: RunState, value: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def _cleaned(value: Any) -> Any:
-    """Without lone surrogates, which no store can keep."""
-    return json.loads(clean(json.dumps(value, ensure_ascii=False)))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _result(pending: PendingCall, text: str | None, *, is_error: bool) -> NewResult:
@@ -263,8 +251,6 @@ def _remember(
 
 def _read(raw: Any) -> CallAnswer:
     expected = 'Send {"call_id": "<id>", "value": <JSON>, "by": "<name>"}, or "error" in the place of "value".'
-    if too_deep(raw):
-        raise InvalidInputError(f"value: it is nested deeper than {NESTED} levels")
     try:
         return CallAnswer.model_validate(raw)
     except ValidationError as error:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
-from ..types.interface import NESTED, Override, UserMessage, too_deep
+from ..types.interface import Override, UserMessage
 from ..types.messages import BlobRef, clean
 from ..types.state import SEEN_IDS, RunState, Turn
 from ..types.wire import NewMessage
@@ -67,8 +67,6 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
 
 def read_message(raw: Any) -> UserMessage:
     """A message as it is sent: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
-    if too_deep(raw):
-        raise InvalidInputError(f"message: it is nested deeper than {NESTED} levels")
     try:
         message = carried(UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw))
     except ValidationError as error:

@@ -7,8 +7,7 @@ those of JSON as Python's SDK writes it: a ``ж`` that came as two bytes goes ou
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from ..types.plain import size as size
 
 MESSAGE_BYTES = 1024 * 1024
 """Of one message. A longer one goes by way of the store."""
@@ -36,8 +35,3 @@ PAST_TURNS = 20
 """Turns that a session remembers for whoever asks the workflow; the store has them all."""
 PAST_BYTES = 64 * 1024
 """Of these, together."""
-
-
-def size(value: Any) -> int:
-    """Bytes of ``value``, plain JSON, on its way through Temporal."""
-    return len(json.dumps(value))

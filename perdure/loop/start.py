@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError
-from ..types.interface import NESTED, Start, UserMessage, too_deep
+from ..types.interface import Start, UserMessage
 from ..types.state import RunState, read_state
 from .content import carried, in_part, nearest, place
 from .receive import send, unfit, unfit_override
@@ -78,8 +78,6 @@ def carry_over(state: RunState, run_id: str) -> dict[str, Any]:
 def parse_start(raw: Any) -> Start:
     """The start of a run. Raises ``InvalidInputError`` that names the wrong field and what is expected."""
     expected = 'Start it with {"agent": "<name>", "message": "<text>"}.'
-    if too_deep(raw):
-        raise InvalidInputError(f"the input is nested deeper than {NESTED} levels", hint=expected)
     if not isinstance(raw, dict):
         raise InvalidInputError(f"the input must be one JSON object, not {type(raw).__name__}", hint=expected)
     try:

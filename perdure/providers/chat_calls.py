@@ -32,7 +32,10 @@ class Slot:
     @property
     def complete(self) -> bool:
         """Its arguments are a JSON object, so that nothing more can belong to them."""
-        return self.arguments.rstrip().endswith("}") and parse_arguments(self.arguments) is not None
+        try:
+            return self.arguments.rstrip().endswith("}") and isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 class CallSlots:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 from ..types.messages import clean
+from ..types.plain import parse_json
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -19,20 +20,13 @@ def encode_json(value: object) -> bytes:
         return clean(text).encode()
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The JSON object of ``text``; {} for blank text; None for anything else, NaN and infinities included."""
+    """The JSON object of ``text``; {} for blank text; None for anything else, and for what is not plain JSON."""
     if not text.strip():
         return {}
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        if "\\ud" in text.lower():
-            # An escape may hide a lone surrogate, which no store can keep.
-            value = json.loads(clean(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from .messages import CALL_ID_CHARS, Data
+from .plain import JsonObject
 
 OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
@@ -131,7 +132,7 @@ class ApprovalDecision(Data):
     by: str | None = Field(default=None, max_length=200)
     """Who decides, as the sender says."""
     comment: str | None = Field(default=None, max_length=COMMENT_CHARS)
-    arguments: dict[str, Any] | None = None
+    arguments: JsonObject | None = None
     """With ``"approve"``: what the tool is called with instead."""
     always: bool = False
     """With ``"approve"``: so are the calls of this tool that wait beside it, and all later ones of the conversation."""

@@ -6,7 +6,6 @@ dictionaries.
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,14 +20,13 @@ from .bounds import Bounds, Count, LimitUse, RunLimits
 from .duration import Seconds
 from .lineage import Lineage
 from .messages import CALL_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
+from .plain import JsonObject, parse_json
 
 WORKFLOW = "AgentWorkflow"
 Mode = Literal["run", "session"]
 Doing = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
-NESTED = 200
-"""Arrays and objects in each other that an output, or an input from outside, may have."""
 FINISH_TOOL = "__finish__"
 """The tool that ends a task under ``finish="tool"``: its arguments are the answer."""
 
@@ -47,9 +45,9 @@ class Override(Strict):
     instructions: str | None = None
     tools: tuple[str, ...] | None = None
     """Names of the agent's tools that are offered; the others are not."""
-    settings: dict[str, Any] | None = None
+    settings: JsonObject | None = None
     """Merged over the agent's; None takes a setting away."""
-    provider_options: dict[str, Any] | None = None
+    provider_options: JsonObject | None = None
     """Merged over the agent's."""
     finish: FinishProtocol | None = None
     max_iterations: Count | None = None
@@ -74,7 +72,7 @@ class UserMessage(Strict):
     """
 
     content: str | BlobRef | tuple[ContentPart, ...] | None
-    input: dict[str, Any] | None = None
+    input: JsonObject | None = None
     """Of the agent's input type, as plain JSON."""
     typed: bool = Field(default=False, exclude_if=operator.not_)
     """``content`` is the JSON of such an input: where it is kept in the store, or as a run carries it."""
@@ -134,7 +132,7 @@ class Start(Strict):
     message: str | UserMessage | None = None
     """Without one the run waits for the first."""
     mode: Mode = "run"
-    context: dict[str, Any] | None = None
+    context: JsonObject | None = None
     """The author's own data of the run."""
     history: str | None = Field(default=None, max_length=100)
     """Head of the transcript to go on from."""
@@ -162,30 +160,11 @@ class Start(Strict):
 
 
 def plain_output(content: str) -> Any:
-    """The output whose JSON ``content`` is; a text that somebody (a hook) has put in its place, as it is.
-
-    So is what could be no part of a ``Response``: NaN, and what is nested deeper than pydantic writes.
-    """
+    """The output whose JSON ``content`` is; what is not plain JSON, for instance a text that a hook gave, as it is."""
     try:
-        found = json.loads(content, parse_constant=_no_json)
-    except (ValueError, RecursionError):
+        return parse_json(content)
+    except ValueError:
         return content
-    return content if content.count("[") + content.count("{") > NESTED and too_deep(found) else found
-
-
-def _no_json(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def too_deep(value: Any) -> bool:
-    """Whether ``value``, plain JSON, has more than ``NESTED`` levels: pydantic writes 255, with what stands around."""
-    level = [value]
-    for _ in range(NESTED + 1):
-        inner = [one for one in level if isinstance(one, dict | list)]
-        if not inner:
-            return False
-        level = [below for one in inner for below in (one.values() if isinstance(one, dict) else one)]
-    return True
 
 
 class Response(Data):

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from .elsewhere import Around
 from .messages import CALL_ID_CHARS, BlobRef, Data
+from .plain import Json
 
 QUESTION_CHARS = 4000
 """Of what a tool asks."""
@@ -66,7 +67,7 @@ class CallAnswer(Data):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
-    value: Any = None
+    value: Json = None
     """Plain JSON; null is an answer too."""
     error: str | None = Field(default=None, max_length=ERROR_CHARS)
     """Why there is no answer."""

@@ -29,10 +29,10 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 UNFIT = [
-    (nested(900), "nested deeper than 200 levels"),
-    ({"what": float("nan")}, "no plain JSON"),
-    ({"what": "\ud800"}, "no plain JSON"),
-    ({"\udc00": 1}, "no plain JSON"),
+    (nested(900), "nested deeper than 150 levels"),
+    ({"what": float("nan")}, "must be plain JSON"),
+    ({"what": "\ud800"}, "must be plain JSON"),
+    ({"\udc00": 1}, "must be plain JSON"),
 ]
 
 
@@ -53,7 +53,7 @@ async def test_arguments_that_are_no_plain_json(arguments: dict[str, Any], why: 
         with pytest.raises(WorkflowUpdateFailedError) as refused:  # as any client may send it
             await run.handle.execute_update("decide_approval", json.loads(json.dumps(raw)))
         assert why in str(refused.value.cause)
-        await run.approve(by="ana", arguments={"what": nested(150)})
+        await run.approve(by="ana", arguments={"what": nested(149)})
         response = await run.result()
     assert_closed(response.messages)
     assert "paid {'what'" in results(response.messages)[0]

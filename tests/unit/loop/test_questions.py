@@ -157,7 +157,7 @@ def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
         ({"call_id": "c1", "value": 1}, "does not fit what is asked: 1 is no boolean"),
         ({"call_id": "c1", "value": True, "hash": "0"}, "asks something else"),
         ({"call_id": "c1", "value": "x" * 70_000}, "may have 65,536"),
-        ({"call_id": "c1", "value": float("nan")}, "no plain JSON"),
+        ({"call_id": "c1", "value": float("nan")}, "must be plain JSON"),
         ({"call_id": "c1", "error": "x" * 2001}, "error: String should have at most 2000"),
         ({"call_id": "c1", "blob": {"hash": "a" * 64, "size": 3}}, "too long for what is asked"),
     ],
@@ -265,11 +265,12 @@ def test_a_callback_that_limits_hold_back_waits_for_no_answer_yet() -> None:
         answer(state, value=1)
 
 
-def test_lone_surrogates_do_not_get_in() -> None:
+@pytest.mark.parametrize("value", [{"a": "\ud800"}, {"\ud800": 1}, [[{"a": ["\udc00"]}]]])
+def test_lone_surrogates_do_not_get_in(value: Any) -> None:
     state = questioned(question=Question(text="?"))
-    answer(state, value={"a": "\ud800"})
-    (said,) = state.calls[0].answers
-    assert said.value["a"].encode()
+    with pytest.raises(InvalidInputError, match=r"value: must be plain JSON: .* lone surrogate"):
+        answer(state, value=value)
+    assert not state.calls[0].answers
 
 
 def test_an_approval_is_told_with_the_result_where_no_activity_has_told_it() -> None:

@@ -98,7 +98,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, Any]]]] = {
     "null": ([piece(0, "a", "f", "null")], [("a", "f", "null")]),
     "not a number": ([piece(0, "a", "f", '{"x": NaN}')], [("a", "f", '{"x": NaN}')]),
     "too deep": ([piece(0, "a", "f", "[" * 99999)], [("a", "f", "[" * 99999)]),
-    "a lone surrogate": ([piece(0, "a", "f", r'{"x": "\ud800"}')], [("a", "f", {"x": "�"})]),
+    "a lone surrogate": ([piece(0, "a", "f", r'{"x": "\ud800"}')], [("a", "f", r'{"x": "\ud800"}')]),
     "a lone surrogate, malformed": ([piece(0, "a", "f", "x\udfff")], [("a", "f", "x�")]),
     "nothing at all": ([{}], [("", "", {})]),
 }

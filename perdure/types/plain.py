@@ -1,0 +1,124 @@
+"""Plain JSON: the one gate for values of any shape that a client, a model, a tool, a hook or a policy gives.
+
+What passes is written and read back unchanged by Temporal's converter, by pydantic, by the store and by every provider,
+with what stands around it there. Readers count the levels around a value too, and pydantic's takes 200 of them, which
+is why ``LEVELS`` is less.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any, NoReturn
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError, to_jsonable_python
+
+LEVELS = 150
+"""Arrays and objects in each other that a value may have."""
+LARGEST = 4 * 1024 * 1024
+"""Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound of its
+own; this one ends the walk through a value that contains itself."""
+_TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
+_TOO_LARGE = f"it is larger than {LARGEST:,} characters"
+_TORN = "a text in it has a lone surrogate, which UTF-8 cannot carry"
+_BITS = sys.float_info.max_exp - 1
+"""Of an integer that is certainly in the range of a double, the only number that many readers know."""
+
+
+def flaw(value: Any) -> str | None:
+    """Why ``value`` is not plain JSON, as the end of a sentence; None if it is.
+
+    Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists and
+    dictionaries of these whose keys are such texts, in at most ``LEVELS`` levels. It takes a list of any depth.
+    """
+    level, walked = [value], 0
+    for above in range(LEVELS + 1):
+        below: list[Any] = []
+        for part in level:
+            if isinstance(part, str):
+                walked += len(part)
+                if not part.isascii() and _torn(part):
+                    return _TORN
+            elif isinstance(part, dict):
+                for key in part:
+                    if not isinstance(key, str):
+                        return f"a key in it is not text but {type(key).__name__}"
+                    walked += len(key)
+                    if not key.isascii() and _torn(key):
+                        return _TORN
+                below += part.values()
+            elif isinstance(part, list):
+                below += part
+            elif isinstance(part, float):
+                if part - part != 0.0:  # an infinity or NaN
+                    return f"a number in it is not finite: {part}"
+            elif isinstance(part, int):
+                if part.bit_length() > _BITS:
+                    return "an integer in it is beyond the range of a double (1.8e308)"
+            elif part is not None:
+                return f"a value in it is of type {type(part).__name__}, which JSON does not have"
+        if not below:
+            if above == LEVELS and any(isinstance(part, dict | list) for part in level):  # empty ones
+                return _TOO_DEEP
+            return None if walked <= LARGEST else _TOO_LARGE
+        walked += 2 * len(below)
+        if walked > LARGEST:
+            return _TOO_LARGE
+        level = below
+    return _TOO_DEEP
+
+
+def as_plain(value: Any, *, by_alias: bool = True) -> Any:
+    """``value`` of Python (tuples, dates, models) as plain JSON. Raises ``ValueError`` that says why it cannot be."""
+    try:
+        plain = to_jsonable_python(value, by_alias=by_alias)
+    except UnicodeEncodeError:
+        raise ValueError(_TORN) from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:  # PydanticSerializationError too
+        raise ValueError(_TOO_DEEP if "depth exceeded" in str(error) else str(error)) from None
+    if why := flaw(plain):
+        raise ValueError(why)
+    return plain
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of ``text``. Raises ``ValueError`` that says why it is not plain JSON."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if why := flaw(value):
+        raise ValueError(why)
+    return value
+
+
+def size(value: Any) -> int:
+    """Bytes of ``value``, plain JSON, on its way through Temporal, whose converter writes ASCII: six bytes a ``ж``."""
+    return len(json.dumps(value))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _torn(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _checked(value: Any) -> Any:
+    if why := flaw(value):
+        raise PydanticCustomError("plain_json", "must be plain JSON: {why}", {"why": why})
+    return value
+
+
+Json = Annotated[Any, AfterValidator(_checked)]
+"""The type of a field that holds plain JSON from outside."""
+JsonObject = Annotated[dict[str, Any], AfterValidator(_checked)]
+"""The same where it is an object."""
