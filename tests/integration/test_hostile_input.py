@@ -85,7 +85,7 @@ async def test_handlers_refuse_what_cannot_be_decoded_and_the_run_lives(engine: 
         handle = turn.run.handle
         for payload in BROKEN.values():
             for name in SIGNALS:
-                if name not in ("close",):  # it takes no argument, so it does what it says
+                if name != "close":  # it takes no argument, so it does what it says
                     await handle.signal(name, RawValue(payload))
             for name in UPDATES:
                 with pytest.raises(WorkflowUpdateFailedError) as refused:
