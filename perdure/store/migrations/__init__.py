@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from ...errors import StoreError, StoreVersionError
 
-CURRENT = "0004"
+CURRENT = "0001"
 """The newest version in ``versions/``. Numbered, so that a newer one is known as such."""
 VERSION_TABLE = "perdure_version"
 """Not alembic's default name: the database may be shared with a program that uses alembic too."""

@@ -185,6 +185,61 @@ async def test_a_damaged_file(tmp_path: Path):
     assert str(path) in caught.value.message
 
 
+async def test_a_store_whose_creation_fails_is_created_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "store.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("perdure.store.sql.name_store", lambda *_: 1 / 0)  # in the transaction, behind the tables
+        with pytest.raises(ZeroDivisionError):
+            async with opened(path):
+                pass
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == []
+    async with opened(path) as store:
+        await store.commit(outcome("a"))
+
+
+OPENER = """
+import asyncio, sys
+from perdure.ports import Commit, Outcome
+from perdure.store import open_store
+
+async def main(url, name):
+    store = open_store(url)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await store.open()
+    await store.commit(Commit(outcome=Outcome(name, "tool", b"1")))
+    await store.close()
+    print(store.store_id)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_that_create_it_at_once_make_one_store(tmp_path: Path):
+    path = tmp_path / "store.db"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPENER, f"sqlite:///{path}", f"k{i}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = {process.communicate()[0] for process in processes}
+    async with opened(path) as store:
+        assert answers == {f"{store.store_id}\n"}
+        assert len(await store.find([f"k{i}" for i in range(3)])) == 3
+
+
 async def test_a_newer_schema(tmp_path: Path):
     path = tmp_path / "store.db"
     async with opened(path):
