@@ -1,6 +1,8 @@
-"""Outcomes that this process recorded or read lately, kept in front of the journal.
+"""A cache of the outcomes that this process recorded, in front of the journal.
 
 A recorded outcome never changes, so a copy is as good as the entry: a model call right after its tools reads nothing.
+What is read is not cached: its bytes may have been altered, which only the caller who parses them notices, and an
+entry that is restored then must be read anew.
 """
 
 from __future__ import annotations
@@ -26,10 +28,7 @@ class CachedJournal:
         found = {key: body for key in keys if (body := self._outcomes.get(key)) is not None}
         unknown = [key for key in keys if key not in found]
         if unknown:
-            read = await self._journal.find(unknown)
-            for key, body in read.items():
-                self._keep(key, body)
-            found |= read
+            found |= await self._journal.find(unknown)
         return found
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
@@ -37,17 +36,12 @@ class CachedJournal:
         body = self._outcomes.get(key)
         if body is not None:
             return Claim("done", body)
-        claim = await self._journal.claim(key, owner, again=again, events=events)
-        if claim.outcome is not None:
-            self._keep(key, claim.outcome)
-        return claim
+        return await self._journal.claim(key, owner, again=again, events=events)
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything in one transaction; the recorded outcome."""
         recorded = await self._journal.commit(commit)
-        if commit.outcome is not None and recorded is not None:
-            self._keep(commit.outcome.key, recorded)
+        outcome = commit.outcome
+        if outcome is not None and recorded == outcome.body:
+            self._outcomes.put(outcome.key, outcome.body, len(outcome.body) + len(outcome.key))
         return recorded
-
-    def _keep(self, key: str, body: bytes) -> None:
-        self._outcomes.put(key, body, len(body) + len(key))

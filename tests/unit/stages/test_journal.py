@@ -13,6 +13,7 @@ from perdure.errors import ProviderServerError, StoreError, StoreVersionError, T
 from perdure.ports import Commit, Outcome
 from perdure.stages import JournalStage, journal
 from perdure.stages.keys import model_key
+from perdure.store.journal import CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import INLINE_BYTES, ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
@@ -298,3 +299,22 @@ async def test_an_outcome_that_was_altered_is_neither_believed_nor_made_again(st
         await again()
     assert "backup" in str(caught.value)
     assert len(inner.calls) == 1
+
+
+@pytest.mark.parametrize("kind", ["model", "tool"])
+async def test_an_entry_that_was_damaged_and_restored_is_read_again_by_the_same_worker(
+    store: MemoryStore, kind: str
+) -> None:
+    async def call_again(stage: JournalStage) -> Any:
+        inner = Inner("42")
+        return await (stage.model(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner))
+
+    recorded = await call_again(JournalStage(store))
+    (entry,) = store.journal.values()
+    whole, entry.outcome = entry.outcome, b'{"content": 4'
+    another_worker = JournalStage(CachedJournal(store))
+    with pytest.raises(TranscriptCorruptedError):
+        await call_again(another_worker)
+    entry.outcome = whole
+    read = await call_again(another_worker)
+    assert (read.output if kind == "model" else read) == (recorded.output if kind == "model" else recorded)
