@@ -22,7 +22,7 @@ from .kept import KeptMemory
 from .options import begin
 from .ports import Store
 from .run import Run
-from .runs import RunSummary, list_runs
+from .runs import RunSummary, list_runs, make_store
 from .scheduling import Scheduling
 from .sealing import Auth, sealed
 from .sending import deliver
@@ -187,8 +187,8 @@ class Client(Scheduling):
             idle_timeout=idle_timeout,
             resume=True,
         )
-        if self.store_url is not None:
-            start.setdefault("store_id", (await self.store()).store_id)
+        if self.store_url is not None and (store_id := (await self.store()).store_id):
+            start.setdefault("store_id", store_id)
         return await deliver(
             self.run(id, agent),
             checked_input(agent, message),
@@ -212,19 +212,25 @@ class Client(Scheduling):
         """The calls that wait for somebody's approval, of all runs or those of ``agent``; what waits longest first."""
         return await approvals(self, agent=agent)
 
-    async def store(self) -> Store:
-        """The open store. Raises ``TranscriptUnavailableError`` without one, ``StoreError`` if it cannot be opened."""
+    async def store(self, *, create: bool = False) -> Store:
+        """The open store. Where there is none yet, reads find nothing; with ``create`` it is made.
+
+        Raises ``TranscriptUnavailableError`` without one, ``StoreError`` if it cannot be opened, or is not made because
+        runs of the task queue are kept in a store that is not there.
+        """
         if self.store_url is None:
             raise TranscriptUnavailableError(
                 "this client has no store, so it cannot read transcripts or send long messages",
                 hint="Give it store_url=… or set PERDURE_STORE_URL to the store of the workers.",
             )
         async with self._opening:
-            if self._store is None:
-                store = open_store(self.store_url)
-                await store.open()
+            store = self._store or open_store(self.store_url)
+            if not store.store_id:
+                await store.open(create=False)
                 self._store = store
-            return self._store
+            if create and not store.store_id:
+                await make_store(store, self.temporal, self.task_queue)
+            return store
 
     async def file(self, part: FilePart) -> bytes:
         """The bytes of a file of a transcript.

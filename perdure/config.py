@@ -20,6 +20,11 @@ def store_url(given: str | None = None) -> str | None:
     return given or os.environ.get("PERDURE_STORE_URL") or None
 
 
+def new_store() -> bool:
+    """Whether ``PERDURE_NEW_STORE`` lets a store be made although runs are kept in another one."""
+    return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")
+
+
 def home_store_url() -> str:
     """The store under ``PERDURE_HOME``, which is what the embedded engine uses."""
     return f"sqlite:///{current_home().store_db}"

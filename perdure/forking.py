@@ -97,7 +97,7 @@ async def _head(run: Run, store: Store) -> str | None:
     if row is not None:
         return row.head
     status = await run.status()
-    run.check_store(status.store_id, store.store_id)
+    run.check_store(status.store_id, store.store_id, store.place)
     return status.head
 
 

@@ -120,7 +120,7 @@ class Reading:
 
     async def _whole(self, response: Response) -> Response:
         store = await self.store()
-        self.check_store(response.store_id, store.store_id)
+        self.check_store(response.store_id, store.store_id, store.place)
         chain = Chain(store)
         update: dict[str, Any] = {"messages": tuple(await chain.load(response.head))}
         if response.blob is not None:
@@ -139,7 +139,7 @@ class Reading:
             head = row.head
         else:
             status = await self.status()
-            self.check_store(status.store_id, store.store_id)
+            self.check_store(status.store_id, store.store_id, store.place)
             head = status.head
         return await (whole(store, head) if full else Chain(store).load(head))
 
@@ -157,11 +157,12 @@ class Reading:
         found = await artifacts.found(self.client.memory, self.id, name, version)
         return await artifacts.text(self.client.memory, self.id, found)
 
-    def check_store(self, kept: str | None, ours: str) -> None:
-        """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``."""
+    def check_store(self, kept: str | None, ours: str, place: str = "") -> None:
+        """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``, the store at ``place``."""
         if kept is not None and kept != ours:
+            has = f"has store {ours}" if ours else f"finds no store at {place}"
             raise StoreMismatchError(
-                f"run {self.id!r} is kept in store {kept}, and this client has store {ours}",
+                f"run {self.id!r} is kept in store {kept}, and this client {has}",
                 hint="Point PERDURE_STORE_URL (or store_url=…) at the store of the run's workers. "
                 "The result without its messages is Temporal's: await run.handle.result()",
             )

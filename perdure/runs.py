@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from temporalio.api.common.v1 import Payload
+from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, GetWorkflowExecutionHistoryReverseRequest
+from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.service import RPCError, RPCStatusCode
 
+from . import config
 from .errors import StoreError
 from .listed import agent_of as told_agent
 from .listed import listed, of_agent, of_status, status_of
+from .ports import Store
 from .types.interface import WORKFLOW, Status
 
 if TYPE_CHECKING:
     from .client import Client
 
+logger = logging.getLogger("perdure.client")
+
+_ASKED, _LAST_EVENTS = 100, 50
+"""Runs, and the last events of each, among which a store is looked for before one is made."""
 _POLL = timedelta(seconds=70)
 """How long a worker may go without beginning a new poll, and a little more."""
 _STATUS = {
@@ -82,6 +92,70 @@ async def list_runs(
                 found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
     newest = sorted(found.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
     return newest[:limit]
+
+
+async def make_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
+    """Make the store, unless runs of the task queue are kept in one: then that is away, and an empty one in its place
+    would strand them.
+
+    Temporal is asked, once in a store's life. Raises ``StoreError``.
+    """
+    if not config.new_store():
+        quoted = task_queue.replace("\\", "\\\\").replace("'", "\\'")
+        query = f"WorkflowType = '{WORKFLOW}' AND TaskQueue = '{quoted}'"
+        way_out = "To begin with an empty store, in which such runs cannot go on, start once with PERDURE_NEW_STORE=1."
+        try:
+            async for seen in temporal.list_workflows(query, limit=_ASKED):
+                if (store_id := await _store_of(temporal, seen)) is not None:
+                    raise StoreError(
+                        f"there is no store at {store.place}, and run {seen.id!r} of task queue {task_queue!r} is kept "
+                        f"in store {store_id}",
+                        hint=f"Put that store back there (is its volume mounted?), or correct PERDURE_STORE_URL. "
+                        f"{way_out}",
+                    )
+        except RPCError as error:
+            raise StoreError(
+                f"there is no store at {store.place}, and Temporal does not say whether runs of task queue "
+                f"{task_queue!r} are kept in one: {error.message}",
+                hint=f"Let this client list and read workflows. {way_out}",
+            ) from error
+    await store.open()
+    logger.warning(
+        "made a new store, %s, at %s: no run of task queue %r has one", store.store_id, store.place, task_queue
+    )
+
+
+async def _store_of(temporal: TemporalClient, seen: WorkflowExecution) -> str | None:
+    """The ``store_id`` that the last events of a run carry; None where it has used no store yet."""
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=temporal.namespace,
+        execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id),
+        maximum_page_size=_LAST_EVENTS,
+    )
+    try:
+        answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request)
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    for event in answer.history.events:
+        carried = (
+            event.activity_task_scheduled_event_attributes.input,
+            event.activity_task_completed_event_attributes.result,
+            event.workflow_execution_started_event_attributes.input,
+            event.workflow_execution_completed_event_attributes.result,
+        )
+        for payload in (payload for payloads in carried for payload in payloads.payloads):
+            try:
+                [value] = await temporal.data_converter.decode([payload])
+            except Exception:  # noqa: S112  # another client's codec or converter wrote it
+                continue
+            if isinstance(value, dict):
+                state = value.get("state")
+                for facts in (value, state if isinstance(state, dict) else {}):
+                    if isinstance(store_id := facts.get("store_id"), str) and store_id:
+                        return store_id
+    return None
 
 
 async def runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:

@@ -195,7 +195,8 @@ async def reopening(run: Run) -> dict[str, Any]:
         store = await run.store()
         row = await store.run(run.id)
         recorded = recorded or (row is not None and row.scope.startswith(scope))
-        start.setdefault("store_id", store.store_id)
+        if store.store_id:
+            start.setdefault("store_id", store.store_id)
     if recorded:
         start.pop("message", None)
     if parent_id and (token := start.get("auth_context")):  # Temporal confirms no parent of the next execution

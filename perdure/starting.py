@@ -160,7 +160,7 @@ async def _written(
     for part in file_parts(messages):
         if why := unfit_file(part):
             raise InvalidInputError(f"history: {why}")
-    store = await client.store()
+    store = await client.store(create=True)
     chain = Chain(store)
     try:
         await chain.files(messages)

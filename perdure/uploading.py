@@ -92,7 +92,7 @@ async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | No
         return said, None
     if client.store_url is None:
         _refuse(said, blobs)
-    store = await client.store()
+    store = await client.store(create=True)
     await store.commit(Commit(blobs=blobs))
     return said, store.store_id
 

@@ -68,7 +68,7 @@ async def _serve(loaded: Loaded, server: Server, queue: str, file: str, folder: 
         ]
         async with AsyncExitStack() as stack:
             # Opened here too, as in Worker: a store or a lifespan that fails is an error now.
-            await stack.enter_async_context(plugin.engine.running())
+            await stack.enter_async_context(plugin.engine.running(client.temporal, queue))
             for worker in workers:
                 await stack.enter_async_context(worker)
             report("serving", agents=[agent.name for agent in agents], files=_files(file))

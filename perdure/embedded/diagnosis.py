@@ -178,6 +178,8 @@ def _store() -> Finding:
         parts = urlsplit(url)  # without the password
         return Finding("store", "ok", f"{parts.scheme}://{parts.hostname or ''}{parts.path} (not checked here)")
     path = Path(unquote(urlsplit(url).path)[1:]) if url else current_home().store_db
+    if path.is_file() and path.stat().st_mode & 0o077:
+        return Finding("store", "warn", f"{path} is open to other users", f"chmod 600 {path}")
     return _writable("store", path, str(path))
 
 

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from ..errors import RuntimeSetupError
 
+DEFAULT = Path("~/.perdure")
+"""The home where PERDURE_HOME names none."""
+
 CLI_VERSION = "1.5.1"
 """The Temporal CLI that is fetched and cached: the newest that ``go install`` can build."""
+
+_OURS = ("server.", "temporal.", "perdure.", "encryption.key", "logs", "bin", "history", ".probe-", ".key-")
+"""How the names begin of all that is under PERDURE_HOME."""
 
 _PROBE_BYTES = 256 * 1024
 """What must fit on the disk before a server is started on it: SQLite's first pages and a log."""
@@ -77,13 +83,19 @@ class Home:
     def create(self) -> Home:
         """Make the directories, readable by their owner only: transcripts are private.
 
+        A home that is there is closed to others too, unless it is a directory that PERDURE_HOME names and that has
+        files of other programs in it; perdure's own files are private by themselves.
+
         Raises:
             RuntimeSetupError: the path is a file, or may not be written.
         """
         with self.guard():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.logs.mkdir(mode=0o700, exist_ok=True)
-            self.bin.mkdir(mode=0o700, exist_ok=True)
+            if self.root == DEFAULT.expanduser() or all(path.name.startswith(_OURS) for path in self.root.iterdir()):
+                _close_to_others(self.root)
+            for folder in (self.logs, self.bin, self.history):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _close_to_others(folder)
         return self
 
     def check_writable(self) -> None:
@@ -117,5 +129,15 @@ class Home:
 
 def current_home() -> Home:
     """The home that PERDURE_HOME names, else ``~/.perdure``."""
-    named = os.environ.get("PERDURE_HOME") or "~/.perdure"
-    return Home(Path(named).expanduser().absolute())
+    return Home(Path(os.environ.get("PERDURE_HOME") or DEFAULT).expanduser().absolute())
+
+
+def private(path: str, flags: int) -> int:
+    """``opener`` for ``open``: a file that is made is readable by its owner alone, from its first moment on."""
+    return os.open(path, flags, 0o600)
+
+
+def _close_to_others(folder: Path) -> None:
+    stat = folder.stat()
+    if stat.st_uid == os.geteuid() and stat.st_mode & 0o077:
+        folder.chmod(0o700)

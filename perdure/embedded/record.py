@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .home import Home
+from .home import Home, private
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def write_record(home: Home, record: ServerInfo) -> None:
     """Replace the record in one step: a reader sees the old one or the new one."""
     fresh = home.server_file.with_suffix(".json.new")  # writers hold the server lock, so one name does
     with home.guard():
-        fresh.write_text(json.dumps(asdict(record), indent=2) + "\n")
+        with open(fresh, "w", opener=private) as file:
+            file.write(json.dumps(asdict(record), indent=2) + "\n")
         fresh.replace(home.server_file)
 
 

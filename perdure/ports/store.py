@@ -231,10 +231,17 @@ class Memory(Protocol):
 class Store(Journal, Transcripts, Runs, Turns, Memory, Events, Protocol):
     """All of it, in one database. ``store_id`` names the database for good; it is known once the store is open."""
 
+    place: str
+    """Where it is, for errors."""
     store_id: str
+    """"" where the store was opened, and there is none yet."""
 
-    async def open(self) -> None:
-        """Connect, migrate the schema, read the ``store_id``. Raises ``StoreError``."""
+    async def open(self, *, create: bool = True) -> None:
+        """Connect, and read the ``store_id``. Raises ``StoreError``.
+
+        Where there is no store, one is made; without ``create`` reads find nothing then and writes raise
+        ``StoreError``, until it has been made. Called again, it looks whether it has been.
+        """
         ...
 
     async def close(self) -> None:

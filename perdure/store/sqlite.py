@@ -32,9 +32,12 @@ class SqliteStore:
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are looked up on the event loop), and while somebody waits for events
-    one looks for them; any number of processes may have
-    the file open. Work that was handed over is done, also when its caller is cancelled. If the file is removed, calls
-    raise ``StoreError`` until it is back; if it is replaced by a copy of the same store, work goes on with that;
+    one looks for them; any number of processes may have the file open. Work that was handed over is done, also when its
+    caller is cancelled.
+
+    The file is made by ``open`` alone, readable by its owner only. Where there is none, reads find nothing and writes
+    raise ``StoreError``, until another process has made it. If the file of an open store is removed, calls raise
+    ``StoreError`` until it is back; if it is replaced by a copy of the same store, work goes on with that;
     another store raises ``StoreMismatchError``. Whoever replaces it must remove its -wal file too: SQLite would apply
     that one's changes to the new file, and nobody could tell.
 
@@ -43,35 +46,58 @@ class SqliteStore:
 
     def __init__(self, url: str, *, busy_timeout: float = 5.0, now: Callable[[], str] = utc_now) -> None:
         self.path = sqlite_path(url)
+        self.place = str(self.path)
         self.store_id = ""
         self._now = now
         self._busy_timeout = busy_timeout
         self._threads: tuple[StoreThread[Work], StoreThread[Work]] | None = None
         self._watch: Watch | None = None
         self._at_once_lock = threading.Lock()
-        self._at_once = Session(self.path, write=False, busy_timeout=0)
+        self._at_once = self._session(write=False, busy_timeout=0)
+        self._sessions = [self._at_once]
 
-    async def open(self) -> None:
-        """Create or migrate the file where needed, and read the ``store_id``. Raises ``StoreError``."""
-        if self._threads is not None:
+    def _session(self, *, write: bool, busy_timeout: float) -> Session:
+        return Session(self.path, write=write, busy_timeout=busy_timeout)
+
+    async def open(self, *, create: bool = True) -> None:
+        """See :class:`perdure.ports.Store`."""
+        if self._threads is None:
+            writer, reader, watcher = (self._session(write=n == 0, busy_timeout=self._busy_timeout) for n in range(3))
+            self._sessions = [writer, reader, watcher, self._at_once]
+            self._threads = (
+                StoreThread("perdure-store-write", writer.run_all, writer.close),
+                StoreThread("perdure-store-read", reader.run_all, reader.close),
+            )
+            self._watch = Watch(watcher, self._latest)
+            self.store_id = ""
+        if self.store_id:
             return
-        writer = Session(self.path, write=True, busy_timeout=self._busy_timeout)
-        reader = Session(self.path, write=False, busy_timeout=self._busy_timeout)
-        self._threads = (
-            StoreThread("perdure-store-write", writer.run_all, writer.close),
-            StoreThread("perdure-store-read", reader.run_all, reader.close),
-        )
         try:
-            self.store_id = await self._known()
-            if not self.store_id:
-                self.store_id = await self._write(_prepare, uuid.uuid4().hex, self._now())
+            self.store_id = await self._prepared(create)
         except BaseException:
             await self.close()
             raise
-        watcher = Session(self.path, write=False, busy_timeout=self._busy_timeout)
-        for session in (writer, reader, watcher, self._at_once):
+        for session in self._sessions:
             session.store_id = self.store_id
-        self._watch = Watch(watcher, self._latest)
+
+    async def _prepared(self, create: bool) -> str:
+        """The ``store_id``; "" where there is no store and none is made."""
+        try:
+            known: str = await self._read(_ready)
+        except StoreVersionError:
+            raise
+        except StoreError:
+            if not create:
+                raise
+            known = ""  # to prepare it says what is wrong
+        if known or not create:
+            return known  # of a store that another process has locked, too
+        writer = self._sessions[0]
+        writer.create = True
+        try:
+            return await self._hand_over(0, _prepare, (uuid.uuid4().hex, self._now()))
+        finally:
+            writer.create = False
 
     async def close(self) -> None:
         """Finish what was handed over, close the file and end the threads. ``open`` may follow."""
@@ -84,17 +110,17 @@ class SqliteStore:
                 self._at_once.close()
             await threads[1].close()
             await threads[0].close()
-
-    async def _known(self) -> str:
-        """The ``store_id`` if nothing is to be done, else "": a store that somebody locked can still be read."""
-        try:
-            return await self._read(_ready)
-        except StoreVersionError:
-            raise
-        except StoreError:  # no file yet, for instance; preparing it says what is wrong
-            return ""
+            for session in self._sessions:
+                session.store_id = ""
 
     async def _write(self, operation: Callable[..., T], *arguments: Any) -> T:
+        if self._threads is not None and not self.store_id:
+            await self.open(create=False)
+            if not self.store_id:
+                raise StoreError(
+                    f"there is no store at {self.path} yet",
+                    hint="Workers make it when they start; or put its file there, or mount its volume.",
+                )
         return await self._hand_over(0, operation, arguments)
 
     async def _read(self, operation: Callable[..., T], *arguments: Any) -> T:
@@ -212,6 +238,8 @@ class SqliteStore:
 def _ready(database: SqliteDatabase) -> str:
     with database.alchemy() as connection:
         current = migrations.is_current(connection)
+        if not current:
+            migrations.check_empty(connection)
     return sql.store_id(database) or "" if current else ""
 
 

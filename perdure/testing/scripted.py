@@ -184,7 +184,7 @@ class _InProcessClient(Client):
         super().__init__(temporal, store_url="memory:", task_queue="scripted")
         self._shared = store
 
-    async def store(self) -> Store:
+    async def store(self, *, create: bool = False) -> Store:
         """See base class."""
         return self._shared
 

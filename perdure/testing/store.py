@@ -48,6 +48,7 @@ class MemoryStore:
     """
 
     def __init__(self, *, now: Callable[[], str] | None = None) -> None:
+        self.place = "memory"
         self.store_id = ""
         self.failure: StoreError | None = None
         self.all_nodes: dict[str, Node] = {}
@@ -63,7 +64,7 @@ class MemoryStore:
         self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
         self._id = uuid.uuid4().hex
 
-    async def open(self) -> None:
+    async def open(self, *, create: bool = True) -> None:
         """Make the ``store_id`` known."""
         self._check()
         self.store_id = self._id

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from temporalio.client import Client as TemporalClient
+
 from .. import config
 from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
 from ..activities.agents import check_asked
@@ -23,6 +25,7 @@ from ..providers.chain import ModelChain
 from ..providers.cost import cost_usd
 from ..providers.registry import get_provider, using_providers
 from ..providers.throttle import Throttle
+from ..runs import make_store
 from ..stages import (
     EventsStage,
     FailuresStage,
@@ -102,8 +105,8 @@ class Engine:
         self._stack = AsyncExitStack()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Open for the length of the block.
+    async def running(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
+        """Open for the length of the block, to serve ``task_queue``.
 
         Raises ``DefinitionError`` where a hook of the worker asks an agent that is not here, ``StoreError`` when the
         store cannot be opened, ``RuntimeSetupError`` when the lifespan fails.
@@ -111,7 +114,7 @@ class Engine:
         async with self._opening:
             if self._users == 0:
                 check_asked(self.hooks, self.agents)
-                await self._open()
+                await self._open(temporal, task_queue)
             self._users += 1
         try:
             yield
@@ -121,10 +124,12 @@ class Engine:
                 if self._users == 0:
                     await self._stack.aclose()
 
-    async def _open(self) -> None:
+    async def _open(self, temporal: TemporalClient | None, task_queue: str) -> None:
         async with AsyncExitStack() as stack:
-            await self.store.open()
+            await self.store.open(create=temporal is None)
             stack.push_async_callback(self.store.close)
+            if temporal is not None and not self.store.store_id:
+                await make_store(self.store, temporal, task_queue)
             await stack.enter_async_context(using_providers())
             self.author.start()
             stack.callback(self.author.stop)

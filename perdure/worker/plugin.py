@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import WorkerConfig
+from temporalio.worker import Worker, WorkerConfig
 
 from ..agent import Agent
 from ..errors import DefinitionError
@@ -66,8 +66,12 @@ class PerdurePlugin(SimplePlugin):
             workflows=[AgentWorkflow],
             activities=[self.engine.model.model, self.engine.tool.tool],
             interceptors=[self.engine.interceptor],
-            run_context=self.engine.running,
         )
+
+    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
+        """See base class."""
+        async with self.engine.running(worker.client, worker.task_queue):
+            await next(worker)
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """See base class. Raises ``DefinitionError`` for a worker that has a dynamic activity of its own."""

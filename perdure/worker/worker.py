@@ -106,6 +106,7 @@ class Worker:
             # Zero is the SDK's default and would be taken for no choice.
             graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
         )
+        self._temporal = client.temporal
         self._engine = plugin.engine
         self._open = AsyncExitStack()
 
@@ -150,7 +151,7 @@ class Worker:
     async def __aenter__(self) -> Worker:
         async with AsyncExitStack() as stack:
             # Opened here too, so that a store that cannot be opened is an error now and not a cancelled block.
-            await stack.enter_async_context(self._engine.running())
+            await stack.enter_async_context(self._engine.running(self._temporal, self.task_queue))
             await stack.enter_async_context(self._made())
             self._open = stack.pop_all()
         return self

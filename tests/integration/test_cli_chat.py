@@ -76,6 +76,7 @@ async def test_a_conversation_is_left_and_taken_up_again(sit: Sit, cli: Cli, id:
     history = cli.folder / "home" / "history" / "talker"
     assert "+Third" in history.read_text()
     assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
 async def test_lines_are_begun_with_a_key_and_come_with_a_paste(sit: Sit, id: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Client, Run, tool
-from perdure.errors import RunCancelledError, StoreMismatchError
+from perdure import Agent, Client, Run, Worker, tool
+from perdure.errors import RunCancelledError, StoreError, StoreMismatchError
 from perdure.ports import ModelRequest, Store
 from perdure.store import open_store
 from perdure.testing import ScriptedProvider, call
@@ -30,9 +30,11 @@ NOWHERE = {"content": {"hash": "0" * 64, "size": 1}, "id": "lost"}
 @pytest.fixture
 async def stranger(engine: Engine, tmp_path: Path) -> Any:
     """A client of the same server and queue with a store of its own."""
-    client = Client(
-        await engine.temporal(), store_url=f"sqlite:///{tmp_path / 'other.db'}", task_queue=engine.task_queue
-    )
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    other = open_store(url)
+    await other.open()
+    await other.close()
+    client = Client(await engine.temporal(), store_url=url, task_queue=engine.task_queue)
     yield client
     await client.close()
 
@@ -157,3 +159,98 @@ async def test_twenty_calls_open_one_store(engine: Engine, monkeypatch: pytest.M
     stores = await asyncio.gather(*(client.store() for _ in range(20)))
     assert len(opened) == 1
     assert {id(store) for store in stores} == {id(opened[0])}
+
+
+# --- a store that is away
+
+
+async def test_a_worker_that_starts_while_the_store_is_away_makes_no_other_in_its_place(engine: Engine) -> None:
+    agent = Agent("a", ScriptedProvider(["forty-two"] * 3))
+    async with engine.served(agent) as client:
+        run = await client.start("a", "hi", mode="session")
+        response = await run.turn().result()
+    away = engine.store_path.rename(engine.store_path.with_name("away.db"))
+    with pytest.raises(StoreError) as caught:
+        async with engine.served(agent):
+            pass
+    for named in (str(engine.store_path), str(response.store_id), run.id, "PERDURE_NEW_STORE"):
+        assert named in str(caught.value)
+    assert not engine.store_path.exists()
+    away.rename(engine.store_path)
+    async with engine.served(agent) as client:
+        turn = await client.send("a", "and now?", id=run.id)
+        assert (await turn.result()).content == "forty-two"
+        await run.close()
+
+
+async def test_an_operator_may_begin_with_an_empty_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent("a", ScriptedProvider(["one", "two"]))
+    async with engine.served(agent) as client:
+        first = await (await client.start("a", "hi")).result()
+    engine.store_path.unlink()
+    monkeypatch.setenv("PERDURE_NEW_STORE", "1")
+    async with engine.served(agent) as client:
+        second = await (await client.start("a", "hi")).result()
+    assert second.content == "two"
+    assert second.store_id != first.store_id
+
+
+async def test_a_new_store_is_said(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    async with engine.served(Agent("a", ScriptedProvider(["one"]))) as client:
+        made = (await client.store()).store_id
+    assert [f"made a new store, {made}, at {engine.store_path}" in record.message for record in caplog.records] == [
+        True
+    ]
+
+
+async def test_readers_make_no_store(engine: Engine) -> None:
+    client = await engine.client()
+    run = await client.start("a", "hi")
+    assert (await run.status()).state == "running"
+    assert [one.id for one in await client.list(limit=1000) if one.id == run.id] == [run.id]
+    assert [event async for event in run.events(wait=False)] == []
+    assert await run.transcript() == []
+    with pytest.raises(StoreError, match="no store at"):
+        await client.memory.get("n", "k")
+    assert not engine.store_path.exists()
+    async with engine.served(Agent("a", ScriptedProvider(["forty-two"]))):
+        assert (await run.result()).messages[-1].text == "forty-two"
+    assert (await client.store()).store_id
+
+
+async def test_runs_go_on_when_the_store_that_was_away_is_back(engine: Engine, tmp_path: Path) -> None:
+    """Meanwhile others have read, and another worker has tried to start."""
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> str:
+        if users(request.messages)[-1] != "hi":
+            await gate()
+        return "forty-two"
+
+    agent = Agent("a", ScriptedProvider(reply))
+    async with engine.served(agent) as client:
+        before = [await client.start("a", "hi", mode="session") for _ in range(3)]
+        for run in before:
+            await run.turn().result()
+        runs = [await client.start("a", "more") for _ in range(3)]
+        turns = [await client.send("a", "more", id=run.id) for run in before]
+        await eventually(lambda: gate.entered >= 6)
+        away = tmp_path / "away"
+        away.mkdir()
+        for path in engine.store_path.parent.glob("store.db*"):
+            path.rename(away / path.name)
+        other = await engine.client()
+        with pytest.raises(StoreMismatchError, match="finds no store at"):
+            await other.run(before[0].id).transcript()
+        with pytest.raises(StoreError, match="no store at"):
+            async with Worker(other, [agent], drain=1.0):
+                pass
+        gate.open()
+        assert not engine.store_path.exists()
+        for path in away.iterdir():
+            path.rename(engine.store_path.parent / path.name)
+        answers = [await run.result() for run in runs] + [await turn.result() for turn in turns]
+        assert [answer.content for answer in answers] == ["forty-two"] * 6
+        assert {answer.store_id for answer in answers} == {(await client.store()).store_id}
+        for run in before:
+            await run.close()

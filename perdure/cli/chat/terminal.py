@@ -20,7 +20,7 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
-from ...embedded.home import current_home
+from ...embedded.home import current_home, private
 from ...errors import NoWorkerError, PerdureError
 from ..conversation import colours, printable, styled
 from ..progress import LOOK
@@ -246,6 +246,7 @@ class _Keyboard(Vt100Input):
 def _history(agent: str) -> FileHistory:
     """The lines that were typed to this agent, in a file that only its owner reads."""
     home = current_home().create()
+    file = home.history / quote(agent, safe="")
     with home.guard():
-        home.history.mkdir(mode=0o700, exist_ok=True)
-    return FileHistory(home.history / quote(agent, safe=""))
+        open(file, "a", opener=private).close()
+    return FileHistory(file)

@@ -37,6 +37,16 @@ def is_current(connection: Connection) -> bool:
     return found == CURRENT
 
 
+def check_empty(connection: Connection) -> None:
+    """Raise ``StoreError`` for a SQLite file of another program."""
+    tables = sa.inspect(connection).get_table_names() if connection.dialect.name == "sqlite" else []
+    if tables and VERSION_TABLE not in tables:
+        raise StoreError(
+            f"the file is the database of another program (tables {', '.join(tables[:5])})",
+            hint="Set PERDURE_STORE_URL to a file of its own.",
+        )
+
+
 def upgrade(connection: Connection) -> None:
     """Bring the schema to ``CURRENT`` in the caller's transaction, which must exclude other writers.
 
@@ -44,12 +54,7 @@ def upgrade(connection: Connection) -> None:
     """
     if is_current(connection):
         return
-    tables = sa.inspect(connection).get_table_names() if connection.dialect.name == "sqlite" else []
-    if tables and VERSION_TABLE not in tables:
-        raise StoreError(
-            f"the file is the database of another program (tables {', '.join(tables[:5])})",
-            hint="Set PERDURE_STORE_URL to a file of its own.",
-        )
+    check_empty(connection)
     _run_alembic(connection)
 
 

@@ -42,6 +42,16 @@ async def opened(path: Path, busy_timeout: float = 0.05) -> AsyncIterator[Sqlite
         await store.close()
 
 
+@contextlib.asynccontextmanager
+async def reading(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(f"sqlite:///{path}", busy_timeout=0.05)
+    await store.open(create=False)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     async with opened(tmp_path / "store.db") as store:
@@ -142,6 +152,62 @@ async def test_a_read_only_disk(disk: Path):
         async with opened(disk / "store.db") as store:
             await store.commit(outcome("b"))
     assert "writable" in (caught.value.hint or "")
+
+
+async def test_a_store_on_a_read_only_disk_is_read(disk: Path):
+    path = disk / "store.db"
+    async with opened(path) as store:
+        await store.commit(outcome("a"))
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    async with reading(path) as reader:
+        assert len(await reader.find(["a"])) == 1
+        assert await reader.changed("c", 0, 0.0) == 0
+        with pytest.raises(StoreError, match=r"read-only|cannot be opened"):
+            await reader.commit(outcome("b"))
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        async with opened(path) as store:
+            await store.commit(outcome("b"))
+            assert len(await reader.find(["a", "b"])) == 2
+        assert len(await reader.find(["a", "b"])) == 2
+
+
+async def test_a_reader_makes_no_file_and_sees_the_store_that_another_makes(tmp_path: Path):
+    path = tmp_path / "store.db"
+    async with reading(path) as reader:
+        assert (reader.store_id, await reader.runs(), await reader.find(["a"])) == ("", [], {})
+        with pytest.raises(StoreError, match="no store at"):
+            await reader.commit(outcome("a"))
+        assert list(tmp_path.iterdir()) == []
+        path.touch()  # as a program leaves it that dies before it has written anything
+        assert await reader.find(["a"]) == {}
+        async with opened(path) as store:
+            await store.commit(outcome("a"))
+            assert len(await reader.find(["a"])) == 1
+            await reader.commit(outcome("b"))
+            assert reader.store_id == store.store_id
+
+
+async def test_a_reader_writes_nothing(tmp_path: Path):
+    path = tmp_path / "store.db"
+    async with opened(path) as store:
+        await store.commit(outcome("a"))
+    before = path.stat(), path.read_bytes()
+    async with reading(path) as reader:
+        assert len(await reader.find(["a"])) == 1
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == (before[0].st_mtime_ns, before[1])
+
+
+async def test_its_files_are_readable_by_their_owner_alone(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        async with opened(tmp_path / "store.db") as store:
+            await store.commit(outcome("a"))
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("store.db", "store.db-wal", "store.db-shm"), 0o600)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755, "a directory that a user named is left alone"
 
 
 async def test_a_missing_directory(tmp_path: Path):
