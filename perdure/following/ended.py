@@ -1,9 +1,10 @@
-"""How a run ended, as the server says: what no worker could write down is recorded by whoever notices it first."""
+"""How a run ended, as the server says: what no worker could write down is recorded by the first who follows the run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +15,7 @@ from ..errors import RunNotFoundError, ServerUnreachableError, StoreError
 from ..ports import Batch, NewEvent, Store, token
 from ..translate import run_error
 from ..types.events import RunEvent
-from .reader import insist
+from .reader import PATIENCE, insist
 
 if TYPE_CHECKING:
     from ..reading import Reading
@@ -34,50 +35,69 @@ _STATES: dict[WorkflowExecutionStatus, State] = {
 }
 
 
-async def until_ended(run: Reading, store: Store) -> None:
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of an execution, where the store may not have it."""
+
+    event: RunEvent
+    key: str
+    """By which the store keeps it once."""
+    run_id: str
+
+
+async def until_ended(run: Reading, store: Store) -> End | None:
     """Wait until the run has ended and its events say so. One long poll, which adds nothing to its history.
 
-    A server that is out of reach is waited for: events may still come, from the store. Raises ``StoreMismatchError``
-    where the run is kept in another store.
+    A server that is out of reach is waited for: events may still come, from the store. Returns the end where the store
+    did not take it. Raises ``StoreMismatchError`` where the run is kept in another store.
     """
     # Without a run id: a conversation that was opened again is not over.
     latest = run.client.run(run.id)
     while True:
         try:
             await _closed(latest)
-            if await record_end(latest, store):
-                return
+            end = await end_of(run, store)
+            if end is not None:
+                recorded = await _record(run, store, end)
+                # Opened again meanwhile, it goes on.
+                if (await run.describe()).run_id == end.run_id:
+                    return None if recorded else end
         except ServerUnreachableError:
             await asyncio.sleep(_AGAIN)
         except RunNotFoundError:  # forgotten meanwhile: nothing more will come
-            return
+            return None
 
 
-async def record_end(run: Reading, store: Store) -> bool:
-    """Record how the last execution of the run ended, once, whoever else follows. False where it has not ended.
+async def end_of(run: Reading, store: Store, patience: float = PATIENCE) -> End | None:
+    """How the last execution of the run ended, as the server says; None where it has not ended. Writes nothing.
 
-    Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
+    ``patience``: see :func:`~perdure.following.reader.insist`. Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
     """
     seen = await run.describe()
     state = None if seen.status is None else _STATES.get(seen.status)
     if state is None or seen.close_time is None:
-        return False
-    await check_place(run, store)
+        return None
+    await check_place(run, store, patience)
     at = seen.close_time.astimezone(UTC).isoformat(timespec="microseconds")
     event = (await _how(run, seen, state)).model_copy(update={"at": at})
-    batch = Batch(run.id, [NewEvent(event, key=f"ended/{seen.run_id}/{state}")], token(at), advances=True)
+    return End(event, f"ended/{seen.run_id}/{state}", seen.run_id)
+
+
+async def _record(run: Reading, store: Store, end: End) -> bool:
+    """Record it, whoever else follows once. Tried once: a follower that cannot write is shown the end all the same."""
+    batch = Batch(run.id, [NewEvent(end.event, key=end.key)], token(end.event.at), advances=True)
     try:
-        await insist(lambda: store.append(batch))
-    except StoreError as error:  # somebody who can write will record it
+        await store.append(batch)
+    except StoreError as error:  # another follower who can write will record it
         logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
-    # Opened again meanwhile, it goes on.
-    return (await run.describe()).run_id == seen.run_id
+        return False
+    return True
 
 
-async def check_place(run: Reading, store: Store) -> None:
+async def check_place(run: Reading, store: Store, patience: float = PATIENCE) -> None:
     """Raise ``StoreMismatchError`` where the store does not know the run because that is kept in another one."""
-    if await insist(lambda: store.run(run.id)) is None:
-        run.check_store((await run.status()).store_id, store.store_id)
+    if await insist(lambda: store.run(run.id), patience) is None:
+        run.check_store((await run.status()).store_id, store.store_id, store.place)
 
 
 async def _closed(run: Reading) -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RunNotFoundError
 from ..ports import Store
 from ..told import again, delays, to_begin
 from ..types.events import Event, RunEvent, TurnEvent
-from .ended import check_place, record_end, until_ended
-from .reader import PAGE, WAIT, Reader
+from .ended import End, check_place, end_of, until_ended
+from .reader import GLANCE, PAGE, PATIENCE, WAIT, Reader
 
 if TYPE_CHECKING:
     from ..reading import Reading
@@ -40,9 +40,12 @@ async def follow(run: Reading, after: int = 0, *, wait: bool = True, children: b
     """
     store = await run.store()
     over = asyncio.ensure_future(_over(run, store, wait=wait))
-    async with aclosing(_until(over, Reader(run.id, store, after, children=children), wait=wait)) as events:
+    reader = Reader(run.id, store, after, children=children, patience=PATIENCE if wait else GLANCE)
+    async with aclosing(_until(over, reader, wait=wait)) as events:
         async for event in events:
             yield event
+    if (end := over.result()) is not None and (untold := await reader.untold(end.event)) is not None:
+        yield untold
 
 
 async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
@@ -55,7 +58,8 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
         return
     said = asyncio.Event()
     over = asyncio.ensure_future(_turn_over(turn, store, said, wait=wait))
-    reader = Reader(turn.run.id, store, after, turn.task_id, children=children)
+    patience = PATIENCE if wait else GLANCE
+    reader = Reader(turn.run.id, store, after, turn.task_id, children=children, patience=patience)
     async with aclosing(_until(over, reader, wait=wait)) as events:
         async for event in events:
             if event.path:  # another run's turn
@@ -67,7 +71,7 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
             yield event
 
 
-async def _until(over: asyncio.Future[None], reader: Reader, *, wait: bool) -> AsyncGenerator[Event]:
+async def _until(over: asyncio.Future[Any], reader: Reader, *, wait: bool) -> AsyncGenerator[Event]:
     """What ``reader`` reads until ``over`` is done, to the last that is there then. Raises what ``over`` raises.
 
     Without ``wait`` nothing is read before: ``over`` is done soon.
@@ -96,8 +100,9 @@ async def _until(over: asyncio.Future[None], reader: Reader, *, wait: bool) -> A
 # --- when it is over
 
 
-async def _over(run: Reading, store: Store, *, wait: bool) -> None:
-    """Until the run has ended and its events say so; without ``wait`` as far as it has.
+async def _over(run: Reading, store: Store, *, wait: bool) -> End | None:
+    """Until the run has ended and its events say so; without ``wait`` as far as it has. Returns an end that its events
+    may not say: without ``wait`` nothing is written.
 
     Raises ``RunNotFoundError`` where neither the server nor the store knows the run.
     """
@@ -108,22 +113,19 @@ async def _over(run: Reading, store: Store, *, wait: bool) -> None:
             break
         except RunNotFoundError:
             if await store.run(run.id) is not None or await store.events(run.id, limit=1):
-                return  # long ago
+                return None  # long ago
             if not wait or not await to_begin(run) or not await again(left):
                 raise
-    if wait:
-        await _ended(run, store)
-    else:
-        await record_end(run.client.run(run.id), store)
+    return await _ended(run, store) if wait else await end_of(run.client.run(run.id), store, GLANCE)
 
 
-async def _ended(run: Reading, store: Store) -> None:
+async def _ended(run: Reading, store: Store) -> End | None:
     ended = asyncio.ensure_future(until_ended(run, store))
     try:
         await asyncio.wait([ended], timeout=_STRANGE)
         if not ended.done():
             await check_place(run, store)
-        await ended
+        return await ended
     finally:
         ended.cancel()
         await asyncio.gather(ended, return_exceptions=True)

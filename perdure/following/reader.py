@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..errors import InvalidInputError, StoreError, TranscriptCorruptedError
 from ..ports import EventRow, Store
 from ..store import Chain
-from ..types.events import Event, ModelCompleted, ModelDelta, ModelStarted, TurnEvent, read_event
+from ..types.events import Event, ModelCompleted, ModelDelta, ModelStarted, RunEvent, TurnEvent, event_body, read_event
 from ..types.messages import BlobRef
 from .partial import Partials
 
@@ -20,7 +20,9 @@ PAGE = 500
 WAIT = 5.0
 """Seconds after which the store is looked at in any case."""
 PATIENCE = 60.0
-"""Seconds that a store may be out of reach before whoever follows is told."""
+"""Seconds that a store may be out of reach before a follower is told."""
+GLANCE = 5.0
+"""The same for a reader who wants what is there now."""
 _LOOK_BACK = 64
 """Numbers that other events may have taken among the deltas of a call."""
 
@@ -33,9 +35,16 @@ class Reader:
     """
 
     def __init__(
-        self, context_id: str, store: Store, after: int, task_id: str | None = None, *, children: bool = True
+        self,
+        context_id: str,
+        store: Store,
+        after: int,
+        task_id: str | None = None,
+        *,
+        children: bool = True,
+        patience: float = PATIENCE,
     ) -> None:
-        """Raises ``InvalidInputError`` for an ``after`` that is no number."""
+        """``patience``: see :func:`insist`. Raises ``InvalidInputError`` for an ``after`` that is no number."""
         if not isinstance(after, int) or isinstance(after, bool):
             raise InvalidInputError(
                 f"after is the number of the last event that was seen, not {after!r:.100}",
@@ -47,6 +56,7 @@ class Reader:
         self._after = self._seen = after
         self._task_id = task_id
         self._children = children
+        self._patience = patience
         self._partials: dict[str, Partials] = {}
 
     async def rows(self) -> Sequence[EventRow]:
@@ -67,6 +77,20 @@ class Reader:
             del self._partials[event.context_id]  # a run may have begun many others
         return await partials.read(await self._filled(event))
 
+    async def untold(self, end: RunEvent) -> RunEvent | None:
+        """``end`` as the event behind the last one, for a run whose events do not say yet that it has ended so.
+
+        It is not stored, so a conversation that is opened again gives its number to another event. None where the
+        events say it, or where ``after`` is behind it.
+        """
+        latest = await self._insist(lambda: self._store.changed(self._context_id, 0, 0.0))
+        rows = await self._page(self._context_id, max(0, latest - _LOOK_BACK), children=False)
+        told = [event for row in rows if isinstance(event := self._event(row), RunEvent)]
+        if latest + 1 <= self._after or (told and told[-1].state == end.state):
+            return None
+        event = read_event(self._context_id, latest + 1, None, end.type, event_body(end), ())
+        return event if isinstance(event, RunEvent) else None
+
     async def more(self, over: asyncio.Future[Any]) -> None:
         """Wait until there may be more, or ``over`` is done."""
         changed = asyncio.ensure_future(self._changed())
@@ -85,7 +109,10 @@ class Reader:
             await asyncio.sleep(0.1)
 
     async def _page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
-        return await insist(lambda: self._store.events(of, after=after, limit=PAGE, children=children))
+        return await self._insist(lambda: self._store.events(of, after=after, limit=PAGE, children=children))
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await insist(ask, self._patience)
 
     def _event(self, row: EventRow) -> Event | None:
         of = row.child or self._context_id
@@ -101,7 +128,7 @@ class Reader:
 
     async def _text(self, blob: BlobRef) -> str | None:
         try:
-            return await insist(lambda: self._chain.resolve_blob(blob))
+            return await self._insist(lambda: self._chain.resolve_blob(blob))
         except TranscriptCorruptedError:  # it stays a reference: nobody shall be kept from what comes behind
             return None
 
@@ -137,10 +164,13 @@ def _begins(one: Event, event: ModelDelta) -> bool:
     return (one.kind, one.index, one.attempt) == (event.kind, event.index, event.attempt)
 
 
-async def insist(ask: Callable[[], Awaitable[T]]) -> T:
-    """What ``ask()`` gives, also where the store is locked or away for a while. Raises ``StoreError``."""
+async def insist(ask: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
+    """What ``ask()`` gives, also where the store is locked or away for a while: for ``patience`` seconds.
+
+    Raises ``StoreError``.
+    """
     loop = asyncio.get_running_loop()
-    until = loop.time() + PATIENCE
+    until = loop.time() + patience
     while True:
         try:
             return await ask()

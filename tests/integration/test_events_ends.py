@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -20,6 +22,7 @@ from perdure.testing import ScriptedProvider, fail
 from perdure.types.events import ErrorEvent, Event, RunEvent, TurnEvent
 from perdure.types.interface import WORKFLOW
 from tests.support.engine import Engine
+from tests.support.faults import sql
 from tests.support.following import ANSWER, BEGIN, DEADLINE, Slow, all_of, assert_whole, next_of, run_end, shown
 from tests.support.wait import eventually
 
@@ -265,6 +268,32 @@ async def test_an_end_that_nobody_recorded(engine: Engine, wait: bool) -> None:
     closed = (await run.handle.describe()).close_time
     assert closed is not None
     assert run_end(events).at[:19] == closed.isoformat()[:19]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_an_end_that_cannot_be_recorded_is_read_all_the_same(engine: Engine, wait: bool) -> None:
+    async with engine.served(Agent("quick", ScriptedProvider(["Done."]))) as client:
+        run = await client.start("quick", "Go.")
+        await run.result()
+    with contextlib.closing(sqlite3.connect(engine.store_path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        events = await all_of(run.events(wait=wait))
+        assert await all_of(run.events(events[-1].seq, wait=wait)) == []
+    assert shown(events) == [*BEGIN, *ANSWER, "run completed"]
+    assert_whole(events)
+
+
+async def test_who_reads_what_there_is_writes_nothing(engine: Engine) -> None:
+    async with engine.served(Agent("quick", ScriptedProvider(["Done."]))) as client:
+        run = await client.start("quick", "Go.")
+        await run.result()
+    count = "SELECT count(*) FROM events"
+    before = sql(engine.store_path, count)
+    looked = await all_of(run.events(wait=False))
+    assert (await run.status()).state == "completed"
+    assert sql(engine.store_path, count) == before
+    assert looked == await all_of(run.events())
+    assert sql(engine.store_path, count) != before
 
 
 async def test_everybody_reads_the_same_end(engine: Engine) -> None:
