@@ -38,6 +38,7 @@
     └── RuntimeSetupError
         ├── ServerNotFoundError · ServerStartError
         ├── ServerUnreachableError (also ConnectionError)
+        ├── ThreadsLostError                     authors' functions that never return hold a worker's threads
         └── NoWorkerError                        nobody polls the task queue
 
 An error that crosses Temporal keeps its class: it travels as ``ApplicationError(type=<class name>)`` and
@@ -337,6 +338,10 @@ class ServerStartError(RuntimeSetupError):
 
 class ServerUnreachableError(RuntimeSetupError, ConnectionError):
     """No Temporal server answers at the address."""
+
+
+class ThreadsLostError(RuntimeSetupError):
+    """Too many abandoned functions still run in a worker's threads, so it has stopped. Raised by ``Worker.run``."""
 
 
 class NoWorkerError(RuntimeSetupError):

@@ -28,6 +28,9 @@ from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
 
+POLICY = 60.0
+"""Seconds that an approval policy may take; after that a person is asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Denied:
@@ -153,7 +156,7 @@ class Approving:
         """What the author's policy says. One that fails has a person asked."""
         name = f"approval policy of {part.name}, agent {agent.name}"
         try:
-            said = await self._author.run(name, policy, part, told)
+            said = await self._author.run(name, policy, part, told, timeout=POLICY)
         except Exception as error:
             logger.warning("the %s failed, so a person is asked: %s: %s", name, type(error).__name__, error)
             return True

@@ -2,6 +2,9 @@
 
 The SDK sends heartbeats through the worker's loop. A tool that blocks must not stall it: the run would look lost, and
 every other run with it. Here it only stalls its own kind, and a warning names it.
+
+Python cannot end a thread. A function that was abandoned (its time was over, its run was stopped) keeps its thread
+until it returns. A worker with too many such threads sets ``AuthorLoop.lost``: it is to stop, and its process to end.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from .threads import Threads
@@ -21,13 +26,19 @@ logger = logging.getLogger("perdure.worker")
 
 PROBE = 1.0
 """Seconds between two looks at the loop; what blocks it longer is named."""
-POOL = 64
-"""Sync functions that run at once."""
+LOST_THREADS = 256
+"""Abandoned sync functions that still run, at which the worker is to stop."""
+BLOCKED = 120.0
+"""Seconds that an async function may block its loop before the worker is to stop: no other async function can run."""
 CANCEL_WAIT = 10.0
 """Seconds that a cancelled async function is given to end before nobody waits for it any more."""
 _STOP = 2.0
 
 _whose: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
+
+
+class OverdueError(TimeoutError):
+    """An author's function did not return in its time."""
 
 
 class AuthorLoop:
@@ -39,10 +50,12 @@ class AuthorLoop:
         loop, stopping = asyncio.new_event_loop(), threading.Event()
         loop.set_task_factory(_task)
         self._loop, self._stopping = loop, stopping
-        self._pool = Threads(POOL, "perdure-tool")
+        self._pool = Threads("perdure-tool")
+        self.lost: Future[str] = Future()
+        """Why the worker can run authors' functions no more, once that is so."""
         self._threads = [
             threading.Thread(target=_serve, args=(loop, stopping), name="perdure-author", daemon=True),
-            threading.Thread(target=_watch, args=(loop, stopping), name="perdure-watch", daemon=True),
+            threading.Thread(target=_watch, args=(loop, stopping, self.lost), name="perdure-watch", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -55,28 +68,80 @@ class AuthorLoop:
             thread.join(_STOP)
         self._pool.stop()
 
-    async def run(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def run(self, name: str, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> Any:
         """Call ``fn`` there, whether sync or async, and return what it returns.
+
+        ``timeout``: seconds that ``fn`` may take. They are counted from its first line, not from this call; then
+        ``OverdueError`` is raised.
 
         Cancelling this cancels an async ``fn`` at its next ``await`` and waits for it, ``CANCEL_WAIT`` seconds at
         most; if it ends with a result all the same, that is returned. A sync one runs to its end in its thread, and
         its result is dropped. Of what it raises only an ``Exception`` gets here: ``sys.exit()`` in a tool, or a
         cancellation that is not ours, comes as ``RuntimeError``.
         """
+        if timeout is None:
+            return await self._called(name, fn, args, _begun)
+        clock = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def begin() -> None:
+                    if limit.when() is None:  # a function that gave an awaitable begins twice
+                        with suppress(RuntimeError):  # it has ended already
+                            limit.reschedule(clock.time() + timeout)
+
+                def begun() -> None:
+                    with suppress(RuntimeError):  # the worker's loop is closed
+                        clock.call_soon_threadsafe(begin)
+
+                return await self._called(name, fn, args, begun)
+        except TimeoutError as error:
+            if not limit.expired():  # the function's own
+                raise
+            raise OverdueError(f"{name} did not return within {timeout:g} s") from error
+
+    async def _called(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], begun: Callable[[], None]) -> Any:
+        """``begun`` is called when ``fn`` begins, in its thread."""
         if is_coroutine_function(fn):
-            return await self._on_loop(name, fn(*args, **kwargs))
+            return await self._on_loop(name, fn(*args), begun)
         context = contextvars.copy_context()
-        result = await asyncio.wrap_future(self._pool.submit(lambda: context.run(_call, fn, args, kwargs)))
+
+        def call() -> Any:
+            begun()
+            return context.run(_call, fn, args)
+
+        job = self._pool.submit(call)
+        try:
+            result = await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            job.abandon()
+            self._look_for_lost(name)
+            raise
         if inspect.isawaitable(result):  # a sync function that returns a coroutine: partial, lambda, decorator
-            return await self._on_loop(name, _await(result))
+            return await self._on_loop(name, _await(result), begun)
         return result
 
-    async def _on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _look_for_lost(self, name: str) -> None:
+        """Report lost threads: at 8, at 16, and so on, and to the worker when they are too many."""
+        lost = self._pool.lost
+        if lost >= LOST_THREADS:
+            _report(self.lost, f"{lost} abandoned functions still run in threads of this worker; the last is {name}")
+        elif lost >= 8 and not lost & (lost - 1):
+            logger.warning(
+                "%d abandoned functions still run in threads of this worker, the last is %s; at %d the worker stops. "
+                "Give what they wait for a timeout.",
+                lost,
+                name,
+                LOST_THREADS,
+            )
+
+    async def _on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any], begun: Callable[[], None]) -> Any:
         loop = self._loop
         ended: Future[Any] = Future()
         tasks: list[asyncio.Task[Any]] = []
 
         def begin() -> None:
+            begun()
             _whose.set(name)  # in the context of this callback, which the task and its own tasks inherit
             task = loop.create_task(_contained(coroutine))
             task.add_done_callback(lambda done: _settle(ended, done, coroutine))
@@ -134,8 +199,8 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
         logger.warning("%r in a task that a tool began; it is ignored", error)
 
 
-def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
-    """Knock at the loop; if nobody answers in time, say whose code it is in."""
+def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Future[str]) -> None:
+    """Probe the loop. Without an answer in time name the function that blocks it; after ``BLOCKED``, set ``lost``."""
     while not stopping.is_set():
         answered = threading.Event()
         try:
@@ -148,8 +213,10 @@ def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
                 "Make it a plain def, which runs in a thread, or await what it waits for.",
                 _running(loop),
             )
+            since = monotonic()
             while not answered.wait(PROBE) and not stopping.is_set():
-                pass
+                if monotonic() - since > BLOCKED:
+                    _report(lost, f"{_running(loop)} has blocked the event loop of async tools for {BLOCKED:g} s")
         stopping.wait(PROBE)
 
 
@@ -181,9 +248,19 @@ async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _begun() -> None:
+    """The time of the function is not counted."""
+
+
+def _report(lost: Future[str], why: str) -> None:
+    """Set ``lost``, once."""
+    with suppress(InvalidStateError):
+        lost.set_result(why)
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
-        return fn(*args, **kwargs)
+        return fn(*args)
     except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
         raise _as_exception(error) from error
     except Exception:

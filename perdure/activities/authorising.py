@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from ..errors import AbortError, AuthContextUnavailableError, PerdureError
 from ..tools import error_text
 from ..tools.auth import AuthContext, ResolveAuth, RunFacts
 from ..types.wire import CallFacts
-from .author_loop import AuthorLoop
+from .author_loop import AuthorLoop, OverdueError
 
 RESOLVING = 30.0
 """Seconds that the author's ``resolve_auth`` may take."""
@@ -59,11 +58,9 @@ class Authorising:
             )
         facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
         try:
-            async with asyncio.timeout(RESOLVING) as limit:
-                found = await self._author.run("resolve_auth", self._resolve, ref, facts)
-        except TimeoutError as error:
-            why = f"it did not return within {RESOLVING:g} s" if limit.expired() else error_text(error)
-            raise _unresolved(why) from None
+            found = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVING)
+        except OverdueError:
+            raise _unresolved(f"it did not return within {RESOLVING:g} s") from None
         except AbortError as error:
             raise error.plain() from None
         except PerdureError:

@@ -6,10 +6,8 @@ paid for, and recorded whatever becomes of it: nothing here raises what the repl
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +21,7 @@ from ..tools import RunContext, shortened
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, ToolCallPart, clean
 from ..types.wire import Answered, Failed, Finish, Refused
-from .author_loop import AuthorLoop, is_coroutine_function
+from .author_loop import AuthorLoop, OverdueError
 from .stepping import Stepped
 
 VALIDATOR = 60.0
@@ -173,8 +171,7 @@ class Finishing:
     async def _run(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
         name = f"the output validator {validator.name} of agent {agent.name!r}"
         try:
-            async with asyncio.timeout(None) as limit:
-                return await self._author.run(name, _timed(validator.fn, limit), *validator.arguments(value, told))
+            return await self._author.run(name, validator.fn, *validator.arguments(value, told), timeout=VALIDATOR)
         except ModelRetry:
             raise
         except AbortError as error:
@@ -185,7 +182,7 @@ class Finishing:
             raise _FailedError(HookError(f"{name} failed: {type(error).__name__}: {error}")) from error
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            if isinstance(error, TimeoutError) and limit.expired():
+            if isinstance(error, OverdueError):
                 why = f"it did not return within {VALIDATOR:g} s"
             raise _FailedError(HookError(f"{name} failed: {why}")) from error
 
@@ -194,25 +191,6 @@ def failing(message: Message, error: PerdureError) -> Ending:
     """The run fails with ``error``; the reply is recorded, and none of its calls runs."""
     results = {part.id: Answered(text=_FAILED, is_error=True) for part in message.tool_calls}
     return Ending(failed=Failed(type=type(error).__name__, message=_short(clean(str(error)))), answered=results)
-
-
-def _timed(fn: Callable[..., Any], limit: asyncio.Timeout) -> Callable[..., Any]:
-    """``fn``, whose time begins with it: that it waits for a thread, or for the author's loop, takes none of it."""
-    clock = asyncio.get_running_loop()
-
-    def begin() -> None:
-        with suppress(RuntimeError):  # it has ended already
-            limit.reschedule(clock.time() + VALIDATOR)
-
-    async def asynchronous(*arguments: Any) -> Any:
-        clock.call_soon_threadsafe(begin)
-        return await fn(*arguments)
-
-    def plain(*arguments: Any) -> Any:
-        clock.call_soon_threadsafe(begin)
-        return fn(*arguments)
-
-    return asynchronous if is_coroutine_function(fn) else plain
 
 
 def _why(error: OutputError | ModelRetry) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..ports import ModelCall, ModelRequest
 from ..tools import RunContext
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Message, clean
-from .author_loop import AuthorLoop
+from .author_loop import AuthorLoop, OverdueError
 
 INSTRUCTIONS = 60.0
 """Seconds that an agent's function of instructions may take."""
@@ -56,12 +55,9 @@ class Prologue:
     async def _instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
         name = f"instructions of agent {agent.name}"
         try:
-            async with asyncio.timeout(INSTRUCTIONS) as limit:
-                said = await self._author.run(name, fn, told)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the {name} did not return within {INSTRUCTIONS:g} s") from None
+            said = await self._author.run(name, fn, told, timeout=INSTRUCTIONS)
+        except OverdueError as error:
+            raise TimeoutError(f"the {error}") from None
         if said is not None and not isinstance(said, str):
             raise DefinitionError(
                 f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."

@@ -24,7 +24,7 @@ from ..types.messages import FilePart
 from ..types.question import QUESTIONS, Question
 from ..types.wire import ToolOutput
 from .agents import Agents
-from .author_loop import AuthorLoop
+from .author_loop import AuthorLoop, OverdueError
 from .cancellation import Cancellation, cancellation
 from .elsewhere import cleared, returned
 from .toolsets import Toolsets
@@ -117,13 +117,10 @@ class ToolActivity:
     async def _execute(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"
         try:
-            async with asyncio.timeout(tool.timeout) as limit:
-                result: Result = await self._author.run(name, work)
-                files = tuple([await _kept(call, file) for file in result.files])
-                return ToolOutput(key=call.key, content=result.text, files=files)
-        except TimeoutError as error:
-            if not limit.expired():  # the tool's own, not ours
-                return _failed(call, error_text(error), error)
+            result: Result = await self._author.run(name, work, timeout=tool.timeout)
+            files = tuple([await _kept(call, file) for file in result.files])
+            return ToolOutput(key=call.key, content=result.text, files=files)
+        except OverdueError as error:
             late = f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_may_go_on(tool)}"
             return _failed(call, late, error)
         except ArgumentsError as error:

@@ -22,7 +22,7 @@ from ..tools.of_toolset import ToolOfSet, pinned
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef
 from ..types.toolset import PinnedTool, read_pinned, written
-from .author_loop import AuthorLoop
+from .author_loop import AuthorLoop, OverdueError
 
 logger = logging.getLogger("perdure.worker")
 
@@ -142,8 +142,7 @@ class Toolsets:
         self._present.clear()
         for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
             try:
-                async with asyncio.timeout(LISTING):
-                    await self._author.run(f"close of toolset {toolset.name}", toolset.close)
+                await self._author.run(f"close of toolset {toolset.name}", toolset.close, timeout=LISTING)
             except Exception as error:  # the worker stops all the same
                 logger.warning("toolset %s could not be closed: %s", toolset.name, error_text(error))
 
@@ -167,23 +166,21 @@ class Toolsets:
         if type(toolset).audience is Toolset.audience:
             return None
         try:
-            async with asyncio.timeout(LISTING):
-                name = f"audience of toolset {toolset.name}"
-                audience: Hashable = await self._author.run(name, toolset.audience, told)
+            name = f"audience of toolset {toolset.name}"
+            audience: Hashable = await self._author.run(name, toolset.audience, told, timeout=LISTING)
             hash(audience)
         except Exception as error:
-            raise ToolsetError(f"toolset {toolset.name!r} cannot say whom it is for: {error_text(error)}") from error
+            raise ToolsetError(f"toolset {toolset.name!r} cannot say whom it is for: {_reason(error)}") from error
         return audience
 
     async def _ask(self, present: _Present, told: RunContext[Any]) -> None:
         toolset, changes = present.toolset, present.toolset.changes
         try:
-            async with asyncio.timeout(LISTING):
-                listed = list(await self._author.run(f"list of toolset {toolset.name}", toolset.list, told))
+            name = f"list of toolset {toolset.name}"
+            listed = list(await self._author.run(name, toolset.list, told, timeout=LISTING))
         except Exception as error:
-            why = f"it did not within {LISTING:g} s" if isinstance(error, TimeoutError) else error_text(error)
             present.asked += 1
-            present.failed = ToolsetError(f"toolset {toolset.name!r} could not list its tools: {why}")
+            present.failed = ToolsetError(f"toolset {toolset.name!r} could not list its tools: {_reason(error)}")
             raise present.failed from error
         rows = tuple(pinned(toolset, one) for one in listed)
         present.asked, present.failed = present.asked + 1, None
@@ -207,6 +204,10 @@ class Toolsets:
         self._taken[name] = rows
         while len(self._taken) > KEPT:
             self._taken.pop(next(iter(self._taken)))
+
+
+def _reason(error: Exception) -> str:
+    return f"it did not within {LISTING:g} s" if isinstance(error, OverdueError) else error_text(error)
 
 
 def _check_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:

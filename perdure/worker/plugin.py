@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import Worker, WorkerConfig
+from temporalio.worker import Worker as TemporalWorker
+from temporalio.worker import WorkerConfig
 
 from ..agent import Agent
-from ..errors import DefinitionError
+from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
 from ..ports import Store
 from ..tools import Tool
@@ -19,6 +22,8 @@ from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine
 from .resources import Lifespan
+
+logger = logging.getLogger("perdure.worker")
 
 THROTTLE = timedelta(milliseconds=500)
 """How often heartbeats may go out: a cancellation arrives with the answer to one."""
@@ -68,11 +73,6 @@ class PerdurePlugin(SimplePlugin):
             interceptors=[self.engine.interceptor],
         )
 
-    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
-        """See base class."""
-        async with self.engine.running(worker.client, worker.task_queue):
-            await next(worker)
-
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """See base class. Raises ``DefinitionError`` for a worker that has a dynamic activity of its own."""
         _refuse_dynamic(config.get("activities") or ())
@@ -87,6 +87,28 @@ class PerdurePlugin(SimplePlugin):
             if config.get(name) in (None, sdk_default):
                 config[name] = ours  # type: ignore[literal-required]  # the names above are keys of the TypedDict
         return config
+
+    async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:
+        """See base class. Raises ``ThreadsLostError`` when the worker had to stop, after it has drained."""
+
+        async def serve() -> None:
+            loop, lost = asyncio.get_running_loop(), self.engine.author.lost
+            stopping: list[asyncio.Task[None]] = []
+
+            def stop() -> None:
+                logger.critical("the worker stops, for its threads are lost: %s. Restart its process.", lost.result())
+                stopping.append(asyncio.ensure_future(worker.shutdown()))
+
+            lost.add_done_callback(lambda _: loop.call_soon_threadsafe(stop))
+            await next(worker)
+            if stopping:
+                raise ThreadsLostError(
+                    f"the worker has stopped, for its threads are lost: {lost.result()}",
+                    hint="Restart its process, which alone ends them. Give what the functions wait for a timeout.",
+                )
+
+        async with self.engine.running(worker.client, worker.task_queue):
+            await serve()
 
     def drain_time(self) -> timedelta:
         """The longest that a tool may take, and a little more."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, ToolContext, tool
+from perdure.errors import ThreadsLostError
 from perdure.ports import Completed
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
@@ -191,6 +192,47 @@ async def test_sync_tools_run_in_threads_of_their_own(engine: Engine) -> None:
         response = await (await client.start("threads", "Go.")).result()
     assert threading.get_ident() not in threads
     assert results(response.messages) == ["threads", "threads"]
+
+
+async def test_of_96_payments_at_once_none_is_told_to_have_timed_out_and_is_made_all_the_same(engine: Engine) -> None:
+    together = threading.Barrier(96)
+
+    @tool(timeout=60)
+    def pay(n: int) -> str:
+        """Pay, while all others do."""
+        together.wait(30)
+        return f"paid {n}"
+
+    provider = ScriptedProvider([[call("pay", n=n) for n in range(96)], "All paid."])
+    async with engine.served(Agent("host", provider, tools=[pay])) as client:
+        response = await (await client.start("host", "Pay.")).result()
+    assert results(response.messages) == [f"paid {n}" for n in range(96)]
+
+
+async def test_a_worker_that_has_lost_its_threads_stops_and_another_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.activities.author_loop.LOST_THREADS", 3)
+    go = threading.Event()
+
+    @tool(timeout=0.1)
+    def hang() -> str:
+        """Wait for an API that does not answer."""
+        go.wait(60)
+        return "late"
+
+    agent = Agent("host", ScriptedProvider([[call("hang")] * 3, "It does not answer."]), tools=[hang])
+    client = await engine.client()
+    run = await client.start("host", "Ask it.")
+    with pytest.raises(ThreadsLostError, match=r"3 abandoned functions still run .* tool hang of agent host"):
+        async with engine.served(agent):
+            await asyncio.Event().wait()
+    assert "the worker stops, for its threads are lost" in caplog.text
+    async with engine.served(agent):
+        response = await run.result()
+    go.set()
+    assert response.content == "It does not answer."
+    assert all("TimeoutError: hang did not finish within 0.1 s" in text for text in results(response.messages))
 
 
 async def test_what_a_tool_returns_is_text_for_the_model(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from perdure.activities import AuthorLoop, author_loop
+from perdure.activities import AuthorLoop, author_loop, threads
 from tests.support.wait import eventually
 
 VALUE: contextvars.ContextVar[str] = contextvars.ContextVar("value", default="none")
@@ -44,29 +44,92 @@ async def test_async_functions_share_a_loop_that_is_not_the_workers(author: Auth
     assert loop is other is not asyncio.get_running_loop()
 
 
-async def test_sync_functions_run_in_threads_64_at_once(author: AuthorLoop) -> None:
-    together = threading.Barrier(author_loop.POOL)
+async def test_none_of_96_payments_waits_for_a_thread(author: AuthorLoop) -> None:
+    together = threading.Barrier(96)
 
-    def meet() -> str:
-        together.wait(timeout=30)
+    def pay() -> str:
+        together.wait(timeout=30)  # until all of them have begun
         return threading.current_thread().name
 
-    names = await asyncio.gather(*(author.run("meet", meet) for _ in range(author_loop.POOL)))
-    assert len(set(names)) == author_loop.POOL
+    names = await asyncio.gather(*(author.run("pay", pay, timeout=30) for _ in range(96)))
+    assert len(set(names)) == 96
+    assert await author.run("later", lambda: threading.current_thread().name) in names
+    await eventually(lambda: len(ours()) <= threads.IDLE + 2, what="the end of the threads that are not kept")
 
 
-async def test_one_more_waits_and_threads_are_used_again(author: AuthorLoop) -> None:
-    release = threading.Event()
-    running = [asyncio.ensure_future(author.run("hold", release.wait)) for _ in range(author_loop.POOL)]
-    late = asyncio.ensure_future(author.run("late", threading.get_ident))
-    await asyncio.sleep(0)
-    assert len(ours()) == author_loop.POOL + 2  # and the loop's own two
-    assert not late.done()
-    release.set()
-    await asyncio.gather(*running)
-    assert await late
-    await author.run("again", threading.get_ident)
-    assert len(ours()) == author_loop.POOL + 2
+async def test_the_time_of_an_async_function_begins_when_the_blocked_loop_calls_it(author: AuthorLoop) -> None:
+    blocked, go = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        blocked.set()
+        go.wait(30)
+
+    first = asyncio.ensure_future(author.run("block", block))
+    await asyncio.to_thread(blocked.wait, 30)
+    second = asyncio.ensure_future(author.run("second", asyncio.sleep, 0, "done", timeout=0.1))
+    await asyncio.wait([second], timeout=0.5)
+    go.set()
+    assert await second == "done"
+    await first
+
+
+async def test_a_timeout_of_the_functions_own_is_not_ours(author: AuthorLoop) -> None:
+    def raises() -> None:
+        raise TimeoutError("of the function")
+
+    with pytest.raises(TimeoutError, match="of the function"):
+        await author.run("own", raises, timeout=30)
+    with pytest.raises(author_loop.OverdueError, match=r"slow did not return within 0\.05 s"):
+        await author.run("slow", asyncio.sleep, 60, timeout=0.05)
+
+
+# --- threads that are lost
+
+
+async def hang(author: AuthorLoop, count: int, go: threading.Event) -> None:
+    """Abandon ``count`` functions, which hang until ``go``."""
+    begun = threading.Barrier(count + 1)
+
+    def wait() -> None:
+        begun.wait(30)
+        go.wait(30)
+
+    hung = [asyncio.ensure_future(author.run("tool hang", wait)) for _ in range(count)]
+    await asyncio.to_thread(begun.wait, 30)
+    for task in hung:
+        task.cancel()
+    await asyncio.wait(hung)
+
+
+async def test_hung_functions_take_no_thread_from_others_and_the_worker_hears_of_them(
+    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(author_loop, "LOST_THREADS", 20)
+    first, last = threading.Event(), threading.Event()
+    await hang(author, 19, first)
+    assert await author.run("next", lambda: "runs", timeout=30) == "runs"
+    assert "8 abandoned functions still run in threads of this worker, the last is tool hang" in caplog.text
+    assert not author.lost.done()
+    first.set()
+    await eventually(lambda: author._pool.lost == 0, what="they are lost no more when they return")
+    await hang(author, 20, last)
+    assert "20 abandoned functions still run in threads of this worker; the last is tool hang" in author.lost.result()
+    last.set()
+
+
+@pytest.mark.usefixtures("_looks_often")
+async def test_a_loop_that_stays_blocked_is_lost(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(author_loop, "BLOCKED", 0.05)
+    go = threading.Event()
+
+    async def block() -> None:
+        go.wait(30)
+
+    blocking = asyncio.ensure_future(author.run("tool scrape", block))
+    why = await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
+    assert "tool scrape has blocked the event loop of async tools" in why
+    go.set()
+    await blocking
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -86,7 +149,7 @@ async def test_every_kind_of_callable(author: AuthorLoop) -> None:
     def hidden(a: int) -> Any:  # as a decorator without async makes it
         return add(a)
 
-    assert await author.run("plain", add, 1, b=2) == 3
+    assert await author.run("plain", add, 1, 2) == 3
     assert await author.run("partial", functools.partial(add, 1)) == 2
     assert await author.run("object", Adder(), 1) == 2
     assert await author.run("coroutine", hidden, 1) == 2

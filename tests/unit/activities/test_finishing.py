@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from perdure import Agent, ModelRetry, RunContext, tool
-from perdure.activities import AuthorLoop, author_loop, finishing
+from perdure.activities import AuthorLoop, finishing
 from perdure.activities.approving import Approving
 from perdure.activities.epilogue import Epilogue
 from perdure.errors import HookError
@@ -102,33 +102,6 @@ async def test_a_text_that_a_validator_gives_can_be_stored(author: AuthorLoop) -
 
 def test_an_error_can_be_sent_whatever_its_text_holds() -> None:
     assert verdict(HookError("no file \ud800"), 1).message.encode()
-
-
-async def test_a_validator_s_time_begins_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for a thread longer than it may take."""
-    monkeypatch.setattr(author_loop, "POOL", 1)
-    monkeypatch.setattr(finishing, "VALIDATOR", 0.5)
-    author, busy, release = AuthorLoop(), threading.Event(), threading.Event()
-    author.start()
-    try:
-
-        def occupy() -> None:
-            busy.set()
-            release.wait()
-
-        occupied = asyncio.ensure_future(author.run("occupy", occupy))
-        assert await asyncio.to_thread(busy.wait, 10)
-        reading = asyncio.ensure_future(read(author, "Done.", validator=lambda output: output + "!"))
-        assert not (await asyncio.wait([reading], timeout=1.0))[0]
-        release.set()
-        output = await reading
-        assert output.failed is None
-        assert output.finish is not None
-        assert output.finish.content == "Done.!"
-        await occupied
-    finally:
-        release.set()
-        author.stop()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
