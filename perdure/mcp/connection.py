@@ -1,4 +1,8 @@
-"""Connections to MCP servers, each in a task of its own: the SDK wants one to be closed where it was opened."""
+"""Connections to MCP servers, each in a task of its own: the SDK wants one to be closed where it was opened.
+
+Requests share a connection, and each is judged by its own HTTP statuses. The SDK sends a request in the context
+(``contextvars``) of its caller, so a hook of the HTTP client finds the list that belongs to the request.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from mcp import Client, MCPError
-from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, ToolListChangedNotification
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ToolListChangedNotification,
+)
 
 from ..errors import ToolError
 
@@ -20,13 +31,20 @@ OPENING = 30.0
 CLOSING = 10.0
 """Seconds that it is given to end; its process is killed by then."""
 
+ACCEPTED, REDIRECTED, REFUSED, FAILED = 202, 300, 400, 500
+"""HTTP statuses. 202: a request that gets no answer. From 300 on the server did nothing, and from 400 on it says so (a
+session that it does not know, after a restart; too many requests). From 500 on the outcome is unknown."""
 
-REFUSED, FAILED = 400, 500
-"""HTTP statuses: from the first on the server did nothing (a session that it does not know, after a restart); from the
-second on nobody knows."""
+Transport = Callable[[], AbstractAsyncContextManager[Any]]
+"""Makes the streams to a server."""
 
-Transport = Callable[[Callable[[int], None]], AbstractAsyncContextManager[Any]]
-"""Makes the streams to a server; of HTTP, it tells of the statuses that requests within a session got."""
+_statuses: ContextVar[list[int] | None] = ContextVar("perdure_mcp_statuses", default=None)
+
+
+def record_status(status: int) -> None:
+    """Add an HTTP status to those of the request in whose context this is called, if there is one."""
+    if (statuses := _statuses.get()) is not None:
+        statuses.append(status)
 
 
 class NotSentError(ToolError):
@@ -51,7 +69,6 @@ class Connection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._busy = 0
-        self._worst = 0
         self.open = True
         """Whether it can be asked; once it is not, it never is again."""
         self._task = asyncio.get_running_loop().create_task(self._hold())
@@ -62,22 +79,34 @@ class Connection:
         if not self.open:
             raise NotSentError(f"the connection to MCP server {self._name!r} is closed")
         self._busy += 1
+        statuses: list[int] = []
+        token = _statuses.set(statuses)
         try:
             return await request(client)
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
-                self.retire()
-                raise LostError(f"the connection to MCP server {self._name!r} was lost: {error}") from error
-            if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or self._worst < REFUSED:
+            if (problem := self._problem(error, statuses)) is None:
                 raise  # the server's own answer
             self.retire()
-            if self._worst < FAILED:
-                raise NotSentError(f"MCP server {self._name!r} refuses: HTTP {self._worst}, {error}") from error
-            raise LostError(f"MCP server {self._name!r} failed: HTTP {self._worst}, {error}") from error
+            raise problem from error
         finally:
+            _statuses.reset(token)
             self._busy -= 1
             if not self.open and not self._busy:
                 self._over.set()
+
+    def _problem(self, error: MCPError, statuses: list[int]) -> ToolError | None:
+        """What ``error`` of a request with these HTTP statuses means; None for an answer of the server's own."""
+        if error.code == CONNECTION_CLOSED:
+            return LostError(f"the connection to MCP server {self._name!r} was lost: {error}")
+        worst = max(statuses, default=0)
+        if error.code == PARSE_ERROR or (statuses and statuses[-1] == ACCEPTED):
+            return LostError(f"the answer of MCP server {self._name!r} cannot be read: {str(error).splitlines()[0]}")
+        if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or worst < REFUSED:
+            return None
+        # A request may be several of HTTP: the SDK lists the tools behind a call whose result it checks.
+        if all(REDIRECTED <= status < FAILED for status in statuses):
+            return NotSentError(f"MCP server {self._name!r} refuses: HTTP {worst}, {error}")
+        return LostError(f"MCP server {self._name!r} failed: HTTP {worst}, {error}")
 
     async def close(self) -> None:
         """Close it, and see the server's process end."""
@@ -110,9 +139,6 @@ class Connection:
         if not self._busy:
             self._over.set()
 
-    def _answered(self, status: int) -> None:
-        self._worst = max(self._worst, status)
-
     def _ended(self) -> None:
         if self.open:
             logger.info("MCP server %s has closed its connection; the next call opens another", self._name)
@@ -120,7 +146,7 @@ class Connection:
 
     async def _hold(self) -> None:
         try:
-            streams = _watched(self._transport(self._answered), self._ended)
+            streams = _watched(self._transport(), self._ended)
             async with Client(streams, cache=None, message_handler=self._hear) as client:
                 if not self._client.done():
                     self._client.set_result(client)

@@ -22,8 +22,7 @@ from ..tools import RunContext
 if TYPE_CHECKING:
     from .connection import Connection
 
-Status = Callable[[int], None]
-Transport = Callable[[Mapping[str, str], Status], AbstractAsyncContextManager[Any]]
+Transport = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any]]
 Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
 
 CONNECTIONS = 32
@@ -76,7 +75,7 @@ class MCPServer(Toolset):
         """
         _check_command(command, args, env)
 
-        def transport(_: Mapping[str, str], __: Status) -> AbstractAsyncContextManager[Any]:
+        def transport(_: Mapping[str, str]) -> AbstractAsyncContextManager[Any]:
             from mcp.client.stdio import StdioServerParameters, stdio_client
 
             given = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
@@ -228,13 +227,15 @@ def _check_command(command: Any, args: Any, env: Any) -> None:
 
 
 @asynccontextmanager
-async def _http(url: str, headers: Mapping[str, str], status: Status) -> Any:
+async def _http(url: str, headers: Mapping[str, str]) -> Any:
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
+    from .connection import record_status
+
     async def look(response: Any) -> None:
-        if "mcp-session-id" in response.request.headers and response.request.method == "POST":
-            status(response.status_code)
+        if response.request.method == "POST":
+            record_status(response.status_code)
 
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers)))
