@@ -5,7 +5,7 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 """
 
 from .answer import response
-from .apply import abort, apply_closed, apply_model, apply_result, apply_returned
+from .apply import abort, apply_closed, apply_model, apply_result, apply_returned, fail_after_calls
 from .approvals import ask, check_approval, decide_approval, repeats
 from .background import child_ended, gather
 from .branch_runs import apply_branch, branch_id, branch_start, settle_branch
@@ -84,6 +84,7 @@ __all__ = [
     "due",
     "expiry",
     "fail",
+    "fail_after_calls",
     "gather",
     "interrupt",
     "joining",

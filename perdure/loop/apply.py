@@ -76,11 +76,16 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
 
 
 def abort(state: RunState, text: str) -> None:
-    """A tool, or a hook of it, ended the run (``raise Abort``). Calls under way are let end; no other one begins."""
+    """A tool, or a hook of it, ended the run (``raise Abort``)."""
+    fail_after_calls(state, "AbortError", text.removeprefix("AbortError: "))
+
+
+def fail_after_calls(state: RunState, type: str, message: str) -> None:
+    """The run fails at a tool call. Calls under way are let end; no other one begins."""
     turn = state.turn
     if turn is None or state.cancelled or turn.failure is not None:
         return
-    turn.failure = Failure(type="AbortError", message=text.removeprefix("AbortError: "))
+    turn.failure = Failure(type=type, message=message)
     turn.at_limit = False
     turn.answer = None
     state.recorded = False

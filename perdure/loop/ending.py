@@ -19,6 +19,8 @@ OPS_OF_A_REPLY = 1000
 running inline tools of its reply, each under a number behind the call's own."""
 PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
 """Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
+ENDING = frozenset({"AgentNotFoundError"})
+"""Failures of a tool call that the next model call would have too, after its own wait: the run fails with the first."""
 
 
 def fail(state: RunState, type: str, message: str) -> None:

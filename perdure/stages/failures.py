@@ -7,6 +7,7 @@ from ..ports import Events, ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..types.wire import ToolOutput
 from .batch import batch_of
 from .happened import failed
+from .heartbeat import agent_missing
 from .verdict import verdict
 from .writer import say
 
@@ -36,6 +37,6 @@ class FailuresStage:
     async def _say(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
         if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
             return  # it is down, or not the run's
-        events = [*call.pending, *failed(call, verdict(error, call.attempt))]
+        events = [*call.pending, *failed(call, verdict(error, call.attempt, agent_missing(error)))]
         advances = isinstance(call, ModelCall)
         await say(self._store, batch_of(call, events, token, advances=advances))

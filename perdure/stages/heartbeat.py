@@ -10,9 +10,13 @@ from types import TracebackType
 from pydantic_core import to_jsonable_python
 from temporalio import activity
 
+from ..errors import AgentNotFoundError
+
 INTERVAL = 0.5
 """Seconds between heartbeats: a cancellation arrives with the answer to one, and an interrupt is to stop a call within
 a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
+
+_AGENT_MISSING = "agent missing since"
 
 _current: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
 
@@ -99,6 +103,18 @@ def remember(name: str, value: int) -> bool:
     if (current := _current.get()) is not None:
         current.keep(name, value)
     return current is not None
+
+
+def agent_missing(error: Exception) -> float:
+    """Seconds since the first of the activity's attempts that did not find its agent, this one having failed with
+    ``error``. By the server's clock: each attempt may run on another machine."""
+    if (current := _current.get()) is None:
+        return 0.0
+    now, since = activity.info().started_time.timestamp(), 0
+    if isinstance(error, AgentNotFoundError):
+        since = current.kept(_AGENT_MISSING) or int(now)
+    current.keep(_AGENT_MISSING, since)
+    return now - since if since else 0.0
 
 
 def reporter() -> Callable[..., None]:

@@ -20,7 +20,7 @@ from ..errors import PerdureError
 from ..ports import ModelCall, Stage, ToolCall
 from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .compose import compose_model, compose_tool
-from .heartbeat import Heartbeat
+from .heartbeat import Heartbeat, agent_missing
 from .indexed import Indexed, said_indexed, says_indexed
 from .keys import tool_key
 from .verdict import Verdict, verdict
@@ -76,7 +76,7 @@ class _Border(ActivityInboundInterceptor):
             except Exception as error:
                 if not isinstance(error, PerdureError):
                     logger.exception("%s failed", activity.info().activity_type)
-                raise _as_temporal(verdict(error, activity.info().attempt)) from None
+                raise _as_temporal(verdict(error, activity.info().attempt, agent_missing(error))) from None
         return output.model_dump(mode="json", exclude_none=True)
 
     async def _through(self, call: ModelCall | ToolCall, input: ExecuteActivityInput) -> ModelOutput | ToolOutput:

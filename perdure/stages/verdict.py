@@ -14,11 +14,11 @@ from ..errors import (
 )
 from ..types.messages import clean
 
-AGENT_ATTEMPTS = 7
-"""How often an unknown agent is looked for: a minute, with the delays of workflows/options.py. A deploy may be under
-way. Counted in attempts, because a call may have waited for its first worker much longer than that."""
+AGENT_SECONDS = 60.0
+"""How long an unknown agent is looked for, from the first attempt that did not find it: a deploy may be under way."""
 TOOLSET_ATTEMPTS = 7
-"""How often a toolset is asked for its tools: as long, for a server may be starting anew."""
+"""How often a toolset is asked for its tools: a minute, with the delays of workflows/options.py, for a server may be
+starting anew."""
 SILENT_ATTEMPTS = 3
 """How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
 UNEXPECTED_ATTEMPTS = 5
@@ -48,14 +48,13 @@ class Verdict:
         return ({"compaction": list(self.ways)},) if self.ways else ()
 
 
-def verdict(error: Exception, attempt: int) -> Verdict:
-    """Of attempt number ``attempt`` (from 1) that failed with ``error``.
+def verdict(error: Exception, attempt: int, missing: float = 0.0) -> Verdict:
+    """Of attempt number ``attempt`` (from 1) that failed with ``error``. ``missing``: seconds without the agent.
 
     What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
     ever.
     """
     most = {
-        AgentNotFoundError: AGENT_ATTEMPTS,
         ProviderError: UNEXPECTED_ATTEMPTS,  # nobody knows what it is
         ProviderTimeoutError: SILENT_ATTEMPTS,
         ToolsetError: TOOLSET_ATTEMPTS,
@@ -63,6 +62,8 @@ def verdict(error: Exception, attempt: int) -> Verdict:
     if not isinstance(error, PerdureError):
         return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
     retry = error.retryable and (most is None or attempt < most)
+    if isinstance(error, AgentNotFoundError):
+        retry = missing < AGENT_SECONDS
     delay = error.retry_after if isinstance(error, ProviderError) else None
     ways = error.ways if isinstance(error, ContextLengthError) else ()
     return Verdict(type(error).__name__, _short(str(error)), retry, delay, ways)

@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError
 
 from .. import loop
 from ..loop import elsewhere
-from ..loop.ending import PAUSING
+from ..loop.ending import ENDING, PAUSING
 from ..types.elsewhere import Side
 from ..types.state import PendingCall, RunState
 from ..types.wire import NewResult, ToolInput, ToolOutput
@@ -81,6 +81,8 @@ async def _look(state: RunState, pending: PendingCall, side: Callable[[], Side],
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
             return None  # it is done when the run is resumed
+        if kind in ENDING:
+            loop.fail_after_calls(state, kind, message)
         what = elsewhere.withheld(pending) or f"\n({call.name} was not run)"
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}{what}")
         work.guard.apply(state, "the failure of hooks around a call", lambda: _result(state, pending, result))

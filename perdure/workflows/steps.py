@@ -14,7 +14,7 @@ from ..loop.answer import used
 from ..loop.auth import given
 from ..loop.branching import outcomes
 from ..loop.elsewhere import arguments_of
-from ..loop.ending import PAUSING
+from ..loop.ending import ENDING, PAUSING
 from ..loop.limits import calls_left, cost_inherited
 from ..loop.overrides import overrides
 from ..types.approval import Revoked
@@ -195,6 +195,8 @@ async def _run_tool(state: RunState, pending: PendingCall, how: AsActivity, work
         if kind in PAUSING:
             loop.pause(state, f"{kind}: {message}", host.now().isoformat())
             return  # the call is run when the run is resumed
+        if kind in ENDING and how.task_queue is None:  # workers of another queue may not have the agent
+            loop.fail_after_calls(state, kind, message)
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
         work.guard.apply(state, "the failure of a tool call", lambda: loop.apply_result(state, pending.op, result))
     else:

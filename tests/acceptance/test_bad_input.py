@@ -25,6 +25,7 @@ from perdure.errors import (
     StoreError,
     StoreVersionError,
 )
+from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.stages import verdict
 from perdure.testing import ScriptedProvider, call
@@ -133,7 +134,7 @@ async def test_a_tool_that_reaches_a_worker_without_its_agent_is_run_once_all_th
 
 
 async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "AGENT_ATTEMPTS", 2)
+    monkeypatch.setattr(verdict, "AGENT_SECONDS", 1.0)
     async with engine.served(Agent("other", ScriptedProvider([]))) as client:
         run = await client.start("bensh", "go")
         with pytest.raises(AgentNotFoundError) as caught:
@@ -143,6 +144,31 @@ async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.M
         status = await run.status()
         assert status.state == "failed"
         assert "no agent 'bensh'" in (status.reason or "")
+
+
+async def test_an_agent_that_is_gone_while_its_tool_is_called_is_looked_for_once_and_not_again_for_the_model(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "AGENT_SECONDS", 1.0)
+    client = await engine.client()
+
+    def go(_: ModelRequest) -> Any:
+        worker.remove("bench")
+        return call("work")
+
+    bench = Bench()
+    agent = Agent("bench", ScriptedProvider([go]), tools=list(bench.agent.toolbox))
+    async with Worker(client, [agent], drain=1.0) as worker:
+        run = await client.start("bench", "go")
+        with pytest.raises(AgentNotFoundError, match="no agent 'bench'"):
+            await asyncio.wait_for(run.result(), 30)
+        assert_closed(await run.transcript())
+        history = await run.handle.fetch_history()
+    begun = [event.activity_task_scheduled_event_attributes.activity_type.name for event in history.events]
+    assert [name for name in begun if name] == ["perdure.model", "tool.work", "perdure.model"], (
+        "the last one records it"
+    )
+    assert bench.ran == 0
 
 
 async def test_an_unknown_tool_is_an_answer_to_the_model(engine: Engine) -> None:

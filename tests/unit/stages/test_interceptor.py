@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,11 +18,12 @@ from perdure.errors import (
     ProviderTimeoutError,
     RateLimitError,
     StoreError,
+    ToolsetError,
     TranscriptCorruptedError,
 )
 from perdure.ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from perdure.stages import StageInterceptor
-from perdure.stages.verdict import AGENT_ATTEMPTS, FAILURE_CHARS, SILENT_ATTEMPTS, UNEXPECTED_ATTEMPTS
+from perdure.stages.verdict import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS
 from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import FACTS, Inner, reply
 
@@ -70,10 +71,14 @@ async def execute(
     fn: Any = ours,
     stages: Sequence[Stage] = (),
     type: str = "perdure.model",
+    kept: list[Any] | None = None,
     **info: Any,
 ) -> Any:
-    """Run an activity through the interceptor, in an activity's context."""
+    """Run an activity through the interceptor, in an activity's context. ``kept``: details of its last heartbeat."""
     env = ActivityEnvironment()
+    if kept is not None:
+        info["heartbeat_details"] = list(kept)
+        env.on_heartbeat = lambda *details: kept.__setitem__(slice(None), details)
     env.info = replace(env.info, activity_type=type, **info)
     chain = StageInterceptor(lambda: stages, lambda given: given is ours).intercept_activity(Bare(inner))
     return await env.run(chain.execute_activity, ExecuteActivityInput(fn=fn, args=args, executor=None, headers={}))
@@ -140,7 +145,7 @@ async def test_errors_keep_their_class_and_say_whether_to_try_again(error: Any, 
 
 @pytest.mark.parametrize(
     ("error", "most"),
-    [(AgentNotFoundError("no agent 'a'"), AGENT_ATTEMPTS), (ProviderTimeoutError("silent"), SILENT_ATTEMPTS)],
+    [(ToolsetError("no list"), TOOLSET_ATTEMPTS), (ProviderTimeoutError("silent"), SILENT_ATTEMPTS)],
     ids=lambda value: type(value).__name__,
 )
 async def test_some_errors_are_retried_a_few_times_only(error: Any, most: int) -> None:
@@ -148,6 +153,26 @@ async def test_some_errors_are_retried_a_few_times_only(error: Any, most: int) -
         with pytest.raises(ApplicationError) as caught:
             await execute(Inner(error), [MODEL], attempt=attempt)
         assert caught.value.non_retryable is not retried
+
+
+async def test_an_unknown_agent_is_looked_for_until_a_minute_after_it_was_first_missed() -> None:
+    """By the server's clock, and however many attempts failed for another reason before."""
+    kept: list[Any] = []
+
+    async def attempt(error: Exception, number: int, seconds: float) -> bool:
+        """Whether there is another one."""
+        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+        with pytest.raises(ApplicationError) as caught:
+            await execute(Inner(error), [MODEL], kept=kept, attempt=number, started_time=at)
+        return not caught.value.non_retryable
+
+    gone = AgentNotFoundError("no agent 'a'")
+    assert await attempt(StoreError("locked"), 20, 0)
+    assert await attempt(gone, 21, 600)
+    assert await attempt(gone, 22, 659)
+    assert await attempt(StoreError("a worker knew it"), 23, 662)
+    assert await attempt(gone, 24, 700)
+    assert not await attempt(gone, 25, 760)
 
 
 @pytest.mark.parametrize(("attempt", "retried"), [(1, True), (UNEXPECTED_ATTEMPTS, False)])
