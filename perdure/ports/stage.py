@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 from ..types.branch import BranchOutcome
@@ -40,7 +41,9 @@ class ModelCall:
     """Names this attempt: workflow run, activity and attempt number."""
     attempt: int = 1
     asked_at: str = ""
-    """When its first attempt was scheduled (``RunRow.asked_at``)."""
+    """When its first attempt was scheduled (``RunRow.asked_at``), by the server's clock."""
+    scheduled: float = field(default_factory=monotonic)
+    """The same on this process's monotonic clock, whatever the time is on this machine."""
     head: str | None = None
     """The transcript's last node; set by the transcript stage."""
     prefix: Sequence[Message] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from time import monotonic
 
 from ..errors import ProviderError, ProviderTimeoutError
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
@@ -90,7 +90,7 @@ def _final(error: ProviderError, spent: str) -> ProviderError:
 
 def _elapsed(call: ModelCall) -> float:
     """Seconds since the first attempt was scheduled."""
-    return (datetime.now(UTC) - datetime.fromisoformat(call.asked_at)).total_seconds() if call.asked_at else 0.0
+    return monotonic() - call.scheduled
 
 
 def _duration(seconds: float) -> str:

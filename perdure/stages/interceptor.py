@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 from temporalio import activity
@@ -98,7 +99,8 @@ def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     asked_at = info.scheduled_time.isoformat(timespec="microseconds")
     raw = input.args[0]
     if info.activity_type == MODEL_ACTIVITY:
-        return ModelCall(ModelInput.model_validate(raw), owner, info.attempt, asked_at)
+        waited = (info.started_time - info.scheduled_time).total_seconds()  # both are the server's
+        return ModelCall(ModelInput.model_validate(raw), owner, info.attempt, asked_at, monotonic() - waited)
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
     task = ToolInput.model_validate(plain)

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -39,10 +40,11 @@ class Calls:
         if name != MODEL_ACTIVITY and not plain.keys() >= _OF_ENGINE:
             return await self._remote(name.removeprefix(TOOL_ACTIVITY), plain)
         number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
+        scheduled = monotonic()
         for attempt in itertools.count(1):
             owner = f"{self._run_id}/{number}/{attempt}"
             try:
-                output = await self._attempt(name, plain, owner, attempt, asked_at)
+                output = await self._attempt(name, plain, owner, attempt, asked_at, scheduled)
             except Exception as error:
                 found = verdict(error, attempt)
                 if found.retry and attempt < ATTEMPTS:
@@ -67,10 +69,10 @@ class Calls:
         return json.loads(json.dumps(value))
 
     async def _attempt(
-        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str
+        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str, scheduled: float
     ) -> ModelOutput | ToolOutput:
         if name == MODEL_ACTIVITY:
-            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at)
+            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at, scheduled)
             return said_indexed(call, (await self._engine.call_model(call)).output, tuple(ATTRIBUTES))
         task = ToolInput.model_validate(argument)
         asked = ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)

@@ -23,7 +23,9 @@ from perdure.errors import (
 )
 from perdure.ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from perdure.stages import StageInterceptor
+from perdure.stages.budget import BudgetStage
 from perdure.stages.verdict import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS
+from perdure.types.limits import Limits
 from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import FACTS, Inner, reply
 
@@ -173,6 +175,20 @@ async def test_an_unknown_agent_is_looked_for_until_a_minute_after_it_was_first_
     assert await attempt(StoreError("a worker knew it"), 23, 662)
     assert await attempt(gone, 24, 700)
     assert not await attempt(gone, 25, 760)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=-5), timedelta(0), timedelta(minutes=5)])
+@pytest.mark.parametrize(("waits", "retried"), [(45.0, True), (55.0, False)])
+async def test_the_time_of_a_call_is_the_same_on_a_worker_whose_clock_is_five_minutes_off(
+    ahead: timedelta, waits: float, retried: bool
+) -> None:
+    """Ten of its sixty seconds are over when the second attempt begins."""
+    started = datetime.now(UTC) + ahead
+    times = {"scheduled_time": started - timedelta(seconds=10), "started_time": started}
+    stages = [BudgetStage(lambda _: Limits(call_timeout=60))]
+    with pytest.raises(ApplicationError) as caught:
+        await execute(Inner(RateLimitError("slow down", retry_after=waits)), [MODEL], stages=stages, attempt=2, **times)
+    assert caught.value.non_retryable is not retried
 
 
 @pytest.mark.parametrize(("attempt", "retried"), [(1, True), (UNEXPECTED_ATTEMPTS, False)])
