@@ -49,6 +49,9 @@ class Run(Reading):
         """Send a message (text, or a list of texts and ``File``) and get the turn that it joins or opens; the same
         ``message_id`` twice counts once.
 
+        ``task_id`` names the turn that the message opens; the name of an earlier turn is not given a second time: the
+        ``task_id`` of what this returns is the turn's.
+
         A conversation that has ended goes on from its end, in a new execution with what the last one was started with.
         None asks for a turn without a message. ``auth_context``, ``auth_ref``: see ``Client.send``.
         Raises ``RunNotFoundError``, ``InvalidInputError``.

@@ -61,6 +61,10 @@ async def deliver(
         known = await (await run.store()).turn_of(run.id, message_id)
         if known is not None:  # also by an execution that has ended since, which Temporal's own check would miss
             return Turn(run, known)
+    if task_id is not None and run.has_store:
+        named = await (await run.store()).turn(run.id, task_id)
+        if named is not None and named.status != "running":  # of an execution that is over, maybe: its row stays
+            task_id = None
     sent = await client.as_message(message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override)
     sent = sent.model_copy(update=dict(auth or {}))
     if start is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from pydantic import ValidationError
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError, RunClosedError
 from ..types.interface import Override, UserMessage
 from ..types.messages import BlobRef, clean
-from ..types.state import SEEN_IDS, RunState, Turn
+from ..types.state import NAMED_TURNS, SEEN_IDS, RunState, Turn
 from ..types.wire import NewMessage
 from .auth import shown, take_auth
 from .content import carried, cleaned, kept_apart, nearest, place, unfit_content
@@ -169,12 +170,26 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
         state.limits = state.limits.model_copy(update={"run": None, "turn": None})
     state.turns += 1
     state.recorded = False
-    known = {past.task_id for past in state.past} | set(state.seen.values())
     state.turn = Turn(
-        # The end of the scope: run ids begin with the time, and a conversation may have several executions a minute.
-        task_id=clean(task_id) if task_id and clean(task_id) not in known else f"{state.scope[-12:]}-{state.turns}",
+        task_id=_named(state, clean(task_id or "")) or f"{_prefix(state)}{state.turns}",
         usage_before=state.usage,
         cost_before=state.cost_usd,
         worked_before=state.worked,
         tool_calls_before=state.tool_calls,
     )
+
+
+def _named(state: RunState, task_id: str) -> str | None:
+    """``task_id``, unless it is empty, or the id of another turn: in the store it would take the place of that one."""
+    name = hashlib.sha256(task_id.encode()).hexdigest()[:16]
+    known = {past.task_id for past in state.past} | set(state.seen.values())
+    if not task_id or task_id in known or name in state.named or task_id.startswith(_prefix(state)):
+        return None
+    state.named = [*state.named, name][-NAMED_TURNS:]
+    return task_id
+
+
+def _prefix(state: RunState) -> str:
+    """Of the ids that turns get here: the end of the scope, as run ids begin with the time, and a conversation may have
+    several executions a minute."""
+    return f"{state.scope[-12:]}-"

@@ -28,6 +28,8 @@ DECIDED = 100
 """How many decisions on approvals are remembered, for whoever comes too late."""
 SEEN_IDS = 1000
 """How many message ids are remembered to tell a repeated one."""
+NAMED_TURNS = 1000
+"""How many turns are remembered whose senders named them, to tell a repeated name."""
 
 
 class Part(BaseModel):
@@ -211,6 +213,8 @@ class RunState(Part):
     """Of those that were taken back: what the next call of the model, or the ending, says."""
     seen: dict[str, str] = {}
     """Ids of messages, the latest last, and the turn that each joined or opened."""
+    named: list[str] = Field(default=[], exclude_if=operator.not_)
+    """Hashes of the ids that senders gave to turns, the latest last."""
     refused: list[str] = []
     limits: AgentLimits = AgentLimits()
     compaction: Compacting | None = None

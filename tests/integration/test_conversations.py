@@ -217,6 +217,19 @@ async def test_a_turn_without_a_message(engine: Engine) -> None:
         assert [message.role for message in response.messages] == ["user", "assistant", "assistant"]
 
 
+async def test_the_name_of_a_turn_of_an_execution_that_is_over_is_not_given_to_another(engine: Engine) -> None:
+    async with engine.served(talker()) as client:
+        chat = "u-named" + engine.task_queue
+        one = await client.send("talker", "one", id=chat, task_id="mine")
+        await one.result()
+        await one.run.close()
+        await one.run.result()
+        two = await client.send("talker", "two", id=chat, task_id="mine")
+        assert (await two.result()).content == "two (2)"
+        assert two.task_id != "mine"
+        assert (await client.run(chat).turn("mine").result()).content == "one (1)"
+
+
 async def test_history_from_messages_a_run_a_response_and_a_head(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         given = [Message.user("zero"), Message.assistant("Hello.")]

@@ -282,6 +282,25 @@ def test_the_sender_may_name_the_turn_but_not_take_the_name_of_another():
     assert loop.send(state, {"content": "again", "task_id": "mine"}) != "mine"
 
 
+def test_the_name_of_a_turn_long_ago_is_not_given_to_another_whose_row_would_take_its_place():
+    state = opened({"content": "hi", "task_id": "mine"}, mode="session")
+    for n in range(60):
+        model(state, says("42"))
+        loop.send(state, f"m{n}")
+    model(state, says("42"))
+    state = loop.open_state(loop.carry_over(state), "", "")
+    assert "mine" not in {past.task_id for past in state.past}
+    assert loop.send(state, {"content": "again", "task_id": "mine"}) != "mine"
+
+
+def test_a_sender_cannot_take_the_id_that_a_later_turn_will_get():
+    state = opened("hi", mode="session")
+    scope, _, number = state.turn.task_id.rpartition("-")
+    model(state, says("42"))
+    coming = f"{scope}-{int(number) + 2}"
+    assert loop.send(state, {"content": "again", "task_id": coming}) != coming
+
+
 def test_what_cannot_be_taken_is_refused_to_its_sender():
     state = opened()
     with pytest.raises(InvalidInputError, match="content: "):
