@@ -126,6 +126,11 @@ class ToolCall:
     """What the tool wrote into memory; committed with its outcome, unless that is an error."""
     kept: list[MemoryWrite] = field(default_factory=list)
     """What hooks wrote into memory; committed with the outcome, whatever it is."""
+    cleared: Sequence[MemoryWrite] | None = None
+    """What the hooks before the call wrote, once they have let it run: they do not run again with it; set by the hook
+    stage."""
+    changed_by: Any = None
+    """The hook that has changed the arguments; set by the hook stage."""
     error: Exception | None = None
     """What the tool raised, where that is its outcome."""
     blobs: list[Blob] = field(default_factory=list)

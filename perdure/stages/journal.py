@@ -69,7 +69,7 @@ class JournalStage:
                 return await self._acted(call, claim, next)
             except MemoryChangedError:  # nothing is recorded of it: it has read what is there no more
                 call.writes.clear()
-                call.kept.clear()
+                call.kept[:] = call.cleared or ()
                 call.blobs.clear()
                 call.error = None
 

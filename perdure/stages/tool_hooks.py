@@ -68,27 +68,30 @@ class ToolHooks:
 
 
 class _Around:
-    """The hooks of one call. What they write into memory is kept whatever the call comes to."""
+    """The hooks of one call. What they write into memory is kept whatever the call comes to.
+
+    A tool runs once more where another call has changed what it read (``MemoryChangedError``). The hooks before it have
+    run then; those behind it see each result.
+    """
 
     def __init__(self, run: Run, agent: Agent, context: ToolContext[Any], hooks: dict[Event, tuple[Hook, ...]]) -> None:
         self._run = run
         self._agent = agent
         self._context = context
         self._hooks = hooks
-        self._changed_by: Hook | None = None
-        """Who has changed the arguments."""
 
     async def call(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The call between its hooks."""
         name, has_run = call.input.name, isinstance(call.input.side, After)
         try:
             await self._read_context()
-            veto = None if has_run else await self._before(call)
+            veto = None if has_run or call.cleared is not None else await self._before(call)
         except Exception as error:
             what = f"{name} was run, and its result cannot be shown" if has_run else f"{name} was not run"
             return _failed(call, error, what)
         if veto is not None:
             return ToolOutput(key=call.key, content=clean(f"Vetoed: {veto.reason}"), is_error=True)
+        call.cleared = tuple(call.kept) if call.cleared is None else call.cleared
         output = self._explained(call, await next(call))
         if output.status == "asking":  # the call goes on when it was answered, and hooks run around that
             return output
@@ -130,7 +133,7 @@ class _Around:
             if isinstance(found, Veto):
                 vetoes.append(found)
             elif found is not given["arguments"] or not same(found, before):  # returned, or changed in place
-                given["arguments"], self._changed_by = found, hook
+                given["arguments"], call.changed_by = found, hook
                 before = copy.deepcopy(found)
             return bool(vetoes)
 
@@ -138,15 +141,15 @@ class _Around:
             given["arguments"] = copy.deepcopy(before)
 
         await fire_all(self._run, self._hooks["before_tool_call"], given, take, undo)
-        if self._changed_by is not None:
+        if call.changed_by is not None:
             call.arguments = given["arguments"]
         return vetoes[0] if vetoes else None
 
     def _explained(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         """The model must not think that it gave arguments which a hook has given."""
-        if self._changed_by is None or not isinstance(call.error, ArgumentsError):
+        if call.changed_by is None or not isinstance(call.error, ArgumentsError):
             return output
-        text = f"{output.content}\n(the hook {self._changed_by.name} had changed the arguments)"
+        text = f"{output.content}\n(the hook {call.changed_by.name} had changed the arguments)"
         return output.model_copy(update={"content": text})
 
     async def _tell_error(self, call: ToolCall) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, RunContext, Tool, tool
+from perdure import Agent, RunContext, Tool, ToolContext, hook, tool
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts, artifacts
+from perdure.types.messages import ToolResultPart
 from tests.support.checks import results
 from tests.support.cli import Cli
 from tests.support.engine import Engine
@@ -93,9 +94,21 @@ async def test_the_command_line_shows_them(engine: Engine, tmp_path: Path) -> No
 async def test_none_of_several_changes_at_once_is_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Calls that are activities of their own, and have all read the same version before one of them is recorded."""
+    """Calls that are activities of their own, and have all read the same version before one of them is recorded. The
+    tool of a later one runs again, and the hooks before it do not; those behind it see the result that counts."""
     count = 4
     together, read = asyncio.Barrier(count), []
+    before: list[str] = []
+    after: list[str] = []
+
+    @hook("before_tool_call")
+    async def asks(ctx: ToolContext) -> None:
+        before.append(ctx.call_id)
+        await ctx.memory.put("asked", ctx.call_id, len(before))
+
+    @hook("after_tool_call")
+    def sees(result: ToolResultPart) -> None:
+        after.append(result.content)
 
     async def all_have_read(memory: Any, run_id: str, name: str, version: int | None = None) -> Any:
         found = await unchanged(memory, run_id, name, version)
@@ -112,12 +125,14 @@ async def test_none_of_several_changes_at_once_is_lost(
     monkeypatch.setattr(artifacts, "found", all_have_read)
     changes = [call(f"artifact_{verb}", name="log", content=f"{n}.") for n in range(count)]
     replies = [call("artifact_create", name="log", content=""), changes, "Done."]
-    agent = Agent("writer", ScriptedProvider(replies), toolsets=[Apart()])
+    agent = Agent("writer", ScriptedProvider(replies), toolsets=[Apart()], hooks=[asks, sees])
     async with engine.served(agent) as client:
         run = await client.start("writer", "Write.")
         said = results((await run.result()).messages)
         (there,) = await run.artifacts()
         assert there.version == count + 1
+        assert len(before) == len(set(before)) == len(await client.memory.list("asked")) == count + 1
+        assert set(said) <= set(after)
         assert sorted(int(one.split("version ")[1].split(",")[0]) for one in said[1:]) == [2, 3, 4, 5]
         if verb == "append":
             text = await run.artifact("log")
