@@ -288,7 +288,7 @@ def test_the_name_of_a_turn_long_ago_is_not_given_to_another_whose_row_would_tak
         model(state, says("42"))
         loop.send(state, f"m{n}")
     model(state, says("42"))
-    state = loop.open_state(loop.carry_over(state), "", "")
+    state = carried_over(state)
     assert "mine" not in {past.task_id for past in state.past}
     assert loop.send(state, {"content": "again", "task_id": "mine"}) != "mine"
 

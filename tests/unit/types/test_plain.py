@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from temporalio.converter import DataConverter
 
-from perdure.loop.start import carry_over, open_state
+from perdure.loop.start import carry_over, continue_state
 from perdure.providers.encoding import encode_json, parse_arguments
 from perdure.types.interface import Response, plain_output
 from perdure.types.messages import Message, ToolCallPart, canonical, parse_messages
@@ -120,9 +120,9 @@ def test_what_passes_comes_back_unchanged_from_every_reader(value: Any) -> None:
     assert Response.model_validate_json(response.model_dump_json()) == response
 
     state = RunState(context_id="c", agent="a", scope="s", context=given, calls=[PendingCall(call=call, op=1)])
-    (payload,) = DataConverter.default.payload_converter.to_payloads([carry_over(state)])
+    (payload,) = DataConverter.default.payload_converter.to_payloads([carry_over(state, "run-1")])
     (carried,) = DataConverter.default.payload_converter.from_payloads([payload])
-    assert open_state(carried, "c", "s") == state
+    assert continue_state(carried, "c") == state
     facts = {"agent": "a", "context_id": "c", "task_id": "t", "scope": "s", "op": 1, "iteration": 0}
     task = ModelInput(**facts, context=given, overrides={"settings": given})
     assert ModelInput.model_validate_json(task.model_dump_json()) == task
