@@ -204,6 +204,10 @@ class ProviderError(PerdureError):
 
     fallback = True
     """Whether the next model of a chain is asked. Not where it would be refused for the same reason."""
+    place: str | None = None
+    """The part of the request that the API named, in its own words: ``messages.3.content.1.image.source``."""
+    refused: frozenset[str] | None = None
+    """SHA-256 of each text and file at ``place``; empty where no message is to blame, None where that is not known."""
 
     def __init__(
         self,

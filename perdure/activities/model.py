@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from temporalio import activity
 
 from ..agent import Agent
-from ..errors import MalformedReplyError, TruncatedStreamError
+from ..errors import ContentFilterError, MalformedReplyError, ProviderError, TruncatedStreamError
 from ..loop.calls import sound_parts, with_ids
-from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, StreamEvent
-from ..types.messages import Message, Part, ToolCallPart, Usage
+from ..loop.containment import Containment, still_there, withheld_before
+from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, Restarted, StreamEvent
+from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
+
+logger = logging.getLogger("perdure.worker")
 
 Cost = Callable[[str, str, Usage, str | None], float | None]
 
@@ -34,7 +39,7 @@ class ModelActivity:
         """Ask the model for ``call.request``. Raises ``ProviderError``."""
         agent, request = call.agent, call.request
         assert request is not None, "the iteration stage makes the request"
-        completed = await self._stream(agent, call, request)
+        completed, withheld = await self._contained(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = sound_parts(part for part in completed.parts if not _cut_off(part, completed))
         # The API may call it by another name than the one that is priced.
@@ -47,20 +52,53 @@ class ModelActivity:
             finish_reason=completed.finish_reason,
             usage=completed.usage,
             cost_usd=cost,
+            withheld=withheld,
         )
         if any(part.type == "tool_result" for part in message.parts):
             raise MalformedReplyError(f"{agent.model} answered with a tool result")
         return ModelReply(ModelOutput(), message)
 
+    async def _contained(
+        self, agent: Agent, call: ModelCall, request: ModelRequest
+    ) -> tuple[Completed, tuple[Withheld, ...]]:
+        """The reply, and what the request was made without: of what the API refuses only the rest is asked.
+
+        All tries are one attempt of one activity: a refused request is not paid, and an attempt that is lost begins
+        with the first again. What is withheld is recorded with the reply, or not at all.
+        """
+        conversation = [*call.prefix, *call.fresh]
+        before = still_there(withheld_before(conversation), (*conversation, *request.messages))
+        texts = call.input.purpose != "compact"  # the order to sum up is none of the conversation
+        contained = Containment(request.messages, before, resend=call.input.resend, texts=texts)
+        refused: ProviderError | None = None
+        call.asking(agent.model)
+        while True:
+            call.request = replace(request, messages=contained.messages)
+            try:
+                return await self._stream(agent, call, call.request), contained.withheld
+            except ProviderError as error:
+                refused = refused or error
+                if not contained.withhold(error):
+                    if type(error) is type(refused):
+                        raise refused from None
+                    raise
+                left_out = ", ".join(one.what for one in contained.withheld)
+                logger.warning("%s refused a request of run %s: %s", agent.model, call.input.context_id, error.message)
+                logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
+                call.emit(Restarted(agent.model, type(error).__name__, error.message))
+
     async def _stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. A stream without ``Completed`` was cut, and nothing of it counts."""
-        call.asking(agent.model)
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
             async for event in events:
                 last = event
                 call.emit(event)
+        except ContentFilterError as error:
+            if last is not None and not isinstance(last, Restarted):
+                error.refused = frozenset()  # the filter has read the reply
+            raise
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:

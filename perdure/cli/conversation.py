@@ -46,11 +46,17 @@ def conversation(
     from ..types.messages import file_parts
 
     iteration = since
+    withheld: set[str] = set()
     results: dict[str, ToolResultPart] = {part.call_id: part for message in messages for part in message.tool_results}
     for message in messages:
         if message.role == "assistant":
             iteration += 1
             label = styled(f"[{iteration}]".ljust(_MARGIN), "bold", on=colour)
+            for one in message.withheld:
+                if one.key not in withheld:
+                    said = f"(withheld from here on: {printable(one.what)}: {printable(one.reason)})"
+                    yield from _block(" " * _MARGIN, _wrapped(said), "yellow", colour=colour)
+            withheld = {one.key for one in message.withheld}
             yield from _assistant(message, label, results, full=full, colour=colour)
         elif message.role == "system":
             lines = _cut(message.text, None if full else _SYSTEM_LINES)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ConversationCompacted,
         Event,
         LimitReached,
+        MessageWithheld,
         ModelCompleted,
         RunEvent,
         StepTaken,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _RESULT_LINES = 3
 _RESULT_CHARS = 300
-_BRIEFLY = ("model.completed", "approval.requested", "approval.decided", "limit", "error")
+_BRIEFLY = ("message.withheld", "model.completed", "approval.requested", "approval.decided", "limit", "error")
 """What is told of subagents in brief."""
 
 
@@ -90,6 +91,8 @@ class EventLines:
             case "message.injected":
                 if not self._brief:
                     yield self._styled(f"user {event.by or ''}".rstrip() + f": {_cut(event.content) or '…'}", "cyan")
+            case "message.withheld":
+                yield self._styled(_withheld(event), "yellow")
             case "model.completed":
                 for call in called(event):
                     yield self._styled(call, "blue")
@@ -177,6 +180,13 @@ def called(event: ModelCompleted) -> Iterator[str]:
     for call in event.calls:
         said = "…" if call.arguments is None else arguments(call.arguments)
         yield f"→ {printable(call.name)}({printable(said)})"
+
+
+def _withheld(event: MessageWithheld) -> str:
+    """What a model's API refused, and where that stands."""
+    where = f" of message {printable(event.id)}" if event.id else ""
+    where = f" of call {printable(event.call_id)}" if event.call_id else where
+    return f"(withheld: {printable(event.what)}{where}: {_cut(event.reason)})"
 
 
 def _by(event: ApprovalDecided) -> str:

@@ -43,7 +43,7 @@ def reply_from(hook: Hook, returned: Any, reply: Message) -> Message:
             parts = sound_parts(returned.parts)
             if any(part.type in ("tool_result", "file") for part in parts):
                 raise _wrong(hook, "returned a reply with tool results or files in it, which no model gives")
-            return returned.model_copy(update={**kept, "parts": parts})
+            return returned.model_copy(update={**kept, "withheld": reply.withheld, "parts": parts})
         case _:
             raise _may_return(hook, returned, "an assistant message or text")
 

@@ -115,6 +115,7 @@ def resume(state: RunState, raw: Any = None) -> None:
     """The operator says that the cause is gone, or raises limits: ``{"limits": {"cost_usd": 5}}``."""
     if raise_limits(state, raw):
         state.pause = None
+        state.resend = True
 
 
 def close(state: RunState) -> None:

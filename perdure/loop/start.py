@@ -66,7 +66,9 @@ def open_state(raw: Any, context_id: str, scope: str, parent_id: str | None = No
         resume=start.resume,
     )
     if start.message is not None:
-        send(state, _whole(start.message))
+        message = _whole(start.message)
+        state.resend = start.resume and message.content is None  # opened again by ``Run.resume``
+        send(state, message)
     return state
 
 

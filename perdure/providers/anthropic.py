@@ -17,6 +17,7 @@ from ..ports import ModelRequest, StreamEvent
 from .anthropic_errors import translate
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED, Encoded, encode_request, encode_settings
+from .classify import name_refused
 from .endpoint import CONNECT_TIMEOUT, Endpoint
 from .settings import check_canonical, check_options
 
@@ -81,11 +82,13 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
         are one reply: the loop would take a pause for an answer. Each piece is paid for; a retry asks for all again.
         """
         key, host, begun = self._key(), self.host, False
+        body: bytes | None = None
         try:
             client = await self._client(key)
             reply = AnthropicReply(host, self.origin)
             for _ in range(_RESUMES):
                 encoded = encode_request(request, origin=self.origin, paused=reply.parts())
+                body = encoded.body
                 async with await _post(client, encoded, self._own_headers(encoded, key)) as stream:
                     begun = True
                     async for item in _items(stream, host):
@@ -95,7 +98,8 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
                     break
             yield reply.complete()
         except Exception as error:
-            raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
+            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
+            raise name_refused(found, body) from None
 
     def _own_headers(self, encoded: Encoded, key: str) -> dict[str, str]:
         """What this request's headers are besides the SDK's."""

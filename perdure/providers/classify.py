@@ -6,6 +6,9 @@ SDKs is in ``transport``. The original is never chained: it holds the request, a
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -24,6 +27,7 @@ from ..errors import (
     ProviderTimeoutError,
     RateLimitError,
 )
+from .plain import array
 from .retry_after import duration, retry_after
 
 _CONTEXT = re.compile(
@@ -53,6 +57,14 @@ _QUOTA = re.compile(r"exceeded your current quota", re.IGNORECASE)
 _NO_QUOTA_AT_ALL = re.compile(r"quota exceeded.{0,200}\blimit: 0\b", re.IGNORECASE | re.DOTALL)
 _NO_MODEL = re.compile(r"model_not_found|model .{0,80}(does not exist|not found)", re.IGNORECASE)
 _WRONG_PLACE = re.compile(r"location is not supported|country.{0,40}not supported", re.IGNORECASE)
+_NO_MEDIA = re.compile(r"support (image|audio|video|file)s? input", re.IGNORECASE)
+"""OpenRouter answers 404 where no server of the model takes images."""
+_ABOUT_REPLY = re.compile(r"output blocked", re.IGNORECASE)
+"""Anthropic answers 400 also where its filter stopped the reply."""
+_CONVERSATION = ("messages", "input", "contents")
+"""Where requests have the conversation; everything else in them is the agent's."""
+_IN_CONVERSATION = re.compile(r"\b(?:messages|input|contents)(?:\.\d|\.?\[\d)[\w.\[\]]*")
+_AT_START = re.compile(r"([a-z_]+)[\w.\[\]]*: ")
 _KEY_LIKE = re.compile(
     r"\b(sk|rk|pk|gsk|xai)-[\w*.-]{6,}|\bAIza[\w*-]{6,}|(?<=Bearer )[^\s'\"]+|(?<=[?&]key=)[^\s&'\"]+", re.IGNORECASE
 )
@@ -133,7 +145,71 @@ def by_status(
         wait = None
     elif wait is None:
         wait = retry_after(headers, message)
-    return cls(text, hint=hint, retry_after=wait, status=status)
+    error = cls(text, hint=hint, retry_after=wait, status=status)
+    error.place = _place(body, message)
+    if cls is ContentFilterError and _ABOUT_REPLY.search(message):
+        error.refused = frozenset()
+    return error
+
+
+def name_refused(error: ProviderError, body: bytes | None) -> ProviderError:
+    """``error`` itself, with what stands at its ``place`` in the request's ``body`` (``ProviderError.refused``).
+
+    Found by what stands there and not by its index: formats merge messages, part them, and put prompts among them.
+    """
+    if error.place is None or body is None or error.refused is not None:
+        return error
+    try:
+        at = json.loads(body)
+    except (ValueError, RecursionError):
+        return error
+    names = re.findall(r"\w+", error.place)
+    known = {name.replace("_", "").lower() for name in at}
+    if names[0] not in _CONVERSATION:
+        if names[0].replace("_", "").lower() in known:
+            error.refused = frozenset()
+        return error
+    indexed = False
+    for name in names:  # some are kinds of content, and no keys: ``image``, ``base64``
+        if isinstance(at, list) and name.isdecimal():
+            if int(name) >= len(at):
+                return error
+            at, indexed = at[int(name)], True
+        elif isinstance(at, dict) and name in at:
+            at = at[name]
+    if indexed:
+        error.refused = frozenset(_digests(at))
+    return error
+
+
+def _digests(value: object) -> Iterator[str]:
+    """Of each text in ``value``, and of the bytes that are base64 in it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in ("type", "role"):
+                yield from _digests(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _digests(inner)
+    elif isinstance(value, str):
+        yield hashlib.sha256(value.encode(errors="replace")).hexdigest()
+        data = value.partition(";base64,")[2] if value.startswith("data:") else value
+        with contextlib.suppress(ValueError):  # it is no base64
+            yield hashlib.sha256(base64.b64decode(data, validate=True)).hexdigest()
+
+
+def _place(body: object, message: str) -> str | None:
+    """What of the request an error names: a place in the conversation before anything else."""
+    inner = _inner(body)
+    param = inner.get("param") if isinstance(inner, Mapping) else None
+    violations = [violation for detail in _details(body) for violation in array(detail.get("fieldViolations"))]
+    fields = [violation.get("field") for violation in violations if isinstance(violation, Mapping)]
+    named = [text[:_LONGEST] for text in (param, *fields) if isinstance(text, str) and re.match(r"\W{0,9}\w", text)]
+    for text in (*named, message):
+        if found := _IN_CONVERSATION.search(text):
+            return found[0]
+    begins = _AT_START.match(message)
+    return named[0] if named else begins[1] if begins else None
 
 
 def in_stream(body: Any, message: str, endpoint: str, *, key_name: str = "the key") -> ProviderError:
@@ -173,6 +249,8 @@ def _classify(status: int, said: str, key_name: str, *, may_wait: bool) -> tuple
             AuthenticationError,
             f"The API key is wrong, or not for this endpoint. Check {key_name} and base_url.",
         )
+    if status == 404 and _NO_MEDIA.search(said):
+        return BadRequestError, None
     if status == 404 or (status == 400 and _NO_MODEL.search(said)):
         return ModelNotFoundError, "Check the model's name and base_url."
     if status == 400 and _WRONG_PLACE.search(said):

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ..ports import ModelRequest, StreamEvent
+from .classify import name_refused
 from .endpoint import Endpoint
 from .google_errors import translate
 from .google_reply import GoogleReply
@@ -44,6 +45,7 @@ class Google(Endpoint[Connection]):
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
         key, host, begun = self._key(), self.host, False
+        body: bytes | None = None
         try:
             connection = await self._client(key)
             reply = GoogleReply(host, self.origin, key_name=self.key_name)
@@ -62,7 +64,8 @@ class Google(Endpoint[Connection]):
                 body = continued(first, token)
             yield reply.complete()
         except Exception as error:
-            raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
+            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
+            raise name_refused(found, body) from None
 
     def _new_client(self, key: str) -> Connection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()

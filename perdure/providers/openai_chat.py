@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..ports import ModelRequest, StreamEvent
 from .chat_reply import ChatReply
 from .chat_request import RESERVED, encode_request, encode_settings
+from .classify import name_refused
 from .endpoint import Endpoint, is_host_of
 from .openai_errors import translate
 from .openai_sdk import items, new_client, post
@@ -72,6 +73,7 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
         key, host, begun = self._key(), self.host, False
+        body: bytes | None = None
         try:
             client, origin = await self._client(key), self.origin
             reply = ChatReply(host, origin)
@@ -83,7 +85,8 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
                         yield event
             yield reply.complete()
         except Exception as error:
-            raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
+            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
+            raise name_refused(found, body) from None
 
     def _max_tokens_wire(self, host: str) -> str:
         return self._max_tokens_name or ("max_completion_tokens" if is_host_of(host, _NEW_NAMES) else "max_tokens")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..ports import ModelRequest, StreamEvent
+from .classify import name_refused
 from .endpoint import Endpoint
 from .openai_errors import translate
 from .openai_sdk import items, new_client, post
@@ -117,10 +118,11 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
         key, host, begun = self._key(), self.host, False
+        bodies: list[bytes] = []
         try:
             client = await self._client(key)
             reply = ResponsesReply(host, origin=self.origin, model=request.model)
-            async with await self._post(client, request) as stream:
+            async with await self._post(client, request, bodies) as stream:
                 begun = True
                 events = items(stream, host)
                 async for event in events:
@@ -135,14 +137,15 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
                             pass
             yield reply.complete()
         except Exception as error:
-            raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
+            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
+            raise name_refused(found, bodies[-1] if bodies else None) from None
 
-    async def _post(self, client: AsyncOpenAI, request: ModelRequest) -> AsyncStream[object]:
+    async def _post(self, client: AsyncOpenAI, request: ModelRequest, bodies: list[bytes]) -> AsyncStream[object]:
         """Ask, and ask once more without what the API refuses before anything is paid for.
 
         Models that do not reason refuse to be asked for encrypted reasoning, and only they know who they are: they are
         asked without it from then on. Reasoning that cannot be decrypted any more (another organisation's key, a fault
-        on their side) would end the conversation for good: it goes on without.
+        on their side) would end the conversation for good: it goes on without. ``bodies`` gets what was sent.
         """
         from openai import BadRequestError  # imported by the client before
 
@@ -150,7 +153,8 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
         insists = ENCRYPTED in request.provider_options.get("include", ())
         while True:
             try:
-                return await post(client, "/responses", encode_request(request, origin=origin, encrypted=encrypted))
+                bodies.append(encode_request(request, origin=origin, encrypted=encrypted))
+                return await post(client, "/responses", bodies[-1])
             except BadRequestError as error:
                 if encrypted and not insists and _NO_ENCRYPTION.search(str(error)):
                     self._plain_models.add(request.model)

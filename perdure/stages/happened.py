@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..loop.containment import withheld_before
 from ..loop.ending import PAUSING
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
 from ..types.bounds import LimitUse
@@ -16,6 +17,7 @@ from ..types.events import (
     ConversationCompacted,
     ErrorEvent,
     LimitReached,
+    MessageWithheld,
     ModelCompleted,
     ModelRetracted,
     ModelStarted,
@@ -80,7 +82,8 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         cost_usd=output.cost_usd,
         head=output.head,
     )
-    events = [*(NewEvent(step.model_copy(update=said)) for step in call.steps), NewEvent(completed)]
+    steps = [NewEvent(step.model_copy(update=said)) for step in call.steps]
+    events = [*steps, *_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
         events += _delegated(call, reply)
         events += requested(output, said)
@@ -107,6 +110,16 @@ def answered(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**said, state="waiting", agent=task.agent)))
     return events
+
+
+def _withheld(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+    """What this reply is the first to be given without."""
+    task, now = call.input, reply.message.withheld if reply.message is not None else ()
+    before = {one.key for one in withheld_before([*call.prefix, *call.fresh])} if now else ()
+    for one in now:
+        if one.key not in before:
+            event = MessageWithheld(**facts(call), **one.model_dump(exclude={"key"}))
+            yield NewEvent(event, key=f"withheld/{task.scope}/{task.op}/{one.key}")
 
 
 def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:

@@ -2,6 +2,7 @@
 
     run · turn                                       how the conversation, and a turn of it, stand
     message.injected                                 a user's message has joined the conversation
+    message.withheld                                 a model's API refused a part of it: requests go out without
     model.started · delta · completed · retracted    one model call; deltas count until one of the last two says else
     tool.started · progress · completed              one tool call
     approval.requested · reminded · decided · revoked  a call waits for a person
@@ -96,6 +97,23 @@ class MessageInjected(_Event):
     files: tuple[FilePart, ...] = ()
 
 
+class MessageWithheld(_Event):
+    """A model's API refused a file, a user's message or a tool's result. The reply that follows was given without it,
+    and so are later ones; the transcript has it unchanged. ``run.resume()`` sends it once more."""
+
+    type: Literal["message.withheld"] = "message.withheld"
+    kind: Literal["file", "message", "result"] = "file"
+    """What is withheld: a file of a message or result, or the whole message or result."""
+    what: str = ""
+    """For people: ``image/png cat.png``, ``message``, ``result of lookup``."""
+    id: str | None = None
+    """The sender's id of the message."""
+    call_id: str | None = None
+    """Of a tool's result."""
+    reason: str = ""
+    """The error's class name and the beginning of its message."""
+
+
 class StepTaken(_Event):
     """The step policy has changed something, for the model call that is recorded with it. What it said to the model
     follows as ``message.injected``."""
@@ -176,6 +194,7 @@ Event = Annotated[
     RunEvent
     | TurnEvent
     | MessageInjected
+    | MessageWithheld
     | ModelStarted
     | ModelDelta
     | ModelCompleted

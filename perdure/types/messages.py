@@ -180,6 +180,23 @@ class Replaced(Data):
     """How many of its last ones stand behind the summary again. Of an edited conversation none are counted."""
 
 
+class Withheld(Data):
+    """Something that a model's API refused, and that requests go out without."""
+
+    key: str
+    """Recognises it in the conversation: a digest of what it is and where it stands."""
+    kind: Literal["file", "message", "result"]
+    """A file of a message or result; a user's whole message; a tool's whole result."""
+    what: str
+    """For people: ``image/png cat.png``, ``message``, ``result of lookup``."""
+    id: str | None = None
+    """The sender's id of the user's message that it is (part of)."""
+    call_id: str | None = None
+    """The call whose result it is (part of)."""
+    reason: str = ""
+    """The error's class name and the beginning of its message."""
+
+
 class Message(Data):
     """One message. Assistant messages also say which model wrote them, at what cost, and why it stopped."""
 
@@ -195,6 +212,8 @@ class Message(Data):
     cost_usd: float | None = None
     replaces: Replaced | None = None
     """Of the first message of a conversation that was rewritten: what was there before."""
+    withheld: tuple[Withheld, ...] = ()
+    """Of a reply: everything before it that the model was not given, because its API had refused it."""
 
     _wire: dict[str, bytes] = PrivateAttr(default_factory=dict)
 

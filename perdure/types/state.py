@@ -184,6 +184,8 @@ class RunState(Part):
     head: str | None = None
     resume: bool = False
     """``head`` is the conversation's last one in the store; the first activity finds it."""
+    resend: bool = Field(default=False, exclude_if=operator.not_)
+    """The next model call sends what was withheld once more: the run was resumed."""
     op: int = 0
     """Operations so far; the next one's number."""
     turns: int = 0

@@ -137,6 +137,8 @@ class ModelInput(CallFacts):
     """None is "run": left out, as it is with most calls."""
     resume: bool | None = None
     """``head`` is not known yet: the conversation's last one in the store, if there is any."""
+    resend: bool = Field(default=False, exclude_if=operator.not_)
+    """What was withheld, because a model's API refused it, is sent once more."""
     used: Usage = Usage()
     """Tokens of the turn before this call, and ``cost_usd`` their cost: the store is told what a turn took."""
     cost_usd: float | None = None

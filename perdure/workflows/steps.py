@@ -50,7 +50,7 @@ async def call_model(state: RunState, step: loop.CallModel, work: Work) -> None:
     task = work.guard.apply(state, "the input of a model call", lambda: _model_input(state, step))
     if task is None:
         return
-    revoked = tuple(state.revoked)
+    revoked, resend = tuple(state.revoked), state.resend
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
@@ -59,7 +59,9 @@ async def call_model(state: RunState, step: loop.CallModel, work: Work) -> None:
         failure = error
         work.guard.apply(state, "the failure of a model call", lambda: _model_failed(state, failure))
     else:
-        work.guard.apply(state, "the outcome of a model call", lambda: _model_answered(state, step, revoked, raw))
+        work.guard.apply(
+            state, "the outcome of a model call", lambda: _model_answered(state, step, revoked, resend, raw)
+        )
 
 
 def _model_input(state: RunState, step: loop.CallModel) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def _model_input(state: RunState, step: loop.CallModel) -> dict[str, Any]:
             pinned=state.pinned,
             mode=state.mode if state.mode != "run" else None,
             resume=state.resume or None,
+            resend=state.resend,
             used=usage,
             cost_usd=cost_usd,
             rejected=state.turn.rejected or None if state.turn else None,
@@ -99,9 +102,12 @@ def _model_failed(state: RunState, error: ActivityError) -> None:
         loop.fail(state, kind, message + loop.tried(state))
 
 
-def _model_answered(state: RunState, step: loop.CallModel, revoked: Sequence[Revoked], raw: Any) -> None:
+def _model_answered(state: RunState, step: loop.CallModel, revoked: Sequence[Revoked], resend: bool, raw: Any) -> None:
     loop.told_revoked(state, revoked)
-    loop.apply_model(state, step, ModelOutput.model_validate(raw))
+    output = ModelOutput.model_validate(raw)
+    if resend and not output.branches:  # a resume that came meanwhile is for the next call
+        state.resend = False
+    loop.apply_model(state, step, output)
 
 
 async def compact(state: RunState, step: loop.Compact, work: Work) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any, NoReturn
 
 from tests.servers.anthropic_wire import error_body, sign
+from tests.servers.http import CORRUPT, MISLABELLED
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
@@ -133,6 +135,12 @@ def _source(block: Block, where: str) -> None:
             allowed = _IMAGES if kind == "image" else {"application/pdf"}
             check(source.get("media_type") in allowed, f"{where}.source.media_type: one of {sorted(allowed)}")
             check(source.get("data"), f"{where}.source.data: empty")
+            data = base64.b64decode(source["data"])
+            check(not data.endswith(CORRUPT), "Could not process image")
+            wrong = (
+                "The image was specified using the image/png media type, but the image appears to be a image/jpeg image"
+            )
+            check(not data.endswith(MISLABELLED), f"{where}.image.source.base64: {wrong}")
         case "url", _:
             check(str(source.get("url")).startswith("https://"), f"{where}.source.url: Only HTTPS URLs are supported.")
         case "text", "document":

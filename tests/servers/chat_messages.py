@@ -8,6 +8,8 @@ import re
 from collections.abc import Container
 from typing import Any, NoReturn
 
+from tests.servers.http import CORRUPT, MISLABELLED
+
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _KEYS = {
     "system": {"role", "content", "name"},
@@ -103,7 +105,14 @@ def _part(part: dict[str, Any], where: str) -> None:
             check(is_text(value), f"Invalid type for '{where}[].text': expected a string.", where)
         case "image_url":
             url = value.get("url") if isinstance(value, dict) else None
-            known = is_text(url) and (url.startswith(("https://", "http://")) or _is_image(url))
+            data = decoded(url.partition(";base64,")[2]) if is_text(url) else b""
+            said = "You uploaded an unsupported image. Please make sure your image has of one the following formats:"
+            check(not data.endswith(CORRUPT), f"{said} ['png', 'jpeg', 'gif', 'webp'].", code="image_parse_error")
+            known = (
+                is_text(url)
+                and not data.endswith(MISLABELLED)
+                and (url.startswith(("https://", "http://")) or _is_image(url))
+            )
             check(known and set(value) <= {"url", "detail"}, f"Invalid image in '{where}'.", where, "invalid_image_url")
         case "file":
             fits = isinstance(value, dict) and set(value) in ({"filename", "file_data"}, {"file_id"})
@@ -113,7 +122,7 @@ def _part(part: dict[str, Any], where: str) -> None:
                 check(is_pdf, f"Invalid file data in '{where}': expected a base64-encoded PDF as data URL.", where)
         case "input_audio":
             fits = isinstance(value, dict) and set(value) == {"data", "format"} and value["format"] in ("wav", "mp3")
-            check(fits and _bytes(value["data"]), f"Invalid audio in '{where}'.", where)
+            check(fits and decoded(value["data"]), f"Invalid audio in '{where}'.", where)
 
 
 _MAGIC = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8", "image/gif": b"GIF8", "image/webp": b"RIFF"}
@@ -126,10 +135,10 @@ def _is_image(url: str) -> bool:
 def _inline(url: object, kind: str) -> bytes:
     """The bytes of a data URL of ``kind``; none for anything else."""
     start = f"data:{kind};base64,"
-    return _bytes(url[len(start) :]) if isinstance(url, str) and url.startswith(start) else b""
+    return decoded(url[len(start) :]) if isinstance(url, str) and url.startswith(start) else b""
 
 
-def _bytes(text: object) -> bytes:
+def decoded(text: object) -> bytes:
     try:
         return base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     except ValueError:

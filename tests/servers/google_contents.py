@@ -7,6 +7,7 @@ import binascii
 from typing import Any, NoReturn
 
 from tests.servers.google_wire import error_body
+from tests.servers.http import CORRUPT, MISLABELLED
 
 SKIPPED = "skip_thought_signature_validator"
 _KINDS = {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
@@ -111,9 +112,16 @@ def _blob(blob: dict[str, Any], where: str, media: tuple[str, ...], more: set[st
 def _base64(text: Any, where: str) -> None:
     try:
         plain = str(text).replace("-", "+").replace("_", "/")
-        base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+        data = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except binascii.Error:
-        refuse(f"Invalid value at '{where}' (TYPE_BYTES), Base64 decoding failed")
+        data = MISLABELLED
+    where_to = "https://developers.generativeai.google/guide/troubleshooting"
+    check(not data.endswith(CORRUPT), f"Unable to process input image. Please retry or report in {where_to}")
+    if data.endswith(MISLABELLED):
+        said = f"Invalid value at '{where}' (TYPE_BYTES), Base64 decoding failed"
+        violation = {"field": where, "description": said}
+        detail = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}
+        raise RefusedError(400, said, "INVALID_ARGUMENT", detail)
 
 
 def _answered(asked: list[dict[str, Any]], answers: list[dict[str, Any]], kinds: list[str]) -> None:

@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from tests.servers.chat_messages import NAME, RefusedError, check, is_text, refuse
+from tests.servers.chat_messages import NAME, RefusedError, check, decoded, is_text, refuse
+from tests.servers.http import CORRUPT, MISLABELLED
 from tests.servers.responses_wire import unseal
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "web_search_call": "ws"}
@@ -106,6 +107,11 @@ def _content(content: Any, allowed: set[str], where: str) -> None:
             case "refusal":
                 check(is_text(part.get("refusal")), f"Missing required parameter: '{here}.refusal'.", here)
             case "input_image":
+                data = decoded(part.get("image_url", "").partition(";base64,")[2])
+                said = "The image data you provided does not represent a valid image. Please check your input"
+                check(not data.endswith(CORRUPT), f"{said} and try again with one of the supported formats.", "input")
+                said = f"Invalid '{here}.image_url'. Expected a valid URL, but got a value with an invalid format."
+                check(not data.endswith(MISLABELLED), said, f"{here}.image_url")
                 fits = "file_id" in part or _IMAGE.match(part.get("image_url", ""))
                 check(fits, f"Invalid '{here}.image_url'. Expected a valid URL or a base64-encoded image.", here)
             case "input_file":

@@ -7,7 +7,7 @@ import pytest
 from perdure.cli.conversation import conversation
 from perdure.cli.show import Shown, as_plain, lines
 from perdure.types.interface import Status
-from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
+from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage, Withheld
 
 RESULT = ToolResultPart(call_id="1", name="look", content="one\ntwo\nthree\nfour\nfive")
 MESSAGES = [
@@ -42,6 +42,18 @@ def test_iterations_are_numbered_and_results_shortened() -> None:
         "        ✗ OSError: gone",
         "[3]     → look()",
         "        … no result yet",
+    ]
+
+
+def test_what_a_reply_was_the_first_to_be_given_without() -> None:
+    bad = Withheld(key="k", kind="file", what="image/png cat\x1b.png", reason="BadRequestError: no image")
+    reply = Message.assistant("Hm.").model_copy(update={"withheld": (bad,)})
+    assert list(conversation([Message.user("Look."), reply, Message.user("And?"), reply])) == [
+        "user    Look.",
+        "        (withheld from here on: image/png cat .png: BadRequestError: no image)",
+        "[1]     Hm.",
+        "user    And?",
+        "[2]     Hm.",
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.cli.event_lines import EventLines
 from perdure.types.branch_events import BranchCompleted, BranchStarted
-from perdure.types.events import Event, StepTaken, TurnEvent
+from perdure.types.events import Event, MessageWithheld, StepTaken, TurnEvent
 from perdure.types.messages import BlobRef
 
 
@@ -62,3 +62,15 @@ def test_what_a_branch_asks_and_comes_to(event: Event, line: str) -> None:
     beside = io.StringIO()
     EventLines(io.StringIO(), beside).show(event)
     assert beside.getvalue() == f"{line}\n"
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_what_is_withheld_and_why(brief: bool) -> None:
+    beside = io.StringIO()
+    lines = EventLines(io.StringIO(), beside, brief=brief)
+    lines.show(MessageWithheld(what="image/png cat\x1b.png", id="m1", reason="BadRequestError: no\x1b[2J image"))
+    lines.show(MessageWithheld(kind="result", what="result of look", call_id="c1", reason="ContentFilterError: no"))
+    assert beside.getvalue().splitlines() == [
+        "(withheld: image/png cat .png of message m1: BadRequestError: no [2J image)",
+        "(withheld: result of look of call c1: ContentFilterError: no)",
+    ]

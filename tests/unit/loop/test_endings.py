@@ -179,6 +179,15 @@ def test_a_pause_stops_everything_until_it_is_over(point, left):
         assert said(loop.decide(state))[-1] == "are you there?"
 
 
+@points
+def test_a_resume_that_is_taken_sends_what_was_withheld_also_after_continue_as_new(point, left):
+    state = point()
+    loop.resume(state, {"limits": {"nonsense": 1}})
+    assert not state.resend
+    loop.resume(state)
+    assert loop.open_state(loop.carry_over(state), state.context_id, state.scope).resend
+
+
 def test_finished_results_stay_and_the_others_say_why_there_is_none():
     for ending, word in ((loop.cancel, "cancelled"), (lambda state: loop.fail(state, "X", "y"), "failed")):
         state = opened()

@@ -157,3 +157,17 @@ def test_states_share_nothing():
     loop.receive(one, "again")
     model(one, says("43", limits=one.limits))
     assert ended(one) == "completed"
+
+
+@pytest.mark.parametrize(
+    ("start", "resend"),
+    [
+        ({"resume": True, "message": {"content": None}}, True),
+        ({"resume": True, "message": {"input": {"a": 1}}}, False),
+        ({"resume": True, "message": "And now?"}, False),
+        ({"resume": True}, False),
+        ({"message": {"content": None}}, False),
+    ],
+)
+def test_only_a_conversation_that_is_opened_again_without_a_message_sends_what_was_withheld(start, resend):
+    assert loop.open_state({"agent": "a", **start}, "c", "s").resend is resend

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from typing import Any
 
 import pytest
 
 from perdure import errors
-from perdure.providers.classify import by_status, in_stream, redact, redacted
+from perdure.providers.classify import by_status, in_stream, name_refused, redact, redacted
 
 
 def anthropic(kind: str, message: str = "x") -> dict[str, Any]:
@@ -192,3 +195,74 @@ def test_no_key_is_shown(text: str) -> None:
     assert "0123456789" not in redact(text, "s3cr3t-0123456789")
     error = redacted(errors.ProviderError(text), "s3cr3t-0123456789")
     assert "0123456789" not in f"{error} {error.args}"
+
+
+PIXEL, CAT = b"pixel", b"cat"
+BODY = {
+    "model": "m",
+    "tools": [{"name": "t"}],
+    "generationConfig": {"seed": 1},
+    "messages": [
+        {"role": "user", "content": "Hi."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look."},
+                {"type": "image", "source": {"type": "base64", "data": base64.b64encode(PIXEL).decode()}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(CAT).decode()}},
+            ],
+        },
+    ],
+}
+BODY |= {"input": BODY["messages"], "contents": [{"parts": BODY["messages"][1]["content"]}]}
+
+
+def violation(field: str) -> dict[str, Any]:
+    violations = [{"field": field, "description": "x"}]
+    return {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations}
+
+
+def openai(message: str, param: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}}
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (
+            anthropic("invalid_request_error", "messages.1.content.1.image.source.base64: image cannot be empty"),
+            {PIXEL},
+        ),
+        (anthropic("invalid_request_error", "messages.1.content: at most 1 image"), {b"Look.", PIXEL, CAT}),
+        (anthropic("invalid_request_error", "messages.0: all messages must have non-empty content"), {b"Hi."}),
+        (anthropic("invalid_request_error", "Could not process image"), None),
+        (anthropic("invalid_request_error", "messages: roles must alternate"), None),
+        (anthropic("invalid_request_error", "messages.9.content.1: x"), None),
+        (anthropic("invalid_request_error", "tools.0.custom.input_schema: Field required"), set()),
+        (anthropic("invalid_request_error", "Output blocked by content filtering policy"), set()),
+        (anthropic("invalid_request_error", "AiError: Invalid data for image"), None),
+        (openai("Invalid 'input[1].content[2].image_url'.", "input[1].content[2].image_url"), {CAT}),
+        (openai("Invalid image.", "messages.[1].content.[2].image_url"), {CAT}),
+        (openai("Expected an image at 'messages[1].content[1]'.", "messages"), {PIXEL}),
+        (openai("The image data you provided does not represent a valid image.", "input"), None),
+        (openai("No.", "messages[" + "9" * 5000 + "]"), None),
+        (openai("Filtered due to the prompt", "prompt"), None),
+        (openai("Unknown tool", "tools[0].name"), set()),
+        (google(400, "INVALID_ARGUMENT", "Bad", violation("contents[0].parts[1].inline_data.data")), {PIXEL}),
+        (google(400, "INVALID_ARGUMENT", "* GenerateContentRequest.contents[0].parts[2]: x"), {CAT}),
+        (google(400, "INVALID_ARGUMENT", "Bad", violation("generation_config.seed")), set()),
+        (google(400, "INVALID_ARGUMENT", "Unable to process input image. Please retry"), None),
+    ],
+)
+def test_what_of_a_request_an_error_names(body: Any, named: set[bytes] | None) -> None:
+    error = name_refused(by_status(400, body, {}, "api"), json.dumps(BODY).encode())
+    if not named:
+        assert error.refused == (None if named is None else frozenset())
+        return
+    contents = {hashlib.sha256(one).hexdigest(): one for one in (PIXEL, CAT, b"Look.", b"Hi.")}
+    assert {contents[digest] for digest in error.refused or () if digest in contents} == named
+
+
+def test_a_model_that_takes_no_images_is_not_a_missing_model() -> None:
+    body = {"error": {"message": "No endpoints found that support image input", "code": 404}}
+    assert type(by_status(404, body, {}, "api")) is errors.BadRequestError
