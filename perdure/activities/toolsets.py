@@ -16,7 +16,7 @@ from typing import Any
 from ..agent import Agent
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..overriding import with_tools
-from ..ports import Blob, ModelCall, ToolCall, Toolset
+from ..ports import Blob, Cache, ModelCall, ToolCall, Toolset
 from ..tools import RunContext, Tool, error_text
 from ..tools.of_toolset import ToolOfSet, pinned
 from ..types.interface import FINISH_TOOL
@@ -29,7 +29,9 @@ logger = logging.getLogger("perdure.worker")
 LISTING = 60.0
 """Seconds that a toolset may take to list its tools, and to close."""
 KEPT = 256
-"""Lists that a worker keeps: of toolsets at present, and of runs."""
+"""Lists of toolsets at present that a worker keeps: one for each toolset and audience."""
+_PARSED = 8
+"""Times its JSON that a list takes in memory, about."""
 
 Contexts = Callable[[], Awaitable[RunContext[Any]]]
 """Gives the context of a tool call, as its agent's code sees it."""
@@ -59,14 +61,15 @@ class Toolsets:
         self,
         author: AuthorLoop,
         load: Callable[[BlobRef], Awaitable[str]],
+        taken: Cache[tuple[PinnedTool, ...]],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """``load`` reads what a run has taken."""
+        """``load`` reads what a run has taken, ``taken`` keeps it."""
         self._author = author
         self._load = load
         self._clock = clock
         self._present: dict[tuple[int, Hashable], _Present] = {}
-        self._taken: dict[str, tuple[PinnedTool, ...]] = {}
+        self._taken = taken
 
     async def offered(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
         """``agent`` with the tools of its toolsets. A list that the run takes with this call is put into the call.
@@ -83,7 +86,7 @@ class Toolsets:
             if before is None or blob.hash != before.hash:
                 call.blobs.append(blob)
                 call.pinned = blob.ref
-                self._keep(blob.hash, rows)
+                self._keep(blob.ref, rows)
         ref = call.pinned or before
         assert ref is not None, "a list is taken or was"
         return with_tools(agent, ref.hash, lambda: map(ToolOfSet, rows))
@@ -194,16 +197,14 @@ class Toolsets:
     # --- what runs have taken
 
     async def _read(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
-        found = self._taken.pop(ref.hash, None)
+        found = self._taken.get(ref.hash)
         if found is None:
             found = read_pinned(await self._load(ref))
-        self._keep(ref.hash, found)
+            self._keep(ref, found)
         return found
 
-    def _keep(self, name: str, rows: tuple[PinnedTool, ...]) -> None:
-        self._taken[name] = rows
-        while len(self._taken) > KEPT:
-            self._taken.pop(next(iter(self._taken)))
+    def _keep(self, ref: BlobRef, rows: tuple[PinnedTool, ...]) -> None:
+        self._taken.put(ref.hash, rows, _PARSED * ref.size)
 
 
 def _reason(error: Exception) -> str:

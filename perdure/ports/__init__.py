@@ -19,6 +19,7 @@ from .model import (
 from .stage import Fork, ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from .store import (
     Blob,
+    Cache,
     Chain,
     Claim,
     Commit,
@@ -39,6 +40,7 @@ from .toolset import ListedTool, Toolset
 __all__ = [
     "Batch",
     "Blob",
+    "Cache",
     "Chain",
     "Claim",
     "Commit",

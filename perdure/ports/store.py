@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from ..types.messages import BlobRef, Message
 from .events import Batch, Events
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,18 @@ class Transcripts(Protocol):
 
     async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """The blobs that are there."""
+        ...
+
+
+class Cache(Protocol[V]):
+    """Values that can be had again, by key; the least recently used ones leave."""
+
+    def get(self, key: str) -> V | None:
+        """The value, if it is there."""
+        ...
+
+    def put(self, key: str, value: V, size: int) -> None:
+        """Keep ``value``, of ``size`` bytes."""
         ...
 
 

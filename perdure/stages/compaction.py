@@ -8,7 +8,6 @@ shorter. What a rewrite comes to is recorded like any reply, under the journal.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from ..loop.compacting import last
 from ..loop.tokens import BYTES as BYTES_OF_TOKEN
 from ..loop.tokens import tokens_of, tokens_of_all
 from ..loop.views import Fold
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..ports import Cache, ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..types.compaction import Compactions, Summarise
 from ..types.messages import Message, Replaced
 from ..types.wire import Compacted, ModelOutput, ToolOutput
@@ -26,15 +25,13 @@ from .summary import Summing, summary_message
 
 logger = logging.getLogger("perdure.worker")
 
-BYTES = 64 * 1024 * 1024
-"""Of all conversations together whose views a worker keeps; of others they are made anew, with the same outcome."""
-
 
 class CompactionStage:
     """Does what ``Agent(compaction=…)`` says; nothing for an agent without."""
 
-    def __init__(self) -> None:
-        self._folds = Folds()
+    def __init__(self, cache: Cache[_Kept]) -> None:
+        """``cache`` keeps the views of conversations; of others they are made anew, with the same outcome."""
+        self._folds = Folds(cache)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call."""
@@ -125,26 +122,18 @@ class Folds:
     what is kept.
     """
 
-    def __init__(self, most: int = BYTES) -> None:
-        self._most = most
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self.bytes = 0
-        """Of what all of them have read, about."""
+    def __init__(self, cache: Cache[_Kept]) -> None:
+        self._cache = cache
 
     def of(self, run: str, ways: Compactions, tighter: int, recorded: Sequence[Message]) -> Fold:
         """A fold that has read ``recorded``, to read on with."""
-        kept = self._kept.pop(run, None)
-        self.bytes -= kept.bytes if kept is not None else 0
+        kept = self._cache.get(run)
         if kept is None or not kept.fits(ways, tighter, recorded):
             kept = _Kept(ways, tighter, Fold(ways, tighter))
         new = recorded[len(kept.fold.read) :]
         kept.fold.feed(new)
         kept.bytes += sum(map(bytes_of, new))
-        self._kept[run] = kept
-        self.bytes += kept.bytes
-        while self.bytes > self._most and self._kept:
-            _, gone = self._kept.popitem(last=False)
-            self.bytes -= gone.bytes
+        self._cache.put(run, kept, kept.bytes)
         return kept.fold.copy()
 
 

@@ -28,12 +28,7 @@ from ..types.messages import (
     parse_messages,
 )
 from ..types.wire import INLINE_BYTES
-from .lru import ByteLRU
-
-CACHE_BYTES = 256 * 1024 * 1024
-"""Default budget of the decoded nodes that one worker keeps."""
-FILE_BYTES = 128 * 1024 * 1024
-"""Default budget of the files that it keeps beside them."""
+from .lru import ByteLRU, CacheBudget
 
 _MESSAGE_BYTES = 1500  # what a decoded message takes besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
@@ -68,14 +63,16 @@ class _Link:
 
 
 class Chain:
-    """Transcripts by their heads. One per worker and store, used from one event loop."""
+    """Transcripts by their heads. One per worker and store, used from one event loop.
 
-    def __init__(
-        self, transcripts: Transcripts, *, cache_bytes: int = CACHE_BYTES, file_bytes: int = FILE_BYTES
-    ) -> None:
+    ``cache`` bounds the decoded nodes and the files that it keeps.
+    """
+
+    def __init__(self, transcripts: Transcripts, *, cache: CacheBudget | None = None) -> None:
         self._transcripts = transcripts
-        self._files: ByteLRU[bytes] = ByteLRU(file_bytes)
-        self._links: ByteLRU[_Link] = ByteLRU(cache_bytes, self._evicted)
+        cache = cache or CacheBudget()
+        self._files: ByteLRU[bytes] = ByteLRU(cache)
+        self._links: ByteLRU[_Link] = ByteLRU(cache, self._evicted)
         self._ends: dict[str, None] = {}
         """Cached nodes without a cached child, the latest last: where a load may stop."""
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ports import Batch, Claim, Commit, Journal
-from .lru import ByteLRU
-
-CACHE_BYTES = 64 * 1024 * 1024
-"""Default budget."""
+from .lru import ByteLRU, CacheBudget
 
 
 class CachedJournal:
     """A ``Journal`` over another one. Used from one event loop."""
 
-    def __init__(self, journal: Journal, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, journal: Journal, *, cache: CacheBudget | None = None) -> None:
         self._journal = journal
-        self._outcomes: ByteLRU[bytes] = ByteLRU(cache_bytes)
+        self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget())
 
     async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The recorded outcomes among ``keys``."""
@@ -43,5 +40,5 @@ class CachedJournal:
         recorded = await self._journal.commit(commit)
         outcome = commit.outcome
         if outcome is not None and recorded == outcome.body:
-            self._outcomes.put(outcome.key, outcome.body, len(outcome.body) + len(outcome.key))
+            self._outcomes.put(outcome.key, outcome.body, len(outcome.body))
         return recorded

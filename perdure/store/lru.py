@@ -1,24 +1,58 @@
-"""A least-recently-used cache bounded by bytes, for the worker-local copies of what never changes."""
+"""Least-recently-used caches that share one budget in bytes, for a worker's copies of what never changes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
+CACHE_BYTES = 256 * 1024 * 1024
+"""Default budget of all caches of a worker."""
+ENTRY_BYTES = 500
+"""What an entry takes besides its value, measured with tracemalloc: its key (a hash), itself, and its two places."""
 
-class ByteLRU(Generic[V]):
-    """Values by key, each with its size; the least recently used leave when their sum passes ``budget``.
 
-    A value that alone is over the budget is not kept. Not for several threads at once.
+class CacheBudget:
+    """Bytes that caches may take together: the least recently used entry of any of them leaves first.
+
+    Not for several threads at once.
     """
 
-    def __init__(self, budget: int, on_evict: Callable[[str], None] | None = None) -> None:
-        self.budget = budget
+    def __init__(self, bytes: int = CACHE_BYTES) -> None:
+        self.bytes = bytes
         self.used = 0
-        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self.order: OrderedDict[int, _Entry] = OrderedDict()
+        """Entries by ``id``, the least recently used first."""
+
+    def shrink(self) -> None:
+        """Evict until the budget is kept."""
+        while self.used > self.bytes:
+            _, entry = self.order.popitem(last=False)
+            self.used -= entry.size
+            entry.cache.forget(entry.key)
+
+
+class _Entry:
+    __slots__ = ("cache", "key", "size", "value")
+
+    def __init__(self, cache: ByteLRU[Any], key: str, value: Any, size: int) -> None:
+        self.cache = cache
+        self.key = key
+        self.value = value
+        self.size = size
+
+
+class ByteLRU(Generic[V]):
+    """Values by key, each with its size, within a budget of its own (``budget`` bytes) or a shared one.
+
+    A value that alone is over the budget is not kept, and nothing leaves for it. Not for several threads at once.
+    """
+
+    def __init__(self, budget: int | CacheBudget, on_evict: Callable[[str], None] | None = None) -> None:
+        self.budget = CacheBudget(budget) if isinstance(budget, int) else budget
+        self._entries: dict[str, _Entry] = {}
         self._on_evict = on_evict
 
     def __len__(self) -> int:
@@ -30,30 +64,47 @@ class ByteLRU(Generic[V]):
     def peek(self, key: str) -> V | None:
         """The value, without counting as use."""
         entry = self._entries.get(key)
-        return entry[0] if entry is not None else None
+        return None if entry is None else entry.value
 
     def get(self, key: str) -> V | None:
         """The value, which is now the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries.move_to_end(key)
-        return entry[0]
+        self.budget.order.move_to_end(id(entry))
+        value: V = entry.value
+        return value
 
     def touch(self, keys: list[str]) -> None:
         """Count as used, in this order, what is there of ``keys``."""
-        move, entries = self._entries.move_to_end, self._entries
+        move, entries = self.budget.order.move_to_end, self._entries
         for key in keys:
             if key in entries:
-                move(key)
+                move(id(entries[key]))
 
     def put(self, key: str, value: V, size: int) -> None:
-        """Keep ``value`` (``size`` bytes) as the most recently used."""
-        old = self._entries.pop(key, None)
-        self.used += size - (old[1] if old else 0)
-        self._entries[key] = (value, size)
-        while self.used > self.budget and self._entries:
-            gone, (_, freed) = self._entries.popitem(last=False)
-            self.used -= freed
+        """Keep ``value`` (``size`` bytes, without its key and the cache's own objects) as the most recently used."""
+        self.remove(key)
+        entry = _Entry(self, key, value, size + ENTRY_BYTES)
+        budget = self.budget
+        if entry.size > budget.bytes:
             if self._on_evict is not None:
-                self._on_evict(gone)
+                self._on_evict(key)
+            return
+        self._entries[key] = entry
+        budget.order[id(entry)] = entry
+        budget.used += entry.size
+        budget.shrink()
+
+    def remove(self, key: str) -> None:
+        """Drop the value, if there is one. That is not reported as an eviction."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            del self.budget.order[id(entry)]
+            self.budget.used -= entry.size
+
+    def forget(self, key: str) -> None:
+        """The budget has evicted ``key``."""
+        del self._entries[key]
+        if self._on_evict is not None:
+            self._on_evict(key)

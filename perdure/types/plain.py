@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError, to_jsonable_python
 LEVELS = 150
 """Arrays and objects in each other that a value may have."""
 LARGEST = 4 * 1024 * 1024
-"""Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound of its
-own; this one ends the walk through a value that contains itself."""
+"""Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound
+of its own; this one ends the walk through a value that contains itself."""
 _TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
 _TOO_LARGE = f"it is larger than {LARGEST:,} characters"
 _TORN = "a text in it has a lone surrogate, which UTF-8 cannot carry"

@@ -45,12 +45,13 @@ from ..stages.compaction import CompactionStage
 from ..stages.heartbeat import note, reporter
 from ..store import Chain, open_store
 from ..store.journal import CachedJournal
+from ..store.lru import CACHE_BYTES, ByteLRU, CacheBudget
 from ..tools import Tool
 from ..tools.auth import ResolveAuth
 from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
 from .indexed import Indexed
-from .rates import checked_limits, throttles
+from .rates import checked_cache, checked_limits, throttles
 from .resources import Lifespan, Resources
 
 
@@ -72,7 +73,9 @@ class Engine:
         hooks: Iterable[Hook | HookSet] = (),
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: ResolveAuth | None = None,
+        cache: int = CACHE_BYTES,
     ) -> None:
+        self._cache = CacheBudget(checked_cache(cache))
         self._stream = stream
         self.hooks = HookSet(checked_hooks("worker", hooks))
         asked = (one for each in self.hooks for one in each.agents if isinstance(one, Agent))
@@ -85,7 +88,7 @@ class Engine:
         self._authorise = Authorising(Keys.given(), self.author, resolve_auth, self._shared)
         memory = StoredMemory(self.store, note)
         self.model = ModelActivity(self._provider, cost_usd)
-        self.toolsets = Toolsets(self.author, Chain(self.store).resolve_blob)
+        self.toolsets = Toolsets(self.author, Chain(self.store).resolve_blob, ByteLRU(self._cache))
         self._iteration = IterationStage(
             self.agents,
             self.author,
@@ -149,10 +152,10 @@ class Engine:
 
     def _make_stages(self) -> list[Stage]:
         """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
-        chain = Chain(self.store)
+        chain = Chain(self.store, cache=self._cache)
         tracing = TracingStage()
         hooks = HookStage(self.author.run, self.agents.get, self.agents.tool, self.tool.context, self.hooks)
-        outcomes = CachedJournal(self.store)
+        outcomes = CachedJournal(self.store, cache=self._cache)
         journal = JournalStage(outcomes, waiting=note)
         transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id, self._iteration.render_input)
         prepare = PrepareStage(chain, self.store.store_id, self.agents.get, self._authorise)
@@ -161,8 +164,9 @@ class Engine:
             self.store, lambda: cancellation().by_run(), stream=self._stream, changed_by_hooks=self._changes_messages
         )
         outer: list[Stage] = [failures, prepare, journal, events, transcript]
+        compaction = CompactionStage(ByteLRU(self._cache))
         paid = PaidStage(self.store, self.hooks)
-        behind_inline = [*outer, self._iteration, CompactionStage(), hooks, paid, BudgetStage(self._limits)]
+        behind_inline = [*outer, self._iteration, compaction, hooks, paid, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
 

@@ -16,6 +16,7 @@ from ..agent import Agent
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
 from ..ports import Store
+from ..store.lru import CACHE_BYTES
 from ..tools import Tool
 from ..tools.auth import ResolveAuth
 from ..types.limits import RateLimit
@@ -38,8 +39,8 @@ class PerdurePlugin(SimplePlugin):
 
     Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Sets, unless
     the worker does, the timeouts by which a lost worker is noticed within seconds. ``lifespan``, ``stream``,
-    ``provider_limits``, ``hooks``, ``tools`` and ``resolve_auth``: see ``Worker``. Its ``calls_per_second`` is here
-    ``max_task_queue_activities_per_second``.
+    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth`` and ``cache``: see ``Worker``. Its
+    ``calls_per_second`` is here ``max_task_queue_activities_per_second``.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PerdurePlugin(SimplePlugin):
         hooks: Iterable[Hook | HookSet] = (),
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: ResolveAuth | None = None,
+        cache: int = CACHE_BYTES,
     ) -> None:
         self.engine = Engine(
             agents,
@@ -65,6 +67,7 @@ class PerdurePlugin(SimplePlugin):
             hooks=hooks,
             tools=tools,
             resolve_auth=resolve_auth,
+            cache=cache,
         )
         super().__init__(
             "perdure.PerdurePlugin",

@@ -1,4 +1,4 @@
-"""How fast a worker may go: the limits per provider, and the rate of its task queue."""
+"""What a worker may use: the limits per provider, the rate of its task queue, and the bytes of its caches."""
 
 from __future__ import annotations
 
@@ -55,4 +55,13 @@ def checked_rate(rate: Any) -> float | None:
     raise DefinitionError(
         f"calls_per_second must be a number above zero, not {rate!r:.100}",
         hint="For instance calls_per_second=20; leave it out for no limit.",
+    )
+
+
+def checked_cache(cache: Any) -> int:
+    """``cache``: a number of bytes. Raises ``DefinitionError``."""
+    if isinstance(cache, int) and not isinstance(cache, bool) and cache >= 0:
+        return cache
+    raise DefinitionError(
+        f"cache must be a number of bytes, not {cache!r:.100}", hint="For instance cache=64 * 1024 * 1024."
     )

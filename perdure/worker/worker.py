@@ -20,6 +20,7 @@ from ..client import Client
 from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
+from ..store.lru import CACHE_BYTES
 from ..tools import Tool
 from ..tools.auth import ResolveAuth
 from ..types.limits import RateLimit
@@ -63,6 +64,11 @@ class Worker:
     ``resolve_auth`` makes a run's ``auth_ref`` into its ``auth_context``, once for each attempt of a call: a sync or
     async function of the reference and a ``RunFacts``, which returns plain data. One that raises is asked again; an
     ``AbortError`` ends the run.
+
+    ``cache``: bytes that the worker may take for what it can read from the store again or make again (transcripts,
+    files, outcomes of calls, compacted views, tools of toolsets), 256 MiB by default. The least recently used leaves
+    first, and costs a read when it is needed again; with 0 nothing is kept. Not part of it are the calls under way and
+    the workflows that Temporal's SDK caches.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Worker:
         hooks: Iterable[Hook | HookSet] = (),
         tools: Iterable[Tool | Callable[..., Any]] = (),
         resolve_auth: ResolveAuth | None = None,
+        cache: int = CACHE_BYTES,
     ) -> None:
         rate = checked_rate(calls_per_second)
         plugin = PerdurePlugin(
@@ -92,6 +99,7 @@ class Worker:
             hooks=hooks,
             tools=tools,
             resolve_auth=resolve_auth,
+            cache=cache,
         )
         self.task_queue = config.task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)

@@ -13,6 +13,7 @@ from perdure.activities import AuthorLoop
 from perdure.activities.toolsets import Toolsets
 from perdure.errors import DefinitionError, ToolsetError
 from perdure.ports import ListedTool, ModelCall, ToolSpec
+from perdure.store.lru import ByteLRU
 from perdure.types.messages import BlobRef
 from perdure.types.wire import ModelInput
 
@@ -47,7 +48,7 @@ class Run:
     def __init__(self, author: AuthorLoop) -> None:
         self._blobs: dict[str, str] = {}
         self.pinned: BlobRef | None = None
-        self.toolsets = Toolsets(author, self._load)
+        self.toolsets = Toolsets(author, self._load, ByteLRU(10**6))
 
     async def _load(self, ref: BlobRef) -> str:
         return self._blobs[ref.hash]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit, Node
 from perdure.store.chain import Chain, blob_hash, node_hash
+from perdure.store.lru import CacheBudget
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import (
     BlobRef,
@@ -82,7 +83,7 @@ def test_what_was_extended_is_loaded(turns: list[list[Message]], remember: bool,
         said = [message for turn in turns for message in turn]
         assert await chain.load(head) == said
         assert await Chain(store).load(head) == said
-        assert await Chain(store, cache_bytes=4000).load(head) == said
+        assert await Chain(store, cache=CacheBudget(4000)).load(head) == said
 
     asyncio.run(check())
 
@@ -162,7 +163,7 @@ async def test_loads_at_once_agree():
 async def test_a_small_cache_forgets_the_root_first():
     store = CountingStore()
     nodes = await talk(store, 20)
-    chain = Chain(store, cache_bytes=20_000)
+    chain = Chain(store, cache=CacheBudget(25_000))
     for _ in range(2):
         assert len(await chain.load(nodes[-1].hash)) == 20
     assert store.queries[0] == 20

@@ -13,6 +13,7 @@ from perdure import File
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit
 from perdure.store.chain import Chain, blob_hash
+from perdure.store.lru import CacheBudget
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import FilePart, Message, OpaquePart, TextPart, ToolResultPart, file_parts
 
@@ -89,7 +90,7 @@ async def test_a_file_that_is_about_to_be_written_is_not_read() -> None:
     store = CountingStore()
     message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.of(PNG).ref),))
     for budget in (10, 1000):
-        chain = Chain(store, file_bytes=budget)
+        chain = Chain(store, cache=CacheBudget(budget))
         assert await chain.files([message], {blob_hash(PNG): PNG}) == {blob_hash(PNG): PNG}
     assert await chain.files([message]) == {blob_hash(PNG): PNG}, "it was kept"
     assert store.read == []
@@ -117,7 +118,7 @@ async def test_a_missing_or_altered_file_is_named(body: bytes | None) -> None:
 async def test_what_a_provider_keeps_of_a_file_counts() -> None:
     """The encoding of a message has the file in it: a node with a large one is over a small budget."""
     store = MemoryStore()
-    chain = Chain(store, cache_bytes=100_000)
+    chain = Chain(store, cache=CacheBudget(100_000))
     message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.of(b"x" * 90_000).ref),))
     (loaded,) = await said(store, chain, message)
     assert loaded is not message

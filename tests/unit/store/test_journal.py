@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
+import pytest
+
 from perdure.ports import Batch, Claim, Commit, MemoryWrite, NewEvent, Outcome, TurnRow
+from perdure.store import Chain
 from perdure.store.journal import CachedJournal
-from perdure.store.lru import ByteLRU
+from perdure.store.lru import ENTRY_BYTES, ByteLRU, CacheBudget
 from perdure.testing.store import MemoryStore
 from perdure.types.events import LimitReached
+from perdure.types.messages import Message
 
 
 class CountingStore(MemoryStore):
@@ -17,6 +24,13 @@ class CountingStore(MemoryStore):
     async def find(self, keys):
         self.asked.append(list(keys))
         return await super().find(keys)
+
+
+class Forgetting(MemoryStore):
+    """Takes every outcome, and keeps none."""
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        return commit.outcome.body if commit.outcome is not None else None
 
 
 async def test_what_was_committed_is_not_read():
@@ -79,14 +93,53 @@ async def test_events_go_along():
 
 def test_the_least_recently_used_leave():
     gone: list[str] = []
-    cache: ByteLRU[int] = ByteLRU(10, gone.append)
+    cache: ByteLRU[int] = ByteLRU(10 + 3 * ENTRY_BYTES, gone.append)
     for name in "abc":
         cache.put(name, 1, 3)
     assert cache.get("a") == 1
     cache.put("d", 1, 3)
     assert gone == ["b"]
     cache.touch(["c", "unknown"])
-    cache.put("c", 2, 9)
-    assert (cache.get("c"), cache.peek("d"), len(cache), cache.used) == (2, None, 1, 9)
-    cache.put("e", 1, 11)
-    assert (len(cache), cache.used, "e" in cache) == (0, 0, False)
+    cache.put("c", 2, 6 + ENTRY_BYTES)
+    assert (cache.get("c"), cache.peek("a"), cache.peek("d")) == (2, None, 1)
+    assert cache.budget.used == 9 + 3 * ENTRY_BYTES
+    cache.put("e", 1, 10**6)
+    assert ("e" in cache, sorted("cd") == [name for name in "cde" if name in cache]) == (False, True), "nothing left"
+    cache.remove("c")
+    cache.remove("d")
+    assert (len(cache), cache.budget.used, len(cache.budget.order)) == (0, 0, 0)
+
+
+def test_caches_of_one_budget_take_room_from_each_other():
+    budget = CacheBudget(4 * (100 + ENTRY_BYTES))
+    one: ByteLRU[str] = ByteLRU(budget)
+    other: ByteLRU[str] = ByteLRU(budget)
+    for n in range(4):
+        one.put(str(n), "of one", 100)
+    one.get("0")
+    other.put("0", "of the other", 100)
+    assert [key for key in "0123" if key in one] == ["0", "2", "3"], "the least recently used of both"
+    assert (one.get("0"), other.get("0")) == ("of one", "of the other")
+
+
+@pytest.mark.parametrize("size", [10, 2_000, 100_000])
+async def test_the_budget_in_bytes_holds_for_many_small_values_and_for_large_ones(size: int) -> None:
+    """Of transcripts and outcomes together, as the allocator counts."""
+    budget = 1_000_000
+    cache = CacheBudget(budget)
+    chain, journal = Chain(MemoryStore(), cache=cache), CachedJournal(Forgetting(), cache=cache)
+    head = None
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for n in range(max(40, 10_000_000 // (size + 8_000))):
+            said = [Message.user(f"{n}" + "x" * size)]
+            node, _ = chain.extend(head, said)
+            chain.remember(node, said)
+            await journal.commit(Commit(outcome=Outcome(f"{n:064}", "tool", b"x" * (size + n % 7))))
+            head = node.hash
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert budget / 8 < held < budget * 1.1

@@ -26,3 +26,9 @@ async def test_a_hook_of_the_worker_that_asks_an_unknown_agent() -> None:
     engine.agents.add(Agent("critic", "openai:gpt-5"))  # as a folder does
     async with engine.running():
         pass
+
+
+@pytest.mark.parametrize("cache", [-1, 1.5, True, "64MB", None])
+def test_a_cache_that_is_no_number_of_bytes_is_refused(cache: Any) -> None:
+    with pytest.raises(DefinitionError, match="cache must be a number of bytes"):
+        Engine(store=MemoryStore(), cache=cache)
