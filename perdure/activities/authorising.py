@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ..errors import AbortError, AuthContextUnavailableError, PerdureError
-from ..tools import error_text
 from ..tools.auth import AuthContext, ResolveAuth, RunFacts
 from ..types.wire import CallFacts
 from .author_loop import AuthorLoop, OverdueError
+
+logger = logging.getLogger("perdure.worker")
 
 RESOLVING = 30.0
 """Seconds that the author's ``resolve_auth`` may take."""
@@ -44,7 +46,8 @@ class Authorising:
         """None for a run that nobody gave any.
 
         Raises ``AuthContextUnavailableError`` where it cannot be had here and now, ``AuthContextError`` where it never
-        will; and what ``resolve_auth`` raises of perdure's own, as ``AbortError``.
+        will; and what ``resolve_auth`` raises of perdure's own, as ``AbortError``. The text of its other exceptions is
+        only logged.
         """
         if task.auth_context is not None:
             return AuthContext(json.loads(self._keys.open(task.auth_context, bound_to(task))))
@@ -66,7 +69,9 @@ class Authorising:
         except PerdureError:
             raise
         except Exception as error:
-            raise _unresolved(error_text(error)) from error
+            # Its text may have a credential, or an address with one: history gets the class, the worker's log the text.
+            logger.exception("resolve_auth failed for run %s", task.context_id)
+            raise _unresolved(f"it raised {type(error).__name__}, see the worker's log") from None
         if not isinstance(found, Mapping):
             raise _unresolved(f"it returned {type(found).__name__} and no mapping")
         return found

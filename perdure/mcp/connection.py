@@ -156,7 +156,7 @@ class Connection:
                 self._client.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
                 self._client.exception()  # looked at: whoever waits for it may have gone
             elif isinstance(error, Exception):
-                logger.debug("MCP server %s: %r at the end", self._name, error)
+                logger.debug("MCP server %s: %s at the end", self._name, type(error).__name__)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -181,7 +181,7 @@ class Connection:
                 async for _ in events:
                     self._changed()
         except Exception as error:  # lists are looked at every now and then all the same
-            logger.debug("MCP server %s does not tell of changed tools: %r", self._name, error)
+            logger.debug("MCP server %s does not tell of changed tools: %s", self._name, type(error).__name__)
 
     async def _hear(self, message: Any) -> None:
         if isinstance(message, ToolListChangedNotification):

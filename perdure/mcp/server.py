@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -14,13 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..errors import DefinitionError, ToolError
+from ..errors import DefinitionError, PerdureError, ToolError
 from ..ports import ListedTool, Toolset
 from ..ports.toolset import OnChange
 from ..tools import RunContext
+from ..types.redaction import Redaction, address_secrets, argument_secrets, variable_secrets
 
 if TYPE_CHECKING:
     from .connection import Connection
+
+logger = logging.getLogger("perdure.worker")
 
 Transport = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any]]
 Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
@@ -51,6 +55,8 @@ class MCPServer(Toolset):
         self.name = name
         self._make = transport
         self._headers: Headers = None
+        self._secrets: tuple[str, ...] = ()
+        """Credentials of its address, its program's arguments and variables: no error shows them."""
         self._open: dict[tuple[Any, Hashable], Connection] = {}
         self._harmless: set[str] = set()
         self._harmful: set[str] = set()
@@ -81,7 +87,9 @@ class MCPServer(Toolset):
             given = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
             return stdio_client(given)
 
-        return cls(_UNFIT.sub("_", name or Path(command).stem), transport)._with(**options)
+        server = cls(_UNFIT.sub("_", name or Path(command).stem), transport)
+        server._secrets = (*argument_secrets(args), *variable_secrets(env or {}))
+        return server._with(**options)
 
     @classmethod
     def http(cls, url: str, *, headers: Headers = None, name: str | None = None, **options: Any) -> MCPServer:
@@ -91,9 +99,10 @@ class MCPServer(Toolset):
         It is ``name``d after its host by default. ``options`` as of :meth:`stdio`.
         """
         if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https"):
-            raise DefinitionError(f"MCP server: {url!r:.200} is no http(s) URL", hint="For instance https://x.dev/mcp.")
+            shown = Redaction(address_secrets(str(url))).redact_text(f"{url!r:.200}")
+            raise DefinitionError(f"MCP server: {shown} is no http(s) URL", hint="For instance https://x.dev/mcp.")
         server = cls(_UNFIT.sub("_", name or urlsplit(url).hostname or "http"), partial(_http, url))
-        server._headers = headers
+        server._headers, server._secrets = headers, tuple(address_secrets(url))
         return server._with(**options)
 
     def _with(
@@ -142,12 +151,11 @@ class MCPServer(Toolset):
             return asyncio.sleep(0)
 
         async def request(client: Any) -> Any:
-            return await client.call_tool(name, dict(arguments), progress_callback=progress)
+            from .results import result
 
-        answer = await self._ask(ctx, request, again=name in self._harmless - self._harmful)
-        from .results import result
+            return result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
 
-        return result(name, answer)
+        return await self._ask(ctx, request, again=name in self._harmless - self._harmful)
 
     async def close(self) -> None:
         """See base class."""
@@ -161,13 +169,28 @@ class MCPServer(Toolset):
         """Send ``request``; again over a new connection where it was not sent, or once where it may be sent ``again``.
 
         A server that is being started anew is waited for. A connection without an answer ``within`` so many seconds is
-        given up.
+        given up. The texts of errors are without the server's credentials and the run's header values.
         """
+        sent = await self._sent(ctx)
+        try:
+            return await self._exchange(sent, request, again=again, within=within)
+        except Exception as error:
+            raise self._without_secrets(error, sent) from None
+
+    def _without_secrets(self, error: Exception, sent: Mapping[str, str]) -> Exception:
+        redaction = Redaction((*self._secrets, *sent.values()))
+        if isinstance(error, PerdureError):
+            return redaction.redact_error(error)
+        text = redaction.redact_text(str(error))
+        return error if text == str(error) else ToolError(f"{type(error).__name__}: {text}")
+
+    async def _exchange(
+        self, sent: Mapping[str, str], request: Callable[[Any], Any], *, again: bool, within: float | None
+    ) -> Any:
         # The SDK takes seconds to import on a busy machine, and other runs' tools are on this loop.
         await asyncio.to_thread(import_module, f"{__package__}.connection")
         from .connection import LostError, NotSentError
 
-        sent = await self._sent(ctx)
         delays = iter(DELAYS)
         while True:
             connection = self._connection(sent)
@@ -205,9 +228,14 @@ class MCPServer(Toolset):
     async def _sent(self, ctx: RunContext[Any]) -> dict[str, str]:
         given = self._headers
         if callable(given):
-            given = given(ctx)
-            if inspect.isawaitable(given):
-                given = await given
+            try:
+                given = given(ctx)
+                if inspect.isawaitable(given):
+                    given = await given
+            except Exception as error:  # its text may have what the function was to keep: it is for the log alone
+                logger.exception("the headers function of MCP server %s failed", self.name)
+                why = f"the headers function of MCP server {self.name!r} raised {type(error).__name__}"
+                raise ToolError(why, hint="The worker's log has its text.") from None
         if given is not None and not isinstance(given, Mapping):
             raise ToolError(f"the headers of MCP server {self.name!r} are {type(given).__name__}, and no mapping")
         return {str(key): str(value) for key, value in (given or {}).items()}
@@ -219,7 +247,7 @@ def _check_command(command: Any, args: Any, env: Any) -> None:
     if not isinstance(command, str) or not command.strip():
         raise DefinitionError(f"MCP server: the command is the name of a program, not {command!r:.200}", hint=hint)
     if isinstance(args, str) or not isinstance(args, Sequence) or not all(isinstance(one, str) for one in args):
-        raise DefinitionError(f"MCP server {command}: its arguments are a list of texts, not {args!r:.200}", hint=hint)
+        raise DefinitionError(f"MCP server {command}: its arguments are a list of texts", hint=hint)
     if env is not None and not (
         isinstance(env, Mapping) and all(isinstance(one, str) for pair in env.items() for one in pair)
     ):

@@ -65,9 +65,6 @@ _CONVERSATION = ("messages", "input", "contents")
 """Where requests have the conversation; everything else in them is the agent's."""
 _IN_CONVERSATION = re.compile(r"\b(?:messages|input|contents)(?:\.\d|\.?\[\d)[\w.\[\]]*")
 _AT_START = re.compile(r"([a-z_]+)[\w.\[\]]*: ")
-_KEY_LIKE = re.compile(
-    r"\b(sk|rk|pk|gsk|xai)-[\w*.-]{6,}|\bAIza[\w*-]{6,}|(?<=Bearer )[^\s'\"]+|(?<=[?&]key=)[^\s&'\"]+", re.IGNORECASE
-)
 _LONGEST = 600
 """Characters of an API's own message that we pass on."""
 
@@ -115,18 +112,9 @@ _BY_LABEL: dict[str, int] = {
 _PAY = "The account has no quota left: check its plan and billing, then resume the run."
 
 
-def redact(text: str, secret: str | None) -> str:
-    """``text`` without ``secret`` and without anything else that looks like a key."""
-    if secret:
-        text = text.replace(secret, "…")
-    return _KEY_LIKE.sub("…", text)
-
-
-def redacted(error: ProviderError, secret: str | None) -> ProviderError:
-    """``error`` itself, its message without ``secret``."""
-    error.message = redact(error.message, secret)
-    error.args = (error.message,)
-    return error
+def shortened(text: str) -> str:
+    """``text`` of an API or an SDK, as much of it as is passed on. The mark shows where a secret may have been cut."""
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 def by_status(
@@ -220,7 +208,7 @@ def in_stream(body: Any, message: str, endpoint: str, *, key_name: str = "the ke
     status = 500
     for key in ("code", "status", "status_code", "type"):
         value = str(inner.get(key)).lower()
-        known = int(value) if value.isdecimal() else _BY_LABEL.get(value, 400 if "image" in value else 0)
+        known = int(value[:4]) if value.isdecimal() else _BY_LABEL.get(value, 400 if "image" in value else 0)
         if 400 <= known < 600:
             status = known
             break
@@ -274,15 +262,24 @@ def _inner(body: object) -> object:
 
 
 def _said(body: object) -> tuple[str, str]:
-    """Message, and code, type, status and reasons as one text, of an error body."""
+    """Message, and code, type, status and reasons as one text, of an error body; nothing of one that is nested too deep
+    to be shown."""
+    try:
+        return _read(body)
+    except RecursionError:
+        return "", ""
+
+
+def _read(body: object) -> tuple[str, str]:
     inner = _inner(body)
     if not isinstance(inner, Mapping):
         text = inner if isinstance(inner, str) else ""
-        return ("" if text.lstrip().startswith("<") else text[:_LONGEST]), ""
+        return ("" if text.lstrip().startswith("<") else shortened(text)), ""
     message = inner.get("message") or inner.get("detail") or ""
     labels = [str(inner[key]) for key in ("code", "type", "status") if inner.get(key) not in (None, "")]
     labels.extend(str(detail["reason"]) for detail in _details(inner) if detail.get("reason"))
-    return (message if isinstance(message, str) else json.dumps(message, default=str))[:_LONGEST], " ".join(labels)
+    text = message if isinstance(message, str) else json.dumps(message, default=str)
+    return shortened(text), shortened(" ".join(labels))
 
 
 def _details(body: object) -> Iterator[Mapping[str, Any]]:

@@ -6,12 +6,15 @@ import asyncio
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment
 from weakref import WeakKeyDictionary
 
-from ..errors import AuthenticationError, DefinitionError, RuntimeSetupError
+from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
+from ..ports import ModelRequest
+from ..types.redaction import Redaction, address_secrets, option_secrets
 
 C = TypeVar("C")
 """The SDK's client."""
@@ -45,7 +48,7 @@ def missing_sdk(extra: str, name: str | None = None) -> RuntimeSetupError:
 
 
 class Endpoint(ABC, Generic[C]):
-    """Base of the adapters. An adapter sets the class variables, and has ``_new_client`` and ``stream``::
+    """Base of the adapters. An adapter sets the class variables, and has ``_new_client``, ``_translate``, ``stream``::
 
         class Anthropic(Endpoint["AsyncAnthropic"]):
             format, extra = "anthropic", "anthropic"
@@ -56,14 +59,20 @@ class Endpoint(ABC, Generic[C]):
                 from anthropic import AsyncAnthropic
                 return AsyncAnthropic(api_key=key, base_url=self.base_url, max_retries=0, …)
 
+            def _translate(self, error, begun):
+                return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
+
             async def stream(self, request):
-                key, host, begun = self._key(), self.host, False
+                key, begun = self._key(), False
                 try:
                     client = await self._client(key)
                     body = encode_request(request, origin=self.origin)
                     …
                 except Exception as error:
-                    raise translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name) from None
+                    raise self._failure(error, request, begun) from None
+
+    Every error leaves an adapter through ``_failure``, which removes the endpoint's secrets from its text: the key, the
+    values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's ``provider_options``.
 
     ``base_url`` is where a server speaks the format; without one the variable ``base_url_env``, or the vendor
     itself. The key is ``api_key``, or read with each call from the variable ``api_key_env``. ``timeout`` is how many
@@ -83,6 +92,8 @@ class Endpoint(ABC, Generic[C]):
     official_url: ClassVar[str]
     official_hosts: ClassVar[tuple[str, ...]]
     """Domains of the vendor's own API."""
+    secret_envs: ClassVar[tuple[str, ...]] = ()
+    """Further variables from which the SDK takes credentials or headers (lines ``Name: value``)."""
 
     def __init__(
         self,
@@ -122,9 +133,11 @@ class Endpoint(ABC, Generic[C]):
     def host(self) -> str:
         """Names the API in errors, and in the origin of what it gave."""
         try:
-            return urlsplit(self.base_url).hostname or self.base_url
+            host = urlsplit(self.base_url).hostname
         except ValueError:
-            return self.base_url  # no address: the SDK refuses it with the first request
+            host = None
+        # No address: the SDK refuses it with the first request. Its credentials are not part of a name.
+        return host or re.split(r"[?#]", self.base_url)[0].rpartition("@")[2]
 
     @property
     def origin(self) -> str:
@@ -147,6 +160,28 @@ class Endpoint(ABC, Generic[C]):
     @abstractmethod
     def _new_client(self, key: str) -> C:
         """An SDK client. Called in a thread, because the first import of an SDK takes a second."""
+
+    @abstractmethod
+    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+        """What ``error`` of the SDK means. ``begun``: the reply had started."""
+
+    def _failure(self, error: Exception, request: ModelRequest, begun: bool) -> ProviderError:
+        """The error that leaves the adapter, its text without the endpoint's secrets."""
+        found = error if isinstance(error, ProviderError) else self._translate(error, begun)
+        if begun and type(found) is ProviderError:
+            found.retryable = True  # what no table knows was raised while a reply was read: another may be readable
+        return Redaction(self._secrets(request)).redact_error(found)
+
+    def _secrets(self, request: ModelRequest) -> Iterator[str]:
+        yield self._api_key or ""
+        for name in (*self._api_key_envs, *self.secret_envs):
+            for line in os.environ.get(name, "").splitlines():
+                yield line
+                yield line.partition(":")[2]
+        yield from self._headers.values()
+        for address in (self.base_url, *getproxies_environment().values()):
+            yield from address_secrets(address)
+        yield from option_secrets(request.provider_options)
 
     async def _close(self, client: Any) -> None:
         await client.close()

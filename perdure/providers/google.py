@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from ..errors import ProviderError
 from ..ports import ModelRequest, StreamEvent
 from .classify import name_refused
 from .endpoint import Endpoint
@@ -64,8 +65,10 @@ class Google(Endpoint[Connection]):
                 body = continued(first, token)
             yield reply.complete()
         except Exception as error:
-            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
-            raise name_refused(found, body) from None
+            raise name_refused(self._failure(error, request, begun), body) from None
+
+    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
     def _new_client(self, key: str) -> Connection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()

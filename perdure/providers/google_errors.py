@@ -12,20 +12,12 @@ from ..errors import (
     ProviderError,
     TruncatedStreamError,
 )
-from .classify import by_status, redacted
+from .classify import by_status
 from .transport import transport_error, what
 
 
-def translate(
-    error: Exception, *, secret: str | None, begun: bool, endpoint: str, key_name: str = "the key"
-) -> ProviderError:
+def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
-    if isinstance(error, ProviderError):
-        return error
-    return redacted(_translate(error, begun, endpoint, key_name), secret)
-
-
-def _translate(error: Exception, begun: bool, endpoint: str, key_name: str) -> ProviderError:
     from google.genai import errors  # imported with the first call, not with perdure
 
     if isinstance(error, errors.APIError):

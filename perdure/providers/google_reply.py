@@ -21,7 +21,7 @@ from ..errors import (
 )
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
-from .classify import in_stream
+from .classify import in_stream, shortened
 from .encoding import Text, clean_json
 from .plain import array, count, string
 
@@ -103,7 +103,7 @@ class GoogleReply:
         if isinstance(feedback, Mapping) and (blocked := feedback.get("blockReason")):
             said = feedback.get("blockReasonMessage")
             raise ContentFilterError(
-                f"{self._endpoint} refused the conversation ({blocked})" + (f": {str(said)[:600]}" if said else "")
+                f"{self._endpoint} refused the conversation ({blocked})" + (f": {shortened(str(said))}" if said else "")
             )
         for candidate in array(chunk.get("candidates")):
             if isinstance(candidate, Mapping) and not candidate.get("index"):
@@ -173,7 +173,7 @@ class GoogleReply:
         if self._reason is None:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
         if (failure := _FAILURES.get(self._reason)) is not None:
-            said = f": {clean(self._message)[:600]}" if self._message else ""
+            said = f": {shortened(clean(self._message))}" if self._message else ""
             raise failure(f"{self._endpoint} gave no reply ({self._reason}){said}")
         reason = _REASONS.get(self._reason, "other")
         parts = [made for piece in self._pieces if (made := self._made(piece)) is not None]

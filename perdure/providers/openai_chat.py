@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ProviderError
 from ..ports import ModelRequest, StreamEvent
 from .chat_reply import ChatReply
 from .chat_request import RESERVED, encode_request, encode_settings
@@ -85,8 +86,10 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
                         yield event
             yield reply.complete()
         except Exception as error:
-            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
-            raise name_refused(found, body) from None
+            raise name_refused(self._failure(error, request, begun), body) from None
+
+    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
     def _max_tokens_wire(self, host: str) -> str:
         return self._max_tokens_name or ("max_completion_tokens" if is_host_of(host, _NEW_NAMES) else "max_tokens")

@@ -10,20 +10,12 @@ from ..errors import (
     ProviderConnectionError,
     ProviderError,
 )
-from .classify import by_status, in_stream, redacted
+from .classify import by_status, in_stream
 from .transport import connection, timed_out, transport_error, what
 
 
-def translate(
-    error: Exception, *, secret: str | None, begun: bool, endpoint: str, key_name: str = "the key"
-) -> ProviderError:
+def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
-    if isinstance(error, ProviderError):
-        return error
-    return redacted(_translate(error, begun, endpoint, key_name), secret)
-
-
-def _translate(error: Exception, begun: bool, endpoint: str, key_name: str) -> ProviderError:
     import openai  # imported with the first call, not with perdure
 
     if isinstance(error, openai.APIResponseValidationError):

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingsError
+from ..errors import ProviderError, SettingsError
 from ..ports import ModelRequest, StreamEvent
 from .classify import name_refused
 from .endpoint import Endpoint
@@ -137,8 +137,11 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
                             pass
             yield reply.complete()
         except Exception as error:
-            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
+            found = self._failure(error, request, begun)
             raise name_refused(found, bodies[-1] if bodies else None) from None
+
+    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
     async def _post(self, client: AsyncOpenAI, request: ModelRequest, bodies: list[bytes]) -> AsyncStream[object]:
         """Ask, and ask once more without what the API refuses before anything is paid for.

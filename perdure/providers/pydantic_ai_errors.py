@@ -21,7 +21,7 @@ from ..errors import (
     RuntimeSetupError,
     TruncatedStreamError,
 )
-from .classify import by_status, redacted
+from .classify import by_status
 from .transport import transport_error, what
 
 _BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
@@ -45,11 +45,9 @@ _BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
 """The first that fits. Errors with an HTTP status are classified as every adapter's are, by :func:`by_status`."""
 
 
-def translate(error: Exception, *, begun: bool, endpoint: str) -> Exception:
+def translate(error: Exception, *, begun: bool, endpoint: str) -> ProviderError | RuntimeSetupError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` names the API for people."""
-    if isinstance(error, ProviderError | RuntimeSetupError):
-        return error
-    return redacted(_translate(error, begun, endpoint), None)
+    return error if isinstance(error, ProviderError | RuntimeSetupError) else _translate(error, begun, endpoint)
 
 
 def _translate(error: Exception, begun: bool, endpoint: str) -> ProviderError:
@@ -63,11 +61,15 @@ def _translate(error: Exception, begun: bool, endpoint: str) -> ProviderError:
         if isinstance(error, kind):
             wait = getattr(error, "retry_after", None) if ours.retryable else None
             return ours(f"{endpoint}: {what(error)}", retry_after=wait)
+    if not isinstance(error, UnicodeEncodeError) and (found := transport_error(error, begun, endpoint)) is not None:
+        return found  # before what follows: an SDK's parser raises ValueError
     if isinstance(error, ImportError):
         return BadRequestError(f"{endpoint}: {what(error)}", hint="Install the SDK that this pydantic-ai model needs.")
     if isinstance(error, theirs.UserError | theirs.AgentRunError | NotImplementedError | ValueError | TypeError):
         return BadRequestError(f"{endpoint}: pydantic-ai does not take the request ({what(error)})")
-    return transport_error(error, begun, endpoint) or ProviderError(f"{endpoint}: unexpected {what(error)}")
+    unexpected = ProviderError(f"{endpoint}: unexpected {what(error)}")
+    unexpected.retryable = True  # pydantic-ai reads the beginning of a reply before it gives the stream
+    return unexpected
 
 
 def _http(error: theirs.ModelHTTPError, endpoint: str) -> ProviderError:

@@ -18,20 +18,21 @@ from ..errors import (
     ProviderTimeoutError,
     TruncatedStreamError,
 )
-from .classify import by_status
+from .classify import by_status, shortened
 
 _LAYERS = ("httpx", "httpx2", "httpcore", "httpcore2", "h11", "h2", "anyio", "aiohttp")
 """httpx does not wrap all that the others raise below it."""
 _TIMEOUTS = {"TimeoutException", "ServerTimeoutError", "PoolTimeout"}
 _UNSENDABLE = {"UnsupportedProtocol", "InvalidURL", "LocalProtocolError", "CookieConflict", "NonHttpUrlClientError"}
 _UNREADABLE = {"DecodingError", "ContentTypeError", "ContentEncodingError", "DecompressSizeError"}
-_LONGEST = 600
+_TOO_MANY_DIGITS = "for integer string conversion"
+"""In what the JSON parser raises for a number of more digits than Python reads: a plain ValueError."""
 
 
 def what(error: BaseException) -> str:
     """The error's class and text, for people."""
-    text = str(error)
-    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
+    text = shortened(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def transport_error(error: Exception, begun: bool, endpoint: str) -> ProviderError | None:
@@ -48,7 +49,7 @@ def transport_error(error: Exception, begun: bool, endpoint: str) -> ProviderErr
         return by_status(status, None, headers if isinstance(headers, Mapping) else {}, endpoint)
     if isinstance(error, TimeoutError) or kinds & _TIMEOUTS:
         return timed_out(error, begun, endpoint)
-    if isinstance(error, json.JSONDecodeError | UnicodeError):
+    if isinstance(error, json.JSONDecodeError | UnicodeError | RecursionError) or _TOO_MANY_DIGITS in str(error):
         return MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({what(error)})")
     return connection(error, begun, endpoint) if kinds or isinstance(error, OSError | EOFError) else None
 

@@ -14,6 +14,7 @@ from anthropic._error_classes import ERROR_CLASSES
 
 from perdure import errors
 from perdure.providers.anthropic_errors import translate
+from perdure.types.redaction import Redaction
 from tests.unit.providers.test_openai_errors import exceptions_of
 
 KEY = "sk-ant-api03-abcdefghij"
@@ -42,7 +43,9 @@ def make(cls: type[Exception], status: int = 400, body: Any = None, headers: dic
 
 
 def ours(error: Exception, begun: bool = False) -> errors.ProviderError:
-    return translate(error, secret=KEY, begun=begun, endpoint="api.test", key_name="ANTHROPIC_API_KEY")
+    return Redaction([KEY]).redact_error(
+        translate(error, begun=begun, endpoint="api.test", key_name="ANTHROPIC_API_KEY")
+    )
 
 
 SDK = sorted(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import errors
-from perdure.providers.classify import by_status, in_stream, name_refused, redact, redacted
+from perdure.providers.classify import by_status, in_stream, name_refused
+from perdure.types.redaction import Redaction
 
 
 def anthropic(kind: str, message: str = "x") -> dict[str, Any]:
@@ -192,8 +193,7 @@ def test_metadata_without_store_says_what_to_do() -> None:
     ],
 )
 def test_no_key_is_shown(text: str) -> None:
-    assert "0123456789" not in redact(text, "s3cr3t-0123456789")
-    error = redacted(errors.ProviderError(text), "s3cr3t-0123456789")
+    error = Redaction(["s3cr3t-0123456789"]).redact_error(errors.ProviderError(text))
     assert "0123456789" not in f"{error} {error.args}"
 
 
@@ -266,3 +266,13 @@ def test_what_of_a_request_an_error_names(body: Any, named: set[bytes] | None) -
 def test_a_model_that_takes_no_images_is_not_a_missing_model() -> None:
     body = {"error": {"message": "No endpoints found that support image input", "code": 404}}
     assert type(by_status(404, body, {}, "api")) is errors.BadRequestError
+
+
+@pytest.mark.parametrize("field", ["message", "code"])
+def test_an_error_that_is_nested_too_deep_to_be_shown_is_classified(field: str) -> None:
+    deep: Any = []
+    for _ in range(5_000):
+        deep = [deep]
+    error = by_status(429, {"error": {"message": "slow down", field: deep}}, {"retry-after": "3"}, "api.test")
+    assert isinstance(error, errors.RateLimitError)
+    assert (error.retry_after, str(error)) == (3, "api.test answered 429")

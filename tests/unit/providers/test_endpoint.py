@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import AuthenticationError, DefinitionError, RuntimeSetupError
+from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from perdure.providers import get_provider, registry
 from perdure.providers.endpoint import Endpoint, is_host_of, missing_sdk, origin
 
@@ -32,6 +32,9 @@ class Vendor(Endpoint[Client]):
 
     def _new_client(self, key: str) -> Client:
         return Client(key)
+
+    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+        return ProviderError(f"{self.host}: {error}")
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from google.genai import errors as sdk
 
 from perdure import errors
 from perdure.providers.google_errors import translate
+from perdure.types.redaction import Redaction
 from tests.servers.google_wire import error_body
 
 KEY = "AIzaSyabcdefghij"
@@ -57,7 +58,7 @@ def make(cls: type[Exception]) -> Exception:
 
 
 def ours(error: Exception, begun: bool = False) -> errors.ProviderError:
-    return translate(error, secret=KEY, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY")
+    return Redaction([KEY]).redact_error(translate(error, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY"))
 
 
 SDK = [*exceptions_of(sdk), _api_client.EphemeralTokenAPIKeyError, *exceptions_of(google.auth.exceptions)]

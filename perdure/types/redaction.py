@@ -1,0 +1,214 @@
+"""Removes an endpoint's secrets (keys, header values, credentials in addresses) from error text.
+
+Which values count as secrets:
+
+- A value of at least 8 characters is removed wherever it occurs: as it stands, URL-encoded, JSON- or HTML-escaped, and
+  in base64, alone or inside a longer text. So are its pieces (``Bearer X``, ``session=X; theme=dark``) and the password
+  of a ``Basic`` value.
+- A value of 4 to 7 characters is removed where it is a whole word.
+- A shorter value, and one that cannot be a secret (``true``, ``application/json``, ``2023-06-01``, a number of up to 5
+  digits), stays: the text would be unreadable without it.
+- A beginning of a secret is removed where the text was cut (at its end, or before ``…`` or ``...``), and anywhere if it
+  is at least 8 characters and half of the secret.
+- Whatever has the form of a well-known vendor's key is removed too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from html import escape
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, quote_plus, unquote
+
+from ..errors import PerdureError
+
+E = TypeVar("E", bound=PerdureError)
+
+MARK = "[redacted]"
+LONGEST = 16 * 1024
+"""Characters of a text that are looked at; the rest is cut off. The adapters show much less."""
+ANYWHERE = 8
+"""Characters from which on a value is removed wherever it occurs."""
+WORD = 4
+"""Characters from which on a value is removed where it is a whole word."""
+
+_TRIVIAL = re.compile(
+    r"true|false|none|null|yes|no|on|off|auto|default|enabled|disabled|utf-?8|gzip|identity|close|keep-alive|no-cache"
+    r"|no-store|\d{1,5}|\d{4}-\d\d-\d\d(-beta|-preview)?|(application|audio|image|message|multipart|text|video)/[\w.+*-]+"
+    r"(;\s*charset=utf-?8)?",
+    re.IGNORECASE,
+)
+_KEY_LIKE = re.compile(
+    r"\b(sk|rk|pk|gsk|xai)-[\w*.-]{6,}|\bAIza[\w*-]{6,}|(?<=Bearer )[^\s'\"\[]+|(?<=[?&]key=)[^\s&'\"\[]+",
+    re.IGNORECASE,
+)
+_CREDENTIAL = re.compile(
+    r"auth|bearer|cookie|credential|header|key|passw|pwd|secret|session|signature|token", re.IGNORECASE
+)
+"""Names under which options, program arguments and variables hold a credential."""
+_PAIR = re.compile(r"(?P<name>[\w.-]+)\s*[=:]\s*(?!//)(?P<value>.+)", re.DOTALL)
+_LETTERS = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
+"""What JSON and Python escape with a letter."""
+_CUT = re.compile(r"\s*['\")\]]{0,4}(…|\.\.\.|\Z)")
+_USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#\s]*)@", re.IGNORECASE)
+_QUERY = re.compile(r"[a-z][a-z0-9+.-]*://[^?#\s]*\?([^#\s]*)", re.IGNORECASE)
+
+
+class Redaction:
+    """``Redaction(secrets).redact_text(text)``. Secrets that are trivial, and empty ones, are left out."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        values = {piece for secret in secrets for piece in _pieces(secret)}
+        self._compiled = _compile(tuple(sorted(values, key=lambda value: (-len(value), value))))
+
+    def redact_text(self, text: str) -> str:
+        """``text`` without the secrets, at most ``LONGEST`` characters of it."""
+        if len(text) > LONGEST:
+            text = text[:LONGEST] + "…"
+        pattern, forms = self._compiled
+        if pattern is not None:
+            text = pattern.sub(MARK, text)
+        for form in forms:
+            text = _without_beginnings(text, form)
+        return _KEY_LIKE.sub(MARK, text)
+
+    def redact_error(self, error: E) -> E:
+        """``error`` itself, message and hint without the secrets."""
+        error.message = self.redact_text(error.message)
+        error.hint = self.redact_text(error.hint) if error.hint else error.hint
+        error.args = (error.message,)
+        return error
+
+
+def address_secrets(address: str) -> Iterator[str]:
+    """User, password and query values of the URLs in ``address``."""
+    for found in _USERINFO.finditer(address):
+        yield found[1]
+        yield from (part for raw in found[1].split(":", 1) for part in (raw, unquote(raw)))
+    for found in _QUERY.finditer(address):
+        yield from (value for pair in parse_qsl(found[1]) for value in pair[1:])
+
+
+def option_secrets(options: object) -> Iterator[str]:
+    """The texts in ``options`` (plain data, nested) that stand under the name of a credential, headers included."""
+    if isinstance(options, str):
+        yield from address_secrets(options)
+    elif isinstance(options, Mapping):
+        for name, value in options.items():
+            if _CREDENTIAL.search(str(name)):
+                values = value.values() if isinstance(value, Mapping) else (value,)
+                yield from (one for one in values if isinstance(one, str))
+            yield from option_secrets(value)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from option_secrets(value)
+
+
+def argument_secrets(arguments: Sequence[str]) -> Iterator[str]:
+    """The credentials in a program's ``arguments``: ``--token X``, ``-e API_KEY=X``, ``X-Key: X``, URLs."""
+    before = ""
+    for argument in arguments:
+        yield from address_secrets(argument)
+        if (pair := _PAIR.fullmatch(argument)) is not None and _CREDENTIAL.search(pair["name"]):
+            yield pair["value"]
+        elif before.startswith("-") and "=" not in before and _CREDENTIAL.search(before):
+            yield argument
+        before = argument
+
+
+def variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
+    """The values of environment ``variables``, without paths: those stand in every second error text."""
+    for name, value in variables.items():
+        if _CREDENTIAL.search(name) or not value.startswith(("/", "~", ".")):
+            yield value
+            yield from address_secrets(value)
+
+
+def _pieces(secret: Any) -> Iterator[str]:
+    """``secret`` and what of it is a secret alone."""
+    secret = str(secret).strip()
+    if len(secret) < WORD or _TRIVIAL.fullmatch(secret):
+        return
+    yield secret
+    scheme, _, rest = secret.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            decoded = base64.b64decode(rest.strip(), validate=True).decode()
+        except (binascii.Error, ValueError):
+            decoded = ""
+        yield from (part for part in (decoded, decoded.partition(":")[2]) if len(part) >= WORD)
+    elif scheme.isalpha() and len(rest.strip()) >= WORD and not _TRIVIAL.fullmatch(rest.strip()):
+        yield rest.strip()
+    for piece in re.split(r"[\s;,=&]+", secret):
+        if len(piece) >= ANYWHERE and not piece.endswith(":") and not _TRIVIAL.fullmatch(piece):
+            yield piece
+
+
+@lru_cache(maxsize=64)
+def _compile(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
+    """A pattern of all forms of ``values``, and the forms of which a beginning may have been cut off."""
+    patterns = [_pattern(value) for value in values if len(value) >= ANYWHERE]
+    cores = [core for value in values if len(value) >= ANYWHERE for core in _base64_cores(value)]
+    patterns += [f"{_pattern(core)}(?:=|%3D){{0,2}}" for core in cores]
+    patterns += [rf"(?<!\w){_pattern(value)}(?!\w)" for value in values if len(value) < ANYWHERE]
+    forms = dict.fromkeys(
+        form
+        for value in values
+        for form in (value, json.dumps(value)[1:-1], quote(value, safe="", errors="replace"), escape(value))
+    ) | dict.fromkeys(cores)
+    return re.compile("|".join(patterns)) if patterns else None, tuple(forms)
+
+
+def _pattern(value: str) -> str:
+    """A regular expression of ``value`` with any of its characters URL-encoded or escaped.
+
+    Letters and digits of ASCII stand for themselves: no encoder changes them.
+    """
+    return "".join(char if char.isascii() and char.isalnum() else _any_form(char) for char in value)
+
+
+def _any_form(char: str) -> str:
+    code, body = ord(char), char.encode(errors="surrogatepass")
+    units = char.encode("utf-16-be", errors="surrogatepass").hex()
+    forms = [rf"\\{{0,4}}{re.escape(char)}"]
+    forms.append("(?i:" + "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in body) + ")")
+    forms.append("(?i:" + "".join(rf"\\{{1,4}}x{byte:02x}" for byte in body) + ")")
+    forms.append("(?i:" + "".join(rf"\\{{1,4}}u{units[at : at + 4]}" for at in range(0, len(units), 4)) + ")")
+    forms.append(f"(?i:&#(?:0{{0,4}}{code}|x0{{0,4}}{code:x});)")
+    forms.append(rf"(?i:\\{{1,4}}(?:U{code:08x}|x{code:02x}))")
+    forms += [named for named in (escape(char),) if named != char]
+    if char in _LETTERS:
+        forms.append(rf"\\{{1,4}}{_LETTERS[char]}")
+    if quote_plus(char) == "+":
+        forms.append(r"\+")
+    return f"(?:{'|'.join(forms)})"
+
+
+def _base64_cores(value: str) -> Iterator[str]:
+    """What base64 of any text that contains ``value`` contains: one for each place in a group of three bytes."""
+    body = value.encode(errors="surrogatepass")
+    for shift in range(3):
+        encoded = base64.b64encode(bytes(shift) + body).decode()
+        core = encoded[(shift * 8 + 5) // 6 : (shift + len(body)) * 8 // 6]
+        yield from dict.fromkeys((core, core.replace("+", "-").replace("/", "_")))
+
+
+def _without_beginnings(text: str, form: str) -> str:
+    """``text`` without beginnings of ``form``: see the module."""
+    at = 0
+    while (at := text.find(form[:WORD], at)) >= 0:
+        length = WORD
+        while length < len(form) and text[at + length : at + length + 1] == form[length]:
+            length += 1
+        most = len(form) >= 2 * ANYWHERE and length >= max(ANYWHERE, len(form) // 2)
+        if most or (length < len(form) and _CUT.match(text, at + length)):
+            text = f"{text[:at]}{MARK}{text[at + length :]}"
+            at += len(MARK)
+        else:
+            at += 1
+    return text
