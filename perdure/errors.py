@@ -47,6 +47,9 @@ An error that crosses Temporal keeps its class: it travels as ``ApplicationError
 
 from __future__ import annotations
 
+import math
+import sys
+
 
 class PerdureError(Exception):
     """Base of all errors here. ``hint`` is the way out, where there is one."""
@@ -200,7 +203,8 @@ class ApprovalDecidedError(PerdureError):
 
 
 class ProviderError(PerdureError):
-    """A model's API failed. ``retry_after`` is in seconds, where the API said it."""
+    """A model's API failed. ``retry_after`` is in seconds, where the API said it; None for what is not a number from 0
+    up. ``Limits(retry_wait=…)`` bounds it."""
 
     fallback = True
     """Whether the next model of a chain is asked. Not where it would be refused for the same reason."""
@@ -220,6 +224,21 @@ class ProviderError(PerdureError):
         super().__init__(message, hint=hint)
         self.retry_after = retry_after
         self.status = status
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds to wait before the next attempt."""
+        return self._retry_after
+
+    @retry_after.setter
+    def retry_after(self, value: object) -> None:
+        try:
+            seconds = float(value)  # type: ignore[arg-type]  # an author's provider may pass on what its API sent
+        except OverflowError:
+            seconds = sys.float_info.max if value > 0 else -1.0  # type: ignore[operator]  # only a number overflows
+        except (TypeError, ValueError):
+            seconds = math.nan
+        self._retry_after = min(seconds, sys.float_info.max) if seconds >= 0 else None
 
 
 class AuthenticationError(ProviderError):

@@ -232,7 +232,11 @@ async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> 
         if begun and (waiting := await _waiting(converter, pending.heartbeat_details.payloads)):
             return f"{name} waits: {_line(waiting)}"
         if pending.HasField("last_failure"):
-            return f"{name}, attempt {pending.attempt}: {await _failure(converter, pending.last_failure)}"
+            failed = f"{name}, attempt {pending.attempt}: {await _failure(converter, pending.last_failure)}"
+            # A provider may ask for an hour (Retry-After).
+            due = pending.next_attempt_schedule_time.ToDatetime(UTC) if not begun else None
+            waits = due is not None and pending.HasField("next_attempt_schedule_time")
+            return f"{failed} (next attempt at {due:%Y-%m-%d %H:%M:%S} UTC)" if waits else failed
         if not begun:
             return f"{name} waits for a worker"
     if raw.HasField("pending_workflow_task") and raw.pending_workflow_task.attempt > 1:

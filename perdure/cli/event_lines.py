@@ -132,7 +132,8 @@ class EventLines:
             case "limit":
                 yield self._styled(f"({reached(event)})", "yellow")
             case "error":
-                then = "" if event.final else " (it is tried again)"
+                when = "" if event.retry_in is None else f" in {event.retry_in:,.0f} s"
+                then = "" if event.final else f" (it is tried again{when})"
                 yield self._styled(f"error: {event.error_type}: {_cut(event.error)}{then}", "red")
 
     def _run(self, event: RunEvent) -> Iterator[str]:

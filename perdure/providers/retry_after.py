@@ -20,7 +20,8 @@ def duration(text: str) -> float | None:
     """Seconds of ``6m0s``, ``20ms``, ``1.5`` or ``1h2m``; None for anything else."""
     text = text.strip().rstrip(".")
     if _WHOLE_DURATION.fullmatch(text):
-        return sum(float(m["number"]) * _SECONDS[m["unit"]] for m in _DURATION.finditer(text))
+        found = sum(float(m["number"]) * _SECONDS[m["unit"]] for m in _DURATION.finditer(text))
+        return found if math.isfinite(found) else None
     return _number(text)
 
 
@@ -43,12 +44,13 @@ def _from_now(value: float | None, unit: float = 1.0) -> float | None:
 
 
 def _retry_after(text: str) -> float | None:
-    seconds = _number(text)
-    if seconds is not None:
-        return seconds
+    """Seconds of the header: a number, a date, or several numbers where proxies have added theirs (the longest)."""
+    numbers = [_number(piece) for piece in text.split(",")]
+    if None not in numbers:
+        return max(filter(None, numbers), default=0.0)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, ArithmeticError, LookupError):  # a year, a zone or a field out of range
         return None
 
 

@@ -49,7 +49,8 @@ class BudgetStage:
         except ProviderError as error:
             if not error.retryable:  # whoever can do without (a summary in pieces) has failed at nothing
                 raise
-            failed = self._count(call, error)
+            bounded = bound_wait(error, limits.retry_seconds)
+            failed = self._count(call, obeyed=error.retry_after is not None and not bounded)
             if (why := exhausted(limits, failed, _elapsed(call), error.retry_after)) is not None:
                 raise _final(error, why) from None
             raise
@@ -58,14 +59,27 @@ class BudgetStage:
         """Tools count their own attempts, in the journal."""
         return await next(call)
 
-    def _count(self, call: ModelCall, error: ProviderError) -> int:
-        """How many attempts have failed, this one included."""
+    def _count(self, call: ModelCall, *, obeyed: bool) -> int:
+        """How many attempts have failed, this one included unless the wait that the provider asks for is ``obeyed``."""
         of_call = call.owner.rpartition("/")[0]
         before = remembered(FAILED)
-        failed = (self._failed.get(of_call, 0) if before is None else before) + (error.retry_after is None)
+        failed = (self._failed.get(of_call, 0) if before is None else before) + (not obeyed)
         if not remember(FAILED, failed):
             self._failed[of_call] = failed
         return failed
+
+
+def bound_wait(error: ProviderError, longest: float) -> bool:
+    """Make the wait that ``error`` asks for at most ``longest`` seconds; its message says so. Whether it was longer."""
+    asked = error.retry_after
+    if asked is None or asked <= longest:
+        return False
+    error.retry_after = longest
+    error.message = (
+        f"the provider asks to wait {_duration(asked)}, and retry_wait allows {_duration(longest)}: {error.message}"
+    )
+    error.args = (error.message,)
+    return True
 
 
 def exhausted(limits: Limits, failed: int, elapsed: float, delay: float | None) -> str | None:
@@ -94,7 +108,7 @@ def _elapsed(call: ModelCall) -> float:
 
 
 def _duration(seconds: float) -> str:
-    for unit, size in (("hours", 3600), ("minutes", 60)):
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"

@@ -28,6 +28,9 @@ FAILURE_CHARS = 1000
 """Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
 "Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
 
+LONGEST_DELAY = 100 * 365 * 86400.0
+"""Seconds that Temporal can be told. ``Limits.retry_wait`` bounds what a provider asks for long before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -65,6 +68,7 @@ def verdict(error: Exception, attempt: int, missing: float = 0.0) -> Verdict:
     if isinstance(error, AgentNotFoundError):
         retry = missing < AGENT_SECONDS
     delay = error.retry_after if isinstance(error, ProviderError) else None
+    delay = None if delay is None else min(delay, LONGEST_DELAY)
     ways = error.ways if isinstance(error, ContextLengthError) else ()
     return Verdict(type(error).__name__, _short(str(error)), retry, delay, ways)
 

@@ -186,7 +186,7 @@ class ErrorEvent(_Event):
     final: bool = False
     """Whether it is not tried again."""
     retry_in: float | None = None
-    """Seconds until the next attempt, where the provider said so."""
+    """Seconds from ``at`` until the next attempt, where the provider said so: at most the agent's ``retry_wait``."""
     call_id: str | None = None
 
 

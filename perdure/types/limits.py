@@ -10,15 +10,18 @@ from ..errors import DefinitionError
 from .bounds import Bounds, RunLimits, TurnLimits
 from .duration import seconds
 
+RETRY_WAIT = 3600.0
+"""Default of ``Limits.retry_wait``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What an agent's runs may take: ``Limits(cost_usd=2.0, wall_time="1h", turn=Limits(tokens=50_000))``.
 
-    ``attempts`` and ``call_timeout`` are of each model call: past them its run fails. The others are of the run, all
-    its turns together, and with ``turn=`` of each turn: when one is used up, the agent's ``on_limit`` says what
-    happens. They are looked at before each model call, so that what is in flight goes on to its end. None is no limit.
-    Raises ``DefinitionError`` that names the field.
+    ``attempts``, ``call_timeout`` and ``retry_wait`` are of each model call: past the first two its run fails. The
+    others are of the run, all its turns together, and with ``turn=`` of each turn: when one is used up, the agent's
+    ``on_limit`` says what happens. They are looked at before each model call, so that what is in flight goes on to its
+    end. None is no limit. Raises ``DefinitionError`` that names the field.
     """
 
     attempts: int | None = None
@@ -28,6 +31,10 @@ class Limits:
     call_timeout: float | str | None = None
     """How long one model call may take with all its attempts and the waits between them, from the moment that the first
     was scheduled: seconds, or text like ``"10m"``; a number of seconds from then on."""
+    retry_wait: float | str = RETRY_WAIT
+    """The longest wait before the next attempt that a provider may ask for (Retry-After); an hour by default, and never
+    without a limit. A provider that asks for more is asked again after this time: the error and its event say so, and
+    the attempt counts. Seconds, or text like ``"10m"``; a number of seconds from then on."""
     iterations: int | None = None
     """Model calls. Those of a turn are the agent's ``max_iterations``."""
     tokens: int | None = None
@@ -46,7 +53,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in ("attempts", "iterations", "tokens", "tool_calls"):
             _whole("Limits", field, getattr(self, field), "3")
-        for field in ("call_timeout", "wall_time"):
+        for field in ("call_timeout", "retry_wait", "wall_time"):
             _duration(self, field)
         _dollars(self.cost_usd)
         turn = self.turn
@@ -57,12 +64,17 @@ class Limits:
                 f"Limits: turn must be Limits, not {turn!r:.100}",
                 hint="For instance turn=Limits(tokens=50_000); leave it out for no limit.",
             )
-        for field in ("attempts", "call_timeout", "turn"):
-            if getattr(turn, field) is not None:
+        for field, unset in _OF_CALL.items():
+            if getattr(turn, field) != unset:
                 raise DefinitionError(
                     f"Limits: turn has {field}, which is no limit of a turn",
                     hint=f"Limits({field}=…) beside turn= is meant, or nothing." if field != "turn" else None,
                 )
+
+    @property
+    def retry_seconds(self) -> float:
+        """``retry_wait`` in seconds."""
+        return float(self.retry_wait)
 
     @property
     def call_seconds(self) -> float | None:
@@ -127,6 +139,10 @@ class RateLimit:
         _whole("RateLimit", "per_minute", self.per_minute, "50")
 
 
+_OF_CALL = {"attempts": None, "call_timeout": None, "retry_wait": RETRY_WAIT, "turn": None}
+"""Fields that a turn does not have, and what they are where they were left out."""
+
+
 def _given(change: TurnLimits) -> dict[str, Any]:
     return change.model_dump(exclude_none=True, exclude={"turn"})
 
@@ -143,13 +159,14 @@ def _whole(owner: str, field: str, value: object, example: str) -> None:
 def _duration(limits: Limits, field: str) -> None:
     """Make the field seconds."""
     value = getattr(limits, field)
-    if value is None:
+    if value is None and field != "retry_wait":
         return
     try:
         object.__setattr__(limits, field, seconds(value))
     except ValueError as error:
+        unset = "an hour" if field == "retry_wait" else "no limit"
         raise DefinitionError(
-            f"Limits: {field}: {error}", hint=f'For instance {field}="10m"; leave it out for no limit.'
+            f"Limits: {field}: {error}", hint=f'For instance {field}="10m"; leave it out for {unset}.'
         ) from None
 
 

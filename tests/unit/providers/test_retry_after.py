@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
 import time
 from email.utils import formatdate
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perdure.providers.retry_after import duration, retry_after
 
@@ -22,6 +25,8 @@ from perdure.providers.retry_after import duration, retry_after
         ("-1", None),
         ("nan", None),
         ("inf", None),
+        ("9" * 400 + "s", None),
+        ("9" * 400, None),
         ("1x", None),
     ],
 )
@@ -53,6 +58,13 @@ def test_duration(text: str, seconds: float | None) -> None:
             2.0,
         ),
         ({"x-ratelimit-reset": "7"}, "", 7.0),
+        ({"retry-after": "5, 30"}, "", 30.0),
+        ({"retry-after": "5, nan"}, "", None),
+        ({"retry-after": "-5, -7", "x-ratelimit-reset": "7"}, "", 7.0),
+        ({"retry-after": ","}, "", None),
+        ({"retry-after": "Fri, 31 Dec 99999 23:59:59 GMT"}, "", None),
+        ({"retry-after": "Fri, 31 Dec 0000 23:59:59 GMT"}, "", 0.0),
+        ({"retry-after": "1e300"}, "", 1e300),
     ],
 )
 def test_retry_after(headers: dict[str, str], message: str, seconds: float | None) -> None:
@@ -64,3 +76,31 @@ def test_moments_count_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
     assert retry_after({"retry-after": formatdate(1_700_000_030, usegmt=True)}) == 30
     assert retry_after({"x-ratelimit-reset": "1700000005"}) == 5
     assert retry_after({"x-ratelimit-reset": "1700000005000"}) == pytest.approx(5)
+
+
+def test_a_date_in_the_year_9999_is_a_number_of_seconds() -> None:
+    wait = retry_after({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"})
+    assert wait is not None
+    assert 2e11 < wait < 3e11
+
+
+NAMES = [
+    "retry-after",
+    "retry-after-ms",
+    *(f"x-ratelimit-{kind}{of}" for kind in ("reset", "remaining") for of in ("", "-requests")),
+]
+values = (
+    st.text()
+    | st.from_regex(r"-?\d{1,400}(\.\d+)?(e\d{1,4})?(ms|s|m|h|d)?", fullmatch=True)
+    | st.datetimes().map(lambda at: at.strftime("%a, %d %b %Y %H:%M:%S GMT"))
+    | st.from_regex(
+        r"[A-Z][a-z]{2}, \d{1,3} (Jan|Feb|Dec) \d{1,6} \d{1,3}:\d\d:\d\d ([A-Z]{1,4}|[+-]\d{1,9})", fullmatch=True
+    )
+    | st.sampled_from(["", "0", "nan", "-inf", "inf", "1e999", "5, 6", "5,,6", "[1]"])
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), values), values)
+def test_whatever_an_api_says_is_a_finite_wait_or_none(headers: dict[str, str], text: str) -> None:
+    wait = retry_after(headers, f"Please try again in {text}.")
+    assert wait is None or (0 <= wait < math.inf)
