@@ -7,17 +7,17 @@ We build the body, the SDK does the rest: authentication, connections, the event
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import MalformedReplyError, SettingsError
+from ..errors import MalformedReplyError, ProviderError, SettingsError
 from ..ports import ModelRequest, StreamEvent
 from .anthropic_errors import translate
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED, Encoded, encode_request, encode_settings
 from .classify import name_refused
+from .encoding import parse_answer
 from .endpoint import CONNECT_TIMEOUT, Endpoint
 from .settings import check_canonical, check_options
 
@@ -65,6 +65,7 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
     base_url_env = "ANTHROPIC_BASE_URL"
     official_url = "https://api.anthropic.com"
     official_hosts = ("anthropic.com",)
+    secret_envs = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_CUSTOM_HEADERS")
 
     @property
     def base_url(self) -> str:
@@ -98,8 +99,10 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
                     break
             yield reply.complete()
         except Exception as error:
-            found = translate(error, secret=key, begun=begun, endpoint=host, key_name=self.key_name)
-            raise name_refused(found, body) from None
+            raise name_refused(self._failure(error, request, begun), body) from None
+
+    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
     def _own_headers(self, encoded: Encoded, key: str) -> dict[str, str]:
         """What this request's headers are besides the SDK's."""
@@ -150,7 +153,7 @@ async def _items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[ob
     """The events of the stream; one whole message where the server ignored that a stream was asked for."""
     kind = cast("str", stream.response.headers.get("content-type", "")).partition(";")[0].strip().lower()
     if kind == "application/json":
-        yield json.loads(await stream.response.aread())
+        yield parse_answer(await stream.response.aread(), endpoint)
     elif kind == "text/html":
         raise MalformedReplyError(f"{endpoint} answered with a web page", hint="Check base_url.")
     else:

@@ -6,7 +6,6 @@ what copying the transcript costs, not what encoding it does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
@@ -21,7 +20,7 @@ from ..types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from .encoding import encode_json
+from .encoding import encode_json, json_text
 from .foreign import data_url, file_base64, loaded, moved_files, own, rendered, wire_id, wire_name
 
 LONGEST_ID = 40
@@ -123,8 +122,7 @@ def _thinking(parts: Sequence[Part], origin: str) -> dict[str, Any]:
 
 def _call(call: ToolCallPart, origin: str) -> dict[str, Any]:
     # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
-    arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
-    function = {"name": wire_name(call.name), "arguments": arguments}
+    function = {"name": wire_name(call.name), "arguments": json_text(call.arguments)}
     plain: dict[str, Any] = {"id": wire_id(call.id, LONGEST_ID), "type": "function", "function": function}
     # Google's compatible endpoint keeps its thought signatures there, and refuses a call without its own.
     if (extra := (own(call, origin) or {}).get("extra_content")) is not None:

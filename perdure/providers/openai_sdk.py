@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from ..errors import MalformedReplyError
+from .encoding import parse_answer
 from .endpoint import CONNECT_TIMEOUT
 from .event_data import EventData
 
@@ -63,11 +63,11 @@ async def post(client: AsyncOpenAI, path: str, body: bytes) -> AsyncStream[objec
 async def items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[object]:
     """The stream's items; the one whole reply where the server ignored that a stream was asked for.
 
-    Raises ``MalformedReplyError`` for a web page, ``ValueError`` for JSON that is none.
+    Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be read.
     """
     kind = cast("str", stream.response.headers.get("content-type", "")).partition(";")[0].strip().lower()
     if kind == "application/json":
-        yield json.loads(await stream.response.aread())
+        yield parse_answer(await stream.response.aread(), endpoint)
     elif kind == "text/html":
         raise MalformedReplyError(f"{endpoint} answered with a web page", hint="Check base_url: it often ends in /v1.")
     else:
@@ -77,7 +77,7 @@ async def items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[obj
                 if data.startswith("[DONE]"):
                     await _read_to_end(body)
                     return
-                yield json.loads(data)
+                yield parse_answer(data, endpoint)
 
 
 async def _read_to_end(body: AsyncIterator[bytes]) -> None:

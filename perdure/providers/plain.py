@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_UNCOUNTABLE = 2**53
+"""From here on a double has no units. Infinity, which Python's parser takes, is more."""
+
 
 def string(value: object) -> str:
     """``value``; empty where it is no string."""
@@ -23,6 +26,6 @@ def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def count(values: Mapping[str, Any], key: str) -> int:
-    """The number under ``key``, from 0; 0 where there is none."""
+    """The number under ``key``, from 0; 0 where there is none, or none that counts anything."""
     value = values.get(key)
-    return max(0, int(value)) if isinstance(value, int | float) else 0
+    return int(value) if isinstance(value, int | float) and 0 <= value < _UNCOUNTABLE else 0

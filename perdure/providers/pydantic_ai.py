@@ -6,13 +6,16 @@ pydantic-ai keeps a model's messages, settings and errors in one shape, which is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import DefinitionError, SettingsError, TruncatedStreamError
 from ..ports import ModelRequest, StreamEvent
+from ..types.redaction import Redaction, address_secrets, option_secrets
+from .encoding import encode_json
 from .endpoint import missing_sdk
 from .settings import check_canonical, check_options
 
@@ -25,6 +28,8 @@ _NAME = "pydantic-ai"
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _WIRE = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 """Canonical settings that pydantic-ai calls otherwise."""
+_DEEPEST = 5
+"""Objects between a model and its credentials: wrapper, fallback, model, provider, client."""
 _OURS = dict.fromkeys(("max_retries", "tool_choice"), "perdure")
 
 
@@ -78,7 +83,7 @@ class PydanticAIModel:
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``RuntimeSetupError`` where pydantic-ai is not installed."""
-        begun, endpoint = False, request.model
+        begun, endpoint, model = False, request.model, None
         await asyncio.to_thread(_load)
         from pydantic_ai.messages import ModelResponse
 
@@ -105,7 +110,8 @@ class PydanticAIModel:
                 raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
             yield completed(response, origin)
         except Exception as error:
-            raise translate(error, begun=begun, endpoint=endpoint) from None
+            secrets = (*option_secrets(request.provider_options), *_secrets(model))
+            raise Redaction(secrets).redact_error(translate(error, begun=begun, endpoint=endpoint)) from None
 
     async def aclose(self) -> None:
         """Give back the connections that the models have opened themselves; the next call opens new ones."""
@@ -121,6 +127,22 @@ class PydanticAIModel:
             if name not in self._models:
                 self._models[name] = await asyncio.to_thread(self._make, name)
         return self._models[name]
+
+
+def _secrets(part: object, depth: int = 0) -> Iterator[str]:
+    """Credentials and header values of a model, as far as they are attributes of it, its provider or their clients.
+
+    What a vendor's SDK keeps elsewhere (AWS profiles, Google's service accounts) is not known here.
+    """
+    held = getattr(part, "__dict__", {})
+    yield from option_secrets(held)  # api_key, auth_token, _custom_headers, settings
+    for name in ("base_url", "_base_url"):
+        yield from address_secrets(str(held.get(name, "")))
+    for name in ("wrapped", "models", "provider", "_provider", "client", "_client"):
+        value = held.get(name)
+        for inner in value if isinstance(value, list | tuple) else (value,):
+            if inner is not None and depth < _DEEPEST:
+                yield from _secrets(inner, depth + 1)
 
 
 def _load() -> None:
@@ -160,7 +182,7 @@ def _parameters(request: ModelRequest) -> ModelRequestParameters:
             ToolDefinition(
                 name=spec.name,
                 description=spec.description,
-                parameters_json_schema=dict(spec.parameters),
+                parameters_json_schema=json.loads(encode_json(dict(spec.parameters))),
                 strict=False,  # else some models are given another schema than ours
             )
             for spec in request.tools

@@ -20,7 +20,9 @@ from ..types.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
+    clean,
 )
+from .encoding import encode_json
 from .foreign import file_bytes, loaded, own, rendered, wire_id
 
 _IDS = re.compile(r"[a-zA-Z0-9_-]+")
@@ -46,7 +48,7 @@ def encode_messages(request: ModelRequest, origin: str, profile: Mapping[str, An
     said: list[ModelMessage] = []
     ours: list[ModelRequestPart] = []
     if request.system:
-        ours.append(theirs.SystemPromptPart(request.system))
+        ours.append(theirs.SystemPromptPart(clean(request.system)))
     for message in request.messages:
         if message.role != "assistant":
             ours.extend(encoder.request(message))
@@ -69,7 +71,7 @@ class _Encoder:
 
     def request(self, message: Message) -> Iterator[ModelRequestPart]:
         if message.role == "system":
-            yield theirs.SystemPromptPart(message.text)
+            yield theirs.SystemPromptPart(clean(message.text))
             return
         for part in message.tool_results:
             yield self._result(part)
@@ -79,7 +81,7 @@ class _Encoder:
             yield theirs.UserPromptPart("\n\n".join(texts) if len(texts) == len(content) else content)
 
     def _result(self, part: ToolResultPart) -> theirs.ToolReturnPart[Any]:
-        text = loaded(part.content, part)
+        text = clean(loaded(part.content, part))
         content: Any = [*([text] if text else []), *map(self._file, part.files)] if part.files else text
         return theirs.ToolReturnPart(
             tool_name=part.name,
@@ -89,7 +91,7 @@ class _Encoder:
         )
 
     def _content(self, part: TextPart | FilePart) -> str | theirs.MultiModalContent:
-        return loaded(part.text, part) if isinstance(part, TextPart) else self._file(part)
+        return clean(loaded(part.text, part)) if isinstance(part, TextPart) else self._file(part)
 
     def _file(self, file: FilePart) -> str | theirs.MultiModalContent:
         flag, url_type = _TAKES.get(file.media_type.partition("/")[0], _DOCUMENT)
@@ -97,7 +99,7 @@ class _Encoder:
         binary = theirs.BinaryContent(content or b"", media_type=file.media_type)
         known = binary.is_image or binary.is_audio or binary.is_video or binary.is_document
         if not known or not self._profile.get(flag, True):
-            return rendered(file, self._files)
+            return clean(rendered(file, self._files))
         if content is None:
             return url_type(file.url or "", media_type=file.media_type)
         return binary
@@ -123,7 +125,7 @@ class _Encoder:
             return _restored({"part_kind": "tool-call", **call, **(own(part, self._origin) or {})})
         if isinstance(part, FilePart):
             content = file_bytes(part, self._files)
-            return theirs.TextPart(rendered(part, self._files)) if content is None else _picture(part, content)
+            return theirs.TextPart(clean(rendered(part, self._files))) if content is None else _picture(part, content)
         return None
 
 
@@ -136,5 +138,7 @@ def _picture(part: FilePart, content: bytes) -> theirs.FilePart:
 
 
 def _restored(data: Mapping[str, Any]) -> ModelResponsePart:
-    part: ModelResponsePart = response_part.validate_python(data)
+    part: ModelResponsePart = response_part.validate_json(
+        encode_json(data)
+    )  # refuses and cleans as for our own formats
     return part

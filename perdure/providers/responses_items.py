@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, clean
-from .encoding import clean_json, parse_arguments
+from ..types import messages
+from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart
+from .encoding import clean_json, json_text, parse_arguments
 from .plain import string
 
 CONTENT_KEYS = ("annotations",)
@@ -68,7 +69,7 @@ def _texts(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> Iterat
 
 def _call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCallPart:
     raw = item.get("arguments")
-    raw = raw if isinstance(raw, str) else json.dumps(raw or {}, ensure_ascii=False)
+    raw = messages.clean_json(raw if isinstance(raw, str) else json.dumps(raw or {}, ensure_ascii=False))
     opaque = {key: item[key] for key in CALL_KEYS if item.get(key) is not None}
     arguments = parse_arguments(raw)
     if arguments is not None and raw.strip() and write_arguments(arguments) != raw:
@@ -89,9 +90,5 @@ def _call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> ToolCal
 def write_arguments(arguments: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
     """Arguments of a call as the wire has them: their keys in order of ``keys``, where these are all, or sorted."""
     order = keys if set(keys) == set(arguments) else sorted(arguments)
-    fields = (f"{json.dumps(key, ensure_ascii=False)}:{_sorted_json(arguments[key])}" for key in order)
-    return clean(f"{{{','.join(fields)}}}")
-
-
-def _sorted_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    fields = (f"{json_text(key)}:{json_text(arguments[key], sort_keys=True)}" for key in order)
+    return f"{{{','.join(fields)}}}"

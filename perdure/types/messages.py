@@ -8,6 +8,7 @@ defaults that are left out of the bytes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -299,10 +300,22 @@ def parse_messages(body: bytes) -> list[Message]:
     return _messages.validate_json(body)
 
 
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""An escaped NUL in JSON; not a backslash that is escaped itself, and digits behind it."""
+
+
 def clean(text: str) -> str:
-    """``text`` without lone surrogates, which neither UTF-8 nor JSON can carry."""
+    """``text`` with U+FFFD in place of what cannot be carried everywhere: lone surrogates, which neither UTF-8 nor JSON
+    has, and NUL, which PostgreSQL's texts and some providers refuse."""
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
     try:
         text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def clean_json(text: str) -> str:
+    """``text``, JSON that was written without ASCII escapes, with every text in it :func:`clean`."""
+    return clean(_NUL.sub("\\1\ufffd", text) if "\\u0000" in text else text)

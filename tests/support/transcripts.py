@@ -46,7 +46,7 @@ class Own:
 
 NOTHING = Own(FOREIGN)
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 said = texts.filter(str.strip)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | texts, lambda v: st.lists(v, max_size=2), max_leaves=4

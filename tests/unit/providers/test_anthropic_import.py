@@ -30,7 +30,8 @@ from tests.servers.anthropic_wire import sign
 ORIGIN = "anthropic"
 TOOLS = [ToolSpec(name, "", {"type": "object"}) for name in ("add", "look_up")]
 
-said = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
+characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+said = st.text(characters, min_size=1, max_size=20).filter(str.strip)
 values = st.dictionaries(said, st.integers() | said | st.lists(st.booleans(), max_size=2), max_size=2)
 data = st.binary(min_size=1, max_size=9).map(lambda raw: base64.b64encode(raw).decode())
 files = st.one_of(

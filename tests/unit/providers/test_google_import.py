@@ -16,7 +16,7 @@ from perdure.types.messages import FilePart, Message, OpaquePart, Part, TextPart
 from tests.servers.google_contents import check_contents
 from tests.unit.providers.google_ask import MODEL, asking, result, said, tool
 
-text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),

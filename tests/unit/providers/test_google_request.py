@@ -105,7 +105,7 @@ async def test_roles_and_what_is_put_together(ask: Asking) -> None:
                 {"functionResponse": {"id": "c2", "name": "add", "response": {"error": "not JSON"}}},
             ],
         },
-        {"role": "user", "parts": texts("three", "four\x00�")},
+        {"role": "user", "parts": texts("three", "four\ufffd�")},
     ]
 
 

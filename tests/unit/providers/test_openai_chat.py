@@ -110,7 +110,7 @@ async def test_the_whole_conversation_goes_out(ask: Ask, server: OpenAIServer) -
                 {"role": "tool", "tool_call_id": "c1", "content": "1"},
                 {"role": "tool", "tool_call_id": "c2", "content": "ValueError: not JSON"},
                 {"role": "assistant", "content": ""},
-                {"role": "user", "content": "more\n“quoted” \x00"},
+                {"role": "user", "content": "more\n“quoted” \ufffd"},
             ],
         }
     ]

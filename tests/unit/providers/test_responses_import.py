@@ -34,7 +34,7 @@ from tests.servers.responses_wire import Reply
 
 ORIGIN, MODEL = "openai-responses", "gpt-test"
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | texts, lambda v: st.lists(v, max_size=2), max_leaves=4
 )
