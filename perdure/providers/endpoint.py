@@ -69,7 +69,7 @@ class Endpoint(ABC, Generic[C]):
                     body = encode_request(request, origin=self.origin)
                     …
                 except Exception as error:
-                    raise self._failure(error, request, begun) from None
+                    raise self._failure(error, request, key, begun) from None
 
     Every error leaves an adapter through ``_failure``, which removes the endpoint's secrets from its text: the key, the
     values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's ``provider_options``.
@@ -165,15 +165,15 @@ class Endpoint(ABC, Generic[C]):
     def _translate(self, error: Exception, begun: bool) -> ProviderError:
         """What ``error`` of the SDK means. ``begun``: the reply had started."""
 
-    def _failure(self, error: Exception, request: ModelRequest, begun: bool) -> ProviderError:
+    def _failure(self, error: Exception, request: ModelRequest, key: str, begun: bool) -> ProviderError:
         """The error that leaves the adapter, its text without the endpoint's secrets."""
         found = error if isinstance(error, ProviderError) else self._translate(error, begun)
         if begun and type(found) is ProviderError:
             found.retryable = True  # what no table knows was raised while a reply was read: another may be readable
-        return Redaction(self._secrets(request)).redact_error(found)
+        return Redaction((key, *self._secrets(request))).redact_error(found)
 
     def _secrets(self, request: ModelRequest) -> Iterator[str]:
-        yield self._api_key or ""
+        """Besides the key that the request had: the variables may have others by now."""
         for name in (*self._api_key_envs, *self.secret_envs):
             for line in os.environ.get(name, "").splitlines():
                 yield line

@@ -86,7 +86,7 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
                         yield event
             yield reply.complete()
         except Exception as error:
-            raise name_refused(self._failure(error, request, begun), body) from None
+            raise name_refused(self._failure(error, request, key, begun), body) from None
 
     def _translate(self, error: Exception, begun: bool) -> ProviderError:
         return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)

@@ -137,7 +137,7 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
                             pass
             yield reply.complete()
         except Exception as error:
-            found = self._failure(error, request, begun)
+            found = self._failure(error, request, key, begun)
             raise name_refused(found, bodies[-1] if bodies else None) from None
 
     def _translate(self, error: Exception, begun: bool) -> ProviderError:

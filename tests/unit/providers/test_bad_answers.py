@@ -22,7 +22,7 @@ from perdure.providers.pydantic_ai import PydanticAIModel
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
 from tests.servers.http import Answer, Handler, HttpServer, Request
 
-KEY = "no-vendors-form-0123456789"
+KEY = "n0-vendors-form-0123456789"
 TENANT = 'q7#te "7"/s3cret+value'
 LOGIN, PASSWORD = "ana-the-user", "pass-w0rd-0123"
 SECRETS = (KEY, TENANT, LOGIN, PASSWORD)
@@ -237,3 +237,20 @@ def texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for part in value if isinstance(value, list) else [part for pair in value.items() for part in pair]:
             yield from texts(part)
+
+
+async def test_a_key_that_was_changed_while_the_api_thought_is_not_shown(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def echo(request: Request, answer: Answer) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "an-other-key-0123456789")
+        await answer.json(401, failure(f"no {request.headers['authorization'].removeprefix('Bearer ')}"))
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    api.handler = echo
+    provider = OpenAIChat(f"http://127.0.0.1:{api.http.port}")
+    with pytest.raises(errors.AuthenticationError) as caught:
+        async for _ in provider.stream(HI):
+            pass
+    await provider.aclose()
+    assert KEY[:6] not in str(caught.value)
