@@ -1,9 +1,15 @@
 # Needs Python 3.11 or newer and make; everything else is installed into .venv.
 # `make check` is what CI runs. Extra arguments: make test ARGS="tests/unit -k loop"
 
-VENV   := .venv
-PY     := $(VENV)/bin/python
 LOCK   := requirements/dev.txt
+VENV   := .venv
+# Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
+ifneq ($(origin PYTHON), undefined)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+THERE   := $(shell test ! -x .venv/bin/python || .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV    := .venv$(if $(filter-out $(VERSION),$(THERE)),-$(VERSION))
+endif
+PY     := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 ARGS   ?=
@@ -79,5 +85,5 @@ lock: venv ## resolve requirements/dev.txt anew (ARGS=--upgrade to raise version
 		--python-version 3.11 --generate-hashes --no-emit-index-url --extra dev pyproject.toml -o $(LOCK) $(ARGS)
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

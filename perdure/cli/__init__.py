@@ -6,10 +6,13 @@ A command's module imports only typer and the standard library until it is calle
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import traceback
 
 from ..errors import PerdureError
+from ..printing import LogLines, print_text
 from . import (
     answering,
     approving,
@@ -84,6 +87,8 @@ def main() -> None:
 
 
 def _run() -> int:
+    if logging.lastResort is not None:  # it prints warnings where a command sets up no logging
+        logging.lastResort.setFormatter(LogLines())
     try:
         app(prog_name="perdure")
     except PerdureError as error:
@@ -93,5 +98,5 @@ def _run() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        print_text(traceback.format_exc().rstrip(), error=True)
     return 1

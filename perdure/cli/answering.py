@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
+from ..printing import print_line
 from .conversation import printable
 from .find import on_run
 from .options import ByOption, Output, OutputOptions, RunArgument, StoreOptions, json_value, message_of, print_json
@@ -58,7 +59,7 @@ def answer(
     if output is not Output.TEXT:
         print_json(answered.model_dump(mode="json"), output=output)
         return
-    print(f"{printable(answered.name)} is answered by {printable(answered.by or 'nobody')}")
+    print_line(f"{printable(answered.name)} is answered by {printable(answered.by or 'nobody')}")
 
 
 async def _waiting(run: Run, call: str | None) -> PendingApproval | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from ..errors import NoWorkerError, PerdureError, RunNotFoundError
+from ..printing import print_line, print_text
 from .failure import report
 from .options import Output, print_json
 
@@ -68,7 +68,7 @@ async def answer(run: Run, result: Coroutine[Any, Any, Response]) -> Response:
             if isinstance(error, RunNotFoundError):
                 raise
             report(error)
-            sys.stderr.write(f"run {run.id}; `perdure show {run.id}` has its conversation\n")
+            print_line(f"run {run.id}; `perdure show {run.id}` has its conversation", error=True)
             raise typer.Exit(1) from error
     finally:
         for task in (answering, begun):
@@ -78,7 +78,7 @@ async def answer(run: Run, result: Coroutine[Any, Any, Response]) -> Response:
 def print_answer(response: Response, output: Output) -> None:
     """The answer alone, on stdout."""
     if output is Output.TEXT:
-        print(text_of(response))
+        print_text(text_of(response))
     else:
         print_json(response.model_dump(mode="json"), output=output)
 
@@ -86,7 +86,8 @@ def print_answer(response: Response, output: Output) -> None:
 def text_of(response: Response) -> str:
     """The answer; what stands in for one that only the store has is said on stderr."""
     if response.blob is not None and not response.content:
-        sys.stderr.write(
-            f"the answer has {response.blob.size:,} bytes and is in the run's store: name it with PERDURE_STORE_URL\n"
+        print_line(
+            f"the answer has {response.blob.size:,} bytes and is in the run's store: name it with PERDURE_STORE_URL",
+            error=True,
         )
     return response.content

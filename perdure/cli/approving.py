@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..printing import print_line
 from .connection import connected
 from .conversation import arguments as shown_arguments
 from .conversation import conversation, printable
@@ -45,10 +46,10 @@ def approvals(
         print_json([_plain(one, _said_last(led)) for one, led in found], output=output)
         return
     if not found:
-        print("nothing waits for a person")
+        print_line("nothing waits for a person")
     for one, led in found:
         for line in _lines(one, led, full=full):
-            print(line)
+            print_line(line)
 
 
 def approve(
@@ -110,7 +111,7 @@ def revoke(
         print_json([one.model_dump(mode="json") for one in gone], output=output)
         return
     for one in gone:
-        print(f"calls of {printable(one.tool)} wait again; {printable(one.by)} had approved them at {one.at}")
+        print_line(f"calls of {printable(one.tool)} wait again; {printable(one.by)} had approved them at {one.at}")
 
 
 def _lines(one: PendingCall, led: list[Message], *, full: bool) -> Iterator[str]:
@@ -168,4 +169,4 @@ def _print(decided: DecidedApproval, output: Output) -> None:
         print_json(decided.model_dump(mode="json"), output=output)
         return
     more = ", with other arguments" if decided.changed else ", as all later calls of it" if decided.always else ""
-    print(f"{printable(decided.name)} is {decided.state} by {printable(decided.by or 'nobody')}{more}")
+    print_line(f"{printable(decided.name)} is {decided.state} by {printable(decided.by or 'nobody')}{more}")

@@ -52,6 +52,7 @@ class Child:
                 said = json.loads(line)
                 if isinstance(said, dict) and "event" in said:
                     return said
+            # As it is: the child is the user's own program, and its colours are its own.
             sys.stdout.write(line.decode(errors="replace"))
             sys.stdout.flush()
         return None

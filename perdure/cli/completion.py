@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..printing import printable
+
 if TYPE_CHECKING:
     from ..runs import RunSummary
 
@@ -24,14 +26,14 @@ _MOST = 200
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Ids that begin so, the newest first."""
-    return [run.id for run in _runs(ctx) if run.id.startswith(incomplete)]
+    return [run.id for run in _runs(ctx) if run.id.startswith(incomplete) and run.id == printable(run.id)]
 
 
 def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of agents that begin so: those that ``--file`` defines, else those that there are runs of."""
     file = ctx.params.get("file")
     names = _defined(file) if file else [run.agent for run in _runs(ctx)]
-    return sorted({name for name in names if name and name.startswith(incomplete)})
+    return sorted({name for name in names if name and name.startswith(incomplete) and name == printable(name)})
 
 
 def _runs(ctx: typer.Context) -> list[RunSummary]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..printing import printable as printable
+from ..printing import styled as styled
 
 if TYPE_CHECKING:
     from ..types.messages import FilePart, Message, ToolResultPart
@@ -20,13 +21,6 @@ _WIDEST = 110
 _RESULT_LINES = 3
 _SYSTEM_LINES = 2
 _ARGUMENT = 60
-
-_STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-
-
-def styled(text: str, style: str, *, on: bool) -> str:
-    """``text`` in a colour or weight, where ``on``."""
-    return f"\033[{_STYLES[style]}m{text}\033[0m" if on and text else text
 
 
 def colours() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
+from ..printing import print_line
 from .connection import Server, connected, ui_url, without_password
 from .connection import address as address_of
 from .conversation import colours, styled
@@ -164,5 +164,4 @@ def snapshot(paths: Iterable[Path]) -> Snapshot:
 
 
 def _say(label: str, text: str, style: str = "dim") -> None:
-    sys.stdout.write(f"{styled(label.ljust(11), style, on=colours())} {text}\n")
-    sys.stdout.flush()
+    print_line(f"{styled(label.ljust(11), style, on=colours())} {text}")

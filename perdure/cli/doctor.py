@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import RuntimeSetupError
+from ..printing import print_line, styled
+from .conversation import colours
 from .options import Output, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
     from ..embedded.diagnosis import Finding
 
-_MARKS = {"ok": ("\033[32m", "ok  "), "warn": ("\033[33m", "warn"), "fail": ("\033[31m", "fail")}
+_MARKS = {"ok": ("green", "ok  "), "warn": ("yellow", "warn"), "fail": ("red", "fail")}
 
 
 def doctor(server: ServerOptions, output: OutputOptions) -> None:
@@ -31,13 +32,11 @@ def doctor(server: ServerOptions, output: OutputOptions) -> None:
     if output is not Output.TEXT:
         print_json([asdict(finding) for finding in findings], output=output)
     else:
-        colours = sys.stdout.isatty()
         for finding in findings:
             colour, mark = _MARKS[finding.status]
-            print(f"{colour if colours else ''}{mark}{chr(27) + '[0m' if colours else ''}  ", end="")
-            print(f"{finding.check:<14} {finding.detail}")
+            print_line(f"{styled(mark, colour, on=colours())}  {finding.check:<14} {finding.detail}")
             if finding.hint:
-                print(f"{'':6}{'':<14} → {finding.hint}")
+                print_line(f"{'':6}{'':<14} → {finding.hint}")
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 

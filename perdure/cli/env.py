@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 
+from ..printing import print_line
 from .options import Output, OutputOptions, ServerOptions, print_json
 
 
@@ -20,4 +21,4 @@ def env(server: ServerOptions, output: OutputOptions) -> None:
         print_json(variables, output=output)
         return
     for name, value in variables.items():
-        print(f"export {name}={shlex.quote(value)}")
+        print_line(f"export {name}={shlex.quote(value)}")

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from .conversation import arguments, printable, styled
+from ..printing import printable, rendered, styled
+from .conversation import arguments
 
 if TYPE_CHECKING:
     from ..types.events import (
@@ -54,7 +55,7 @@ class EventLines:
     def show(self, event: Event) -> None:
         """Write what there is to say of it."""
         if piece := self._live.feed(event):
-            self._text.write(_safe(piece))
+            self._text.write(rendered(piece))
             self._text.flush()
             self._open = not piece.endswith("\n")
         lines = list(self._of_subagent(event) if event.path else self._lines(event))
@@ -63,7 +64,7 @@ class EventLines:
         if event.type == "model.completed" or lines:
             self.end_line()
         for line in lines:
-            self._beside.write(f"{line}\n")
+            self._beside.write(rendered(f"{printable(line)}\n"))
         self._beside.flush()
 
     def end_line(self) -> None:
@@ -255,8 +256,3 @@ def _cut(text: str) -> str:
     shown = " ⏎ ".join(printable(line) for line in lines[:_RESULT_LINES])
     more = len(text) > _RESULT_CHARS or len(lines) > _RESULT_LINES
     return f"{shown} …" if more else shown
-
-
-def _safe(text: str) -> str:
-    """``text`` without what would steer the terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)

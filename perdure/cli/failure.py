@@ -16,6 +16,7 @@ from ..errors import (
     RuntimeSetupError,
     ScheduleNotFoundError,
 )
+from ..printing import print_text, styled
 
 _CODES: tuple[tuple[type[PerdureError], int], ...] = (
     (RunNotFoundError, 3),
@@ -33,10 +34,11 @@ def exit_code(error: PerdureError) -> int:
 
 def report(error: PerdureError) -> int:
     """Print ``error`` and the way out on stderr; its exit code."""
-    red, dim, plain = ("\033[31m", "\033[2m", "\033[0m") if _colours() else ("", "", "")
-    sys.stderr.write(f"{red}error: {error.message}{plain}\n")
+    # Indented, so that a text from outside in it cannot pass for a line of ours.
+    message = error.message.replace("\n", "\n  ")
+    print_text(styled(f"error: {message}", "red", on=_colours()), error=True)
     if error.hint:
-        sys.stderr.write(f"{dim}hint: {error.hint}{plain}\n")
+        print_text(styled(f"hint: {error.hint}", "dim", on=_colours()), error=True)
     return exit_code(error)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
+from ..printing import print_line
 from .connection import connected
 from .find import find_run, on_run
 from .options import (
@@ -62,7 +63,7 @@ def fork(
 
     done = on_run(server, id, act, by=by)
     if output is Output.TEXT:
-        print(done["id"])
+        print_line(str(done["id"]))
     else:
         print_json(done, output=output)
 
@@ -87,7 +88,7 @@ def diff(
         print_json(_plain(one, other, found), output=output)
         return
     for line in lines(one, other, found, full=full):
-        print(line)
+        print_line(line)
 
 
 def results_of(given: list[str] | None) -> dict[str, str]:

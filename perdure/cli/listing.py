@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..printing import print_line, printable
 from .connection import connected
 from .options import Output, OutputOptions, StoreOptions, print_json
 
@@ -52,11 +52,11 @@ def list_(
         print_json([run.id if quiet else _plain(run) for run in runs], output=output)
     elif quiet:
         for run in runs:
-            print(run.id)
+            print_line(run.id)
     elif runs:
         _table(runs)
     else:
-        sys.stderr.write("no runs\n")
+        print_line("no runs", error=True)
 
 
 def _plain(run: RunSummary) -> dict[str, object]:
@@ -69,10 +69,10 @@ def _table(runs: Sequence[RunSummary]) -> None:
     for run in runs:
         started = f"{ago((now - run.started).total_seconds())} ago" if run.started else ""
         took = ago((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
-        rows.append((run.id, run.agent, run.status, started, took))
+        rows.append((printable(run.id), printable(run.agent), run.status, started, took))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def ago(seconds: float) -> str:

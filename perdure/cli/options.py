@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import printing
 from ..errors import InvalidInputError
 from .completion import complete_agents, complete_runs
 from .connection import Server
@@ -154,9 +154,4 @@ def json_object(
 
 def print_json(value: Any, *, output: Output) -> None:
     """Print ``value`` as JSON; with ``jsonl``, each item of a list on a line of its own."""
-    if output is Output.JSONL:
-        items: Iterable[Any] = value if isinstance(value, list) else [value]
-        for item in items:
-            print(json.dumps(item, ensure_ascii=False, default=str))
-    else:
-        print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    printing.print_json(value, lines=output is Output.JSONL)

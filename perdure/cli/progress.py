@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import PerdureError
+from ..printing import print_line, printable
 from .show import activity
 
 if TYPE_CHECKING:
@@ -48,17 +49,13 @@ async def _look(run: Run, show: Callable[[str], None]) -> None:
 def _display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         if announce:
-            sys.stderr.write(f"run {id}\n")
-        yield lambda text: _line(f"  {text}")
+            print_line(f"run {id}", error=True)
+        yield lambda text: print_line(f"  {text}", error=True)
         return
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(stderr=True, highlight=False)
-    with console.status(f"[bold]{escape(id)}[/]") as live:
-        yield lambda text: live.update(f"[bold]{escape(id)}[/]  {escape(text)}")
-
-
-def _line(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    label = f"[bold]{escape(printable(id))}[/]"
+    with console.status(label) as live:
+        yield lambda text: live.update(f"{label}  {escape(printable(text))}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..printing import print_text
 from .connection import Server, connected
 from .options import Output, OutputOptions, ServerOptions, print_json
 
@@ -46,7 +47,7 @@ def replay(
 
     report = asyncio.run(_replay(files, ids, query, save, server))
     if output is Output.TEXT:
-        print(report)
+        print_text(str(report))
     else:
         print_json([_plain(report, place) for place in range(len(report.histories))], output=output)
     raise typer.Exit(1 if report.failed else 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
+from ..printing import print_line
 from .answers import answer, print_answer
 from .connection import Server, connected
 from .options import (
@@ -89,7 +90,8 @@ def run(
         response = asyncio.run(_follow(order, started, watch))
     except KeyboardInterrupt:
         if started:
-            sys.stderr.write(_farewell(started[0], order))
+            for line in _farewell(started[0], order):
+                print_line(line, error=True)
         raise typer.Exit(130) from None
     if not follow or output is Output.JSON:
         print_answer(response, output)
@@ -113,7 +115,7 @@ async def _follow(order: Order, started: list[str], watch: Watch | None) -> Resp
         if watch is None:
             async with follow(run):
                 return await answer(run, run.result())
-        sys.stderr.write(f"run {run.id}\n")
+        print_line(f"run {run.id}", error=True)
         return await answer(run, _watched(run, watch))
 
 
@@ -129,21 +131,21 @@ def _shown(output: Output) -> Watch:
     from .event_lines import EventLines
 
     if output is Output.JSONL:
-        return lambda event: print(event.model_dump_json(exclude_none=True), flush=True)
+        return lambda event: print_json(event.model_dump(mode="json", exclude_none=True), output=output)
     text = sys.stderr if output is Output.JSON else sys.stdout
     return EventLines(text, sys.stderr, colour=colours(), brief=True).show
 
 
 def _print_id(id: str, output: Output) -> None:
     if output is Output.TEXT:
-        print(id)
+        print_line(id)
     else:
         print_json({"id": id}, output=output)
 
 
-def _farewell(id: str, order: Order) -> str:
+def _farewell(id: str, order: Order) -> list[str]:
     said = [f"run {id} goes on", f"  perdure show {id}", f"  perdure cancel {id}"]
     if order.file is not None:
         said[0] = f"run {id} waits for a worker"
         said.insert(1, f"  perdure dev {order.file}")
-    return "\n".join(said) + "\n"
+    return said

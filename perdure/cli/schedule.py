@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..printing import print_line
 from .connection import Server, connected
-from .conversation import printable
 from .depends import Commands
 from .options import ByOption, Output, OutputOptions, ServerOptions, print_json
 from .schedule_create import NoteOption, OverlapChoice, create
@@ -49,11 +48,11 @@ def list_(
         print_json([one.id if quiet else plain(one) for one in found], output=output)
     elif quiet:
         for one in found:
-            print(one.id)
+            print_line(one.id)
     elif found:
         table(found)
     else:
-        sys.stderr.write("no schedules\n")
+        print_line("no schedules", error=True)
 
 
 @app.command()
@@ -64,7 +63,7 @@ def show(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) 
         print_json(plain(status), output=output)
         return
     for name, said in facts(status):
-        print(f"{name:<9} {printable(said)}")
+        print_line(f"{name:<9} {said}")
 
 
 @app.command()
@@ -141,7 +140,7 @@ def _did(
 
     name = _on(server, id, named, by=by)
     if output is Output.TEXT:
-        print(f"{name} is {verb}")
+        print_line(f"{name} is {verb}")
     else:
         print_json({"id": name, verb: True}, output=output)
 

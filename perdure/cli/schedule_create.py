@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..printing import print_line
 from .connection import connected
 from .options import (
     AgentArgument,
@@ -102,4 +103,4 @@ def create(
     if output is not Output.TEXT:
         print_json(plain(status), output=output)
     else:
-        print(f"{status.id}  {due(status)}")
+        print_line(f"{status.id}  {due(status)}")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from .conversation import printable
+from ..printing import print_line, printable
 
 if TYPE_CHECKING:
     from ..schedule import ScheduleStatus
@@ -63,4 +63,4 @@ def table(found: Sequence[ScheduleStatus]) -> None:
     rows = [("ID", "AGENT", "WHEN", "NEXT"), *told]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError, NoWorkerError
+from ..printing import print_line
 from .answers import answer, delivered, print_answer
 from .completion import complete_agents
 from .connection import connected
@@ -92,7 +93,7 @@ def send(
     if response is not None:
         print_answer(response, output)
     elif output is Output.TEXT:
-        print(turn.task_id)
+        print_line(str(turn.task_id))
     else:
         print_json({"id": turn.run.id, "task_id": turn.task_id, "message_id": letter.message_id}, output=output)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING
 
+from ..printing import print_line, print_text
 from .depends import Commands
 from .options import Output, OutputOptions, ServerOptions, print_json
 
@@ -25,8 +25,8 @@ def install(output: OutputOptions) -> None:
         facts = {"path": str(binary.path), "version": binary.server_version, "source": binary.source}
         print_json(facts, output=output)
         return
-    sys.stderr.write(f"Temporal server {binary.server_version}, from {binary.source}\n")
-    print(binary.path)
+    print_line(f"Temporal server {binary.server_version}, from {binary.source}", error=True)
+    print_line(str(binary.path))
 
 
 @app.command()
@@ -46,7 +46,7 @@ def stop(output: OutputOptions) -> None:
     if output is not Output.TEXT:
         print_json({"stopped": stopped}, output=output)
         return
-    print("stopped" if stopped else "no embedded server runs")
+    print_line("stopped" if stopped else "no embedded server runs")
 
 
 @app.command()
@@ -78,9 +78,9 @@ def setup(server: ServerOptions, output: OutputOptions) -> None:
     if output is not Output.TEXT:
         print_json({"address": where, "namespace": named, "added": list(added), "there": there}, output=output)
         return
-    print(f"namespace {named} at {where}")
+    print_line(f"namespace {named} at {where}")
     for name, kind in ATTRIBUTES.items():
-        print(f"{'added' if name in added else 'there'}  {name} ({kind})")
+        print_line(f"{'added' if name in added else 'there'}  {name} ({kind})")
 
 
 def _print(info: ServerInfo, output: Output) -> None:
@@ -91,5 +91,5 @@ def _print(info: ServerInfo, output: Output) -> None:
         return
     from ..embedded.home import current_home
 
-    print(f"address   {info.address}\nui        {info.ui_url}\nversion   {info.version}")
-    print(f"pid       {info.pid}\nstarted   {info.started_at}\nhome      {current_home().root}")
+    print_text(f"address   {info.address}\nui        {info.ui_url}\nversion   {info.version}")
+    print_text(f"pid       {info.pid}\nstarted   {info.started_at}\nhome      {current_home().root}")

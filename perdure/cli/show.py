@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import PerdureError, RunNotFoundError, StoreError
+from ..printing import print_line
 from .connection import connected, ui_url
 from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
 
@@ -85,7 +86,7 @@ def show(
         print_json(as_plain(shown), output=output)
         return
     for line in lines(shown, full=full):
-        print(line)
+        print_line(line)
 
 
 async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
@@ -169,7 +170,8 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
     if shown.note:
         said.append(styled(shown.note, "yellow", on=colour))
     if shown.error:
-        said.append(styled(f"failed: {type(shown.error).__name__}: {shown.error}", "red", on=colour))
+        first, *more = f"failed: {type(shown.error).__name__}: {shown.error}".splitlines()
+        said += [styled(line, "red", on=colour) for line in (first, *(f"  {line}" for line in more))]
     elif doing := activity(status):
         said.append(styled(doing, "yellow" if status.reason else "cyan", on=colour))
     return said[:-1] if not said[-1] else said

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
+from ..printing import print_line
 from .find import on_run
 from .options import (
     AttachOption,
@@ -182,6 +183,6 @@ async def _ended(run: Run) -> str:
 
 def _print(said: dict[str, Any], text: str, output: Output) -> None:
     if output is Output.TEXT:
-        print(text.format(**said))
+        print_line(text.format(**said))
     else:
         print_json(said, output=output)

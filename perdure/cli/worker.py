@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..printing import LogLines, print_line
 from .connection import Server, address, connected, without_password
 from .options import AgentsOption, QueueOption, StoreOptions
 
@@ -48,7 +48,9 @@ def worker(
 
 def log_to_stderr() -> None:
     """What the engine and the SDK have to say, in lines that a log collector can use."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("temporalio.activity").addFilter(_in_a_line)
 
 
@@ -68,7 +70,7 @@ async def _serve(
     loaded: Loaded, server: Server, task_queue: str | None, drain: float | None, agents: Path | None
 ) -> None:
     def ready(worker: Worker) -> None:
-        print(line(client, worker), flush=True)
+        print_line(line(client, worker))
 
     async with connected(server, task_queue=task_queue, warnings=True) as client:
         await serve(client, loaded, drain=drain, ready=ready, agents=agents)
@@ -123,7 +125,7 @@ def line(client: Client, worker: Worker) -> str:
 
 def say(text: str) -> None:
     """A line of what happens to agent files."""
-    print(text, flush=True)
+    print_line(text)
 
 
 def on_signals(stop: asyncio.Event, *, talks: bool) -> None:
@@ -132,8 +134,7 @@ def on_signals(stop: asyncio.Event, *, talks: bool) -> None:
 
     def say(text: str) -> None:
         if talks:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            print_line(text, error=True)
 
     def heard(number: signal.Signals) -> None:
         if stop.is_set():

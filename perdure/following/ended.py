@@ -71,7 +71,8 @@ async def until_ended(run: Reading, store: Store) -> End | None:
 async def end_of(run: Reading, store: Store, patience: float = PATIENCE) -> End | None:
     """How the last execution of the run ended, as the server says; None where it has not ended. Writes nothing.
 
-    ``patience``: see :func:`~perdure.following.reader.insist`. Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
+    ``patience``: see :func:`~perdure.following.reader.insist`.
+    Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
     """
     seen = await run.describe()
     state = None if seen.status is None else _STATES.get(seen.status)

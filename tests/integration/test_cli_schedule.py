@@ -153,7 +153,7 @@ async def test_what_others_have_scheduled_is_shown_whatever_it_is(engine: Engine
     table = await cli("schedule", "list")
     assert (table.code, "\x1b" in table.out) == (0, False), table.err
     assert [line.split()[1:] for line in table.out.splitlines() if line.startswith(name)] == [
-        ["a", "[31m", "red", "never"],
+        ["a\\x1b[31m\\nred", "never"],
         ["never"],
         ["5", "never"],
         ["never"],

@@ -82,4 +82,4 @@ async def test_all_that_is_approved_is_shown_and_steers_nothing(keyboard: Keyboa
         await keyboard.asked("? [y/N]")
         keyboard.type("n")
         assert results((await answer).messages)[0].startswith("Denied")
-    assert f'refund({{"amount": 3, "order": "{"x" * 900} 2J y"}})? [y/N]' in keyboard.shown()
+    assert f'refund({{"amount": 3, "order": "{"x" * 900}\\x9b2J\\u202ey"}})? [y/N]' in keyboard.shown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 from perdure import Message
@@ -32,3 +33,15 @@ def results(messages: Sequence[Message]) -> list[str]:
 def users(messages: Sequence[Message]) -> list[str]:
     """The texts of all user messages, in order."""
     return [message.text for message in messages if message.role == "user"]
+
+
+def steers(printed: str) -> list[str]:
+    """The characters in what was printed that a terminal acts on: all but line feeds, tabs and what is shown."""
+    categories = ("Cc", "Cs", "Zl", "Zp")
+    bidirectional = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
+    return [
+        char
+        for char in printed
+        if char not in "\n\t"
+        and (unicodedata.category(char) in categories or unicodedata.bidirectional(char) in bidirectional)
+    ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InvalidInputError
+from ...printing import print_line
 from ..completion import complete_runs
 from ..connection import Server
 from ..options import (
@@ -110,7 +111,8 @@ def chat(
         code = 130
     finally:
         if terminal and any(talk.said for talk in begun):
-            sys.stderr.write(f"conversation {asked.id} stays open:\n  {asked.come_back}\n")
+            print_line(f"conversation {asked.id} stays open:", error=True)
+            print_line(f"  {asked.come_back}", error=True)
     if code:
         raise typer.Exit(code)
 

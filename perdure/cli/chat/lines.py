@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PerdureError
+from ...printing import print_line, print_text
 from ..answers import text_of
 from ..failure import report
 from ..options import Output, print_json
@@ -28,7 +29,7 @@ async def lines(talk: Talk, first: str | None, output: Output) -> int:
     """
     code = 0
     said: list[dict[str, Any]] = []
-    sys.stderr.write(f"conversation {talk.run.id}\n")
+    print_line(f"conversation {talk.run.id}", error=True)
     async for text in _messages(first):
         turn, _ = await talk.say(text)
         try:
@@ -39,11 +40,10 @@ async def lines(talk: Talk, first: str | None, output: Output) -> int:
             said.append({"task_id": turn.task_id, "error": {"type": type(error).__name__, "message": error.message}})
         else:
             if output is Output.TEXT:
-                print(text_of(response), flush=True)
+                print_text(text_of(response))
             said.append(response.model_dump(mode="json", exclude={"messages"}))
         if output is Output.JSONL:
             print_json(said.pop(), output=output)
-            sys.stdout.flush()
     if output is Output.JSON:
         print_json(said, output=output)
     return code

@@ -22,7 +22,8 @@ from prompt_toolkit.styles import Style
 
 from ...embedded.home import current_home, private
 from ...errors import NoWorkerError, PerdureError
-from ..conversation import colours, printable, styled
+from ...printing import print_line, printable, styled
+from ..conversation import colours
 from ..progress import LOOK
 from . import view
 from .live import LiveTurn
@@ -186,7 +187,7 @@ class Terminal:
             return FormattedText([("", _PROMPT)])
         rest = f"{printable(self._live.rest)}\n" if self._live.rest else ""
         keys = "Ctrl-C again leaves" if self._interrupted else "Ctrl-C interrupts"
-        doing = [("class:doing", self._doing or "…"), ("class:keys", f"  {keys}\n")]
+        doing = [("class:doing", printable(self._doing or "…")), ("class:keys", f"  {keys}\n")]
         return FormattedText([("", rest), *doing, ("", _PROMPT)])
 
     def _keys(self) -> KeyBindings:
@@ -226,14 +227,14 @@ class Terminal:
             event.app.exit(exception=EOFError)
 
     def _error(self, error: PerdureError) -> None:
-        said = [styled(f"error: {error.message}", "red", on=self._colour)]
+        said = [styled(line, "red", on=self._colour) for line in f"error: {error.message}".splitlines()]
         if error.hint:
             said.append(styled(error.hint, "dim", on=self._colour))
         self._print([*said, ""])
 
     def _print(self, lines: Iterator[str] | list[str]) -> None:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+        for line in lines:
+            print_line(line)
 
 
 class _Keyboard(Vt100Input):

@@ -36,7 +36,8 @@ def past(shown: Shown, *, colour: bool) -> Iterator[str]:
     if shown.note:
         yield styled(shown.note, "yellow", on=colour)
     if shown.error:
-        yield styled(f"its last turn failed: {type(shown.error).__name__}: {shown.error}", "red", on=colour)
+        failed = f"its last turn failed: {type(shown.error).__name__}: {shown.error}"
+        yield from (styled(line, "red", on=colour) for line in failed.splitlines())
 
 
 def _last_turns(messages: Sequence[Message]) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import InvalidInputError, RunError
+from ...printing import print_line, print_text
 from ..connection import Server, connected, ui_url
 from ..conversation import colours, conversation, styled
 from ..options import ServerOptions
@@ -57,7 +57,7 @@ def demo(
     try:
         held = asyncio.run(_demo(server, folder.resolve(), question, model, keep))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write("\nstopped; worker and model are gone, the run is closed\n")
+        print_text("\nstopped; worker and model are gone, the run is closed", error=True)
         raise typer.Exit(130) from None
     if not held:
         raise typer.Exit(1)
@@ -121,8 +121,8 @@ async def _introduce(client: Client, cast: Cast, folder: Path, question: str) ->
         ("model", f"{cast.model} ({small})"),
         ("server", f"{address(client)} ({where})"),
     ):
-        print(f"  {styled(label.ljust(9), 'dim', on=colours())} {text}")
-    print(flush=True)
+        print_line(f"  {styled(label.ljust(9), 'dim', on=colours())} {text}")
+    print_line()
 
 
 async def _report(client: Client, run: Run, response: Response, story: Story, asked: int | None, tried: Tries) -> bool:
@@ -131,23 +131,24 @@ async def _report(client: Client, run: Run, response: Response, story: Story, as
     colour = colours()
     _title("The conversation")
     for line in conversation(response.messages, colour=colour):
-        print(line)
+        print_line(line)
     _title("What was shown")
     made = claims(response, story.facts, tried, asked)
     for claim in made:
         mark = styled("✓", "green", on=colour) if claim.holds else styled("✗ NOT TRUE:", "red", on=colour)
-        print(f"  {mark} {claim.text}")
+        print_line(f"  {mark} {claim.text}")
     if story.facts.back_after is not None:
-        print(f"    {story.facts.back_after:.1f} s from the kill to the next model call")
+        print_line(f"    {story.facts.back_after:.1f} s from the kill to the next model call")
     _title("Look at it")
     if ui := await ui_url(client, run.id):
-        print(f"  {ui}")
-    print(f"  perdure show {run.id}", flush=True)
+        print_line(f"  {ui}")
+    print_line(f"  perdure show {run.id}")
     return all(claim.holds for claim in made)
 
 
 def _title(text: str) -> None:
-    print(f"\n{styled(text, 'bold', on=colours())}", flush=True)
+    print_line()
+    print_line(styled(text, "bold", on=colours()))
 
 
 async def _end(run: Run) -> None:

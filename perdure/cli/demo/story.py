@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...printing import print_line
 from ...types.wire import MODEL_ACTIVITY
 from ..conversation import arguments, colours, printable, styled
 from .sight import InFlight, in_flight
@@ -71,7 +72,7 @@ class Story:
     def say(self, label: str, text: str, style: str = "dim") -> None:
         """A line of the story, with the time since it began."""
         clock = styled(f"{time.monotonic() - self._begun:6.1f} s", "dim", on=colours())
-        print(f"{clock}  {styled(label.ljust(9), style, on=colours())} {text}", flush=True)
+        print_line(f"{clock}  {styled(label.ljust(9), style, on=colours())} {text}")
 
     async def _acts(self, run: Run) -> None:
         await self._until_busy(run)

@@ -40,7 +40,7 @@ def test_what_was_called_stands_before_the_answer() -> None:
     news = [Message(role="assistant", parts=(call,)), Message.assistant("Soon.")]
     assert list(view.answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
         r'→ track(order="7\u001b[2J")',
-        "Soon.",
+        "Soon.\\x07",
         "Very.",
     ]
 

@@ -26,7 +26,7 @@ def one(state: str, **facts: Any) -> DecidedApproval:
             "pay (c): approved by ana at noon, as every call of pay since dawn",
         ),
         (one("denied", by="bea", comment="too much"), "pay (c): denied by bea at noon: too much"),
-        (one("denied", by="b\x1b[2Jea", comment="a\nb"), "pay (c): denied by b [2Jea at noon: a b"),
+        (one("denied", by="b\x1b[2Jea", comment="a\nb"), "pay (c): denied by b\\x1b[2Jea at noon: a\\nb"),
         (one("expired"), "pay (c): expired: nobody had decided by noon"),
         (one("answered", by="cleo"), "pay (c): answered by cleo at noon"),
     ],

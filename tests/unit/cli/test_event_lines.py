@@ -41,7 +41,7 @@ def test_what_a_limit_has_left_without_an_answer(brief: bool) -> None:
     lines.show(TurnEvent(state="completed", unanswered=("",)))
     lines.show(TurnEvent(state="completed"))
     said = [line for line in beside.getvalue().splitlines() if not line.startswith("turn")]
-    assert said == ["(at a limit: 2 messages got no answer (m- 1))", "(at a limit: a message got no answer)"]
+    assert said == ["(at a limit: 2 messages got no answer (m-\\x1b1))", "(at a limit: a message got no answer)"]
 
 
 BLOB = BlobRef(hash="a" * 64, size=40_000)

@@ -43,7 +43,7 @@ EVENTS: list[Event] = [
     [
         (
             True,
-            ['[researcher/1] → search(query="x")', "[researcher/1 critic [31m/2] ? pay() waits for approval: c8"],
+            ['[researcher/1] → search(query="x")', "[researcher/1 critic\\x1b[31m/2] ? pay() waits for approval: c8"],
         ),
         (
             False,
@@ -52,7 +52,7 @@ EVENTS: list[Event] = [
                 "[researcher/1] quiet words",
                 '[researcher/1] → search(query="x")',
                 "[researcher/1] ← search: three books",
-                "[researcher/1 critic [31m/2] ? pay() waits for approval: c8",
+                "[researcher/1 critic\\x1b[31m/2] ? pay() waits for approval: c8",
                 "[researcher/1] turn completed (0 tokens)",
             ],
         ),

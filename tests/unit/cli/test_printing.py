@@ -1,0 +1,100 @@
+"""What a command prints does not steer the terminal."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perdure.cli
+from perdure.errors import RunError
+from perdure.printing import LogLines, print_json, print_line, print_text, rendered, styled
+from tests.support.checks import steers
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\ud800\r\x00\x7f"
+SEEN = "\\x1b[2J\\x1b]0;title\\x07\\x9b31m\\u202e\\u2066\\ud800\\r\\x00\\x7f"
+
+
+def test_controls_are_seen_and_a_line_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line(f"a{HOSTILE}\nrun b completed", error=True)
+    print_text(f"a{HOSTILE}\r\nb\tc")
+    done = capsys.readouterr()
+    assert done.err == f"a{SEEN}\\nrun b completed\n"
+    assert done.out == f"a{SEEN}\nb\tc\n"
+
+
+def test_json_says_the_same_in_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    value = [{HOSTILE: [HOSTILE, "ünï"]}, {}]
+    for lines in (False, True):
+        print_json(value, lines=lines)
+        said = capsys.readouterr().out
+        assert not steers(said)
+        assert "ünï" in said
+        assert ([json.loads(line) for line in said.splitlines()] if lines else json.loads(said)) == value
+
+
+def test_styles_are_ours_alone() -> None:
+    line = styled(f"x{HOSTILE}", "red", on=True)
+    assert rendered(line) == f"\033[31mx{SEEN}\033[0m"
+    assert styled("x", "red", on=False) == "x"
+
+
+@given(st.text())
+def test_no_text_steers(text: str) -> None:
+    assert not steers(rendered(text))
+
+
+def test_log_records_are_seen_too() -> None:
+    record = logging.LogRecord("perdure", logging.WARNING, "", 0, "run %s waits", (HOSTILE,), None)
+    assert LogLines("%(message)s").format(record) == f"run {SEEN} waits"
+
+
+def test_an_error_from_outside_cannot_add_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    from perdure.cli.failure import report
+
+    report(RunError("it failed\nhint: run this", hint="Look at it."))
+    assert capsys.readouterr().err == "error: it failed\n  hint: run this\nhint: Look at it.\n"
+
+
+# --- nothing is printed past it
+
+RELAYS = {"children.py": 2}
+"""A process of the user's own file prints as it likes, and reports to its parent in JSON."""
+
+
+def past(tree: ast.AST) -> Iterator[int]:
+    """Lines that write to the terminal without :mod:`perdure.printing`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called, given = ast.unparse(node.func), "".join(map(ast.unparse, node.args))
+        if called in ("print", "os.write", "typer.echo", "typer.secho", "sys.excepthook") or (
+            called.endswith((".write", ".writelines")) and not (given.startswith("rendered(") or given == r"'\n'")
+        ):
+            yield node.lineno
+
+
+def test_no_command_prints_past_it() -> None:
+    folder = Path(perdure.cli.__file__).parent
+    found = {str(path.relative_to(folder)): list(past(ast.parse(path.read_text()))) for path in folder.rglob("*.py")}
+    assert {name: len(lines) for name, lines in found.items() if lines} == RELAYS
+
+
+@pytest.mark.parametrize(
+    ("code", "is_past"),
+    [
+        ("print(x)", True),
+        ("sys.stderr.write(f'{x}')", True),
+        ("self._text.write(rendered(x))", False),
+        ("typer.echo(x)", True),
+        ("print_line(x)", False),
+    ],
+)
+def test_what_counts_as_past_it(code: str, is_past: bool) -> None:
+    assert bool(list(past(ast.parse(code)))) == is_past
