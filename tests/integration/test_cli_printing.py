@@ -53,7 +53,7 @@ def reply(request: ModelRequest) -> Any:
 
 async def test_no_command_lets_through_what_steers_a_terminal(engine: Engine) -> None:
     where = {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": engine.store_url or ""}
-    cli = Cli(engine.folder, where | {"PERDURE_TASK_QUEUE": engine.task_queue, "PERDURE_HOME": str(engine.folder / "h")})
+    cli = Cli(engine.folder, where | {"PERDURE_TASK_QUEUE": engine.task_queue})
     name = f"odd-{uuid.uuid4().hex[:8]}"
     main, failed, waiting, other = (f"{name}-{one}{HOSTILE}" for one in "abcd")
     printed: list[str] = []
@@ -71,8 +71,8 @@ async def test_no_command_lets_through_what_steers_a_terminal(engine: Engine) ->
         said = await look_at(*arguments, **more)
         assert not any(line.lstrip().startswith("FORGED") for line in said.splitlines()), (arguments, said)
 
-    agents = Agent("reader", ScriptedProvider(reply), tools=[look, fetch, pay]), Agent("failing", ScriptedProvider(fail))
-    async with engine.served(*agents) as client:
+    reader = Agent("reader", ScriptedProvider(reply), tools=[look, fetch, pay])
+    async with engine.served(reader, Agent("failing", ScriptedProvider(fail))) as client:
         run = await client.start("reader", [f"Go {HOSTILE}", File(b"x", name=HOSTILE)], id=main, by=f"ana{HOSTILE}")
         await client.start("failing", HOSTILE, id=failed)
         start = {"agent": f"gone{HOSTILE}", "message": HOSTILE}
