@@ -11,9 +11,19 @@ from temporalio import activity
 
 from ..agent import Agent
 from ..errors import ContentFilterError, MalformedReplyError, ProviderError, TruncatedStreamError
-from ..loop.calls import sound_parts, with_ids
+from ..loop.calls import CallIds, sound_parts
 from ..loop.containment import Containment, still_there, withheld_before
-from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, Restarted, StreamEvent
+from ..ports import (
+    Completed,
+    ModelCall,
+    ModelReply,
+    ModelRequest,
+    Provider,
+    Restarted,
+    StreamEvent,
+    ToolCallDelta,
+)
+from ..types.events import StepTaken
 from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
@@ -41,13 +51,13 @@ class ModelActivity:
         assert request is not None, "the iteration stage makes the request"
         completed, withheld = await self._contained(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
-        parts = sound_parts(part for part in completed.parts if not _cut_off(part, completed))
+        parts = call.ids.of_reply((part for part in completed.parts if not _cut_off(part, completed)), completed.origin)
         # The API may call it by another name than the one that is priced.
         model, asked = completed.model or agent.model_name, _asked(agent, provider)
         cost = self._cost(provider, model, completed.usage, asked)
         message = Message(
             role="assistant",
-            parts=with_ids(parts, call.input.op),
+            parts=sound_parts(parts),
             model=completed.model or agent.model_name,
             finish_reason=completed.finish_reason,
             usage=completed.usage,
@@ -89,11 +99,16 @@ class ModelActivity:
 
     async def _stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. A stream without ``Completed`` was cut, and nothing of it counts."""
+        call.ids = ids = _call_ids(call)
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
             async for event in events:
                 last = event
+                if isinstance(event, ToolCallDelta):
+                    event = replace(event, id=ids.streamed(event.index, event.id))
+                elif isinstance(event, Restarted):
+                    ids.restart()
                 call.emit(event)
         except ContentFilterError as error:
             if last is not None and not isinstance(last, Restarted):
@@ -106,6 +121,11 @@ class ModelActivity:
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {agent.model} ended before its reply was complete")
         return last
+
+
+def _call_ids(call: ModelCall) -> CallIds:
+    edited = any(isinstance(step, StepTaken) and step.edited for step in call.steps)
+    return CallIds([*call.prefix, *call.fresh], call.input.scope, call.input.op, edited=edited)
 
 
 def _asked(agent: Agent, provider: str) -> str | None:

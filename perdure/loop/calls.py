@@ -1,37 +1,104 @@
-"""Tool calls of a reply: each gets an id of its own, and a clear refusal where it cannot run."""
+"""Tool calls of a reply: each gets an id that no other call of the conversation has, and a clear refusal where it
+cannot run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
 from ..types.plain import flaw, parse_json
 
+_FIT = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+"""Ids that every wire format takes as they are."""
 
-def with_ids(parts: Sequence[Part], op: int) -> tuple[Part, ...]:
-    """``parts`` with every tool call under an id that no other call of the reply has.
 
-    Some servers leave ids out or repeat them; a result must name its call all the same.
+@dataclass(slots=True)
+class _Streamed:
+    """A call of which a piece was streamed: its id, and the provider's as far as that is known."""
+
+    id: str
+    given: str
+
+
+class CallIds:
+    """The ids of one reply's calls: the provider's own where no call of the conversation has had it, else ours.
+
+    An approval names a call by its id, and some servers repeat theirs (``call_1`` in each reply), leave them out, or
+    put a signature there. A conversation that was rewritten may lack the ids of earlier calls: then all are ours.
     """
-    taken = {part.id for part in parts if isinstance(part, ToolCallPart)}
-    given: set[str] = set()
-    fixed: list[Part] = []
-    for index, part in enumerate(parts):
-        if isinstance(part, ToolCallPart) and (not part.id or part.id in given):
-            part = part.model_copy(update={"id": _free(f"{part.id or 'call'}_{op}_{index}", taken)})
-        if isinstance(part, ToolCallPart):
-            given.add(part.id)
-            taken.add(part.id)
-        fixed.append(part)
-    return tuple(fixed)
 
+    def __init__(self, said: Iterable[Message], scope: str, op: int, *, edited: bool = False) -> None:
+        """``said`` is the conversation so far. ``edited``: it lacks messages that it had before this call."""
+        self._taken: set[str] = set()
+        self._rewritten = edited
+        for message in said:
+            self._rewritten = self._rewritten or message.replaces is not None
+            if message.role == "assistant":
+                self._taken.update(part.id for part in message.parts if isinstance(part, ToolCallPart))
+        self._seed = f"{scope}/{op}"
+        self._made = 0
+        self._streamed: dict[int, _Streamed] = {}
+        self._final: set[str] = set()
 
-def _free(wanted: str, taken: set[str]) -> str:
-    while wanted in taken:
-        wanted += "x"
-    return wanted
+    def streamed(self, index: int, given: str) -> str:
+        """The id of the call at place ``index`` of the stream. It stays the one that its first piece was shown with."""
+        known = self._streamed.get(index)
+        if known is None:
+            known = self._streamed[index] = _Streamed(self._new(given), given)
+        known.given = given or known.given
+        return known.id
+
+    def restart(self) -> None:
+        """Another model is asked; what was streamed does not count."""
+        self._streamed.clear()
+
+    def of_reply(self, parts: Iterable[Part], origin: str) -> list[Part]:
+        """``parts`` of the whole reply, each call under its id. ``origin`` is where a provider's id may go back to."""
+        fixed, given = list[Part](), {""}
+        for part in parts:
+            if isinstance(part, ToolCallPart):
+                call_id = self._shown(part.id) or self._new(part.id)
+                self._final.add(call_id)
+                # Two calls of one reply cannot go back under one id: their results would not tell which is whose.
+                goes_back = call_id != part.id and part.id not in given
+                given.add(part.id)
+                if goes_back:
+                    kept = {"provider_id": clean(part.id), "provider": part.provider or origin or None}
+                    part = part.model_copy(update={"id": call_id, **kept})
+                else:
+                    part = part.model_copy(update={"id": call_id})
+            fixed.append(part)
+        return fixed
+
+    def of_hook(self, parts: Iterable[Part]) -> list[Part]:
+        """``parts`` of a reply that a hook has changed: calls that it has put in get ids too."""
+        left, fixed = set(self._final), list[Part]()
+        for part in parts:
+            if isinstance(part, ToolCallPart):
+                if part.id not in left:
+                    part = part.model_copy(update={"id": self._new(part.id), "provider_id": None})
+                left.discard(part.id)
+                self._final.add(part.id)
+            fixed.append(part)
+        return fixed
+
+    def _shown(self, given: str) -> str | None:
+        """The id under which the call that the provider names ``given`` was streamed."""
+        index = next((index for index, one in self._streamed.items() if one.given == given), None)
+        return None if index is None else self._streamed.pop(index).id
+
+    def _new(self, given: str) -> str:
+        call_id = given
+        if self._rewritten or not _FIT.fullmatch(given) or given in self._taken:
+            self._made += 1
+            call_id = f"call_{hashlib.sha256(f'{self._seed}/{self._made}'.encode()).hexdigest()[:24]}"
+        self._taken.add(call_id)
+        return call_id
 
 
 def sound_parts(parts: Iterable[Part]) -> tuple[Part, ...]:

@@ -65,6 +65,8 @@ def _sound(message: Message, known: Sequence[Message]) -> Message:
 def _open(part: Part) -> Part | None:
     if isinstance(part, OpaquePart) or (isinstance(part, ThinkingPart) and part.opaque):
         return None
+    if isinstance(part, ToolCallPart) and part.provider_id is not None:
+        return part.model_copy(update={"provider": None, "opaque": None, "provider_id": None})
     if isinstance(part, TextPart | ToolCallPart) and part.opaque:
         return part.model_copy(update={"provider": None, "opaque": None})
     return part

@@ -66,7 +66,8 @@ class ToolCallDelta:
 class Completed:
     """The whole reply; the last event of every stream. A stream that ends without it was cut.
 
-    Tool-call ids may be missing (empty) or repeated: the engine gives each call of the reply one of its own.
+    Tool-call ids may be missing (empty), repeated or of any length: the engine then uses its own, and keeps the
+    provider's as ``ToolCallPart.provider_id``.
     """
 
     parts: tuple[Part, ...]
@@ -76,6 +77,9 @@ class Completed:
     """As the API names the model that answered."""
     provider: str = ""
     """Registered name of the provider that answered, where it is not the one that was asked (a chain of models)."""
+    origin: str = field(default="", compare=False)
+    """What ``provider`` of parts says that go back to this server alone. With it a call whose ``id`` the engine has
+    replaced has that ``provider``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class ModelCall:
     """What the author's code wrote into memory during the call; committed with its outcome."""
     blobs: list[Blob] = field(default_factory=list)
     """Files that the author's code put into ``fresh``; committed with the outcome."""
+    ids: Any = None
+    """``CallIds`` of the reply; set as the model is asked."""
     steps: Sequence[StepTaken | MessageInjected] = ()
     """What the step policy has changed and said, without what every event has; set by the iteration stage, recorded
     with the outcome."""

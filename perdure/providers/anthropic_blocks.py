@@ -33,34 +33,35 @@ def role_of(message: Message) -> Literal["user", "assistant"]:
     return "assistant" if message.role == "assistant" else "user"
 
 
-def fragment(message: Message, origin: str, files: Mapping[str, bytes]) -> bytes:
+def fragment(message: Message, origin: str, files: Mapping[str, bytes], ids: Mapping[str, str]) -> bytes:
     """The message's blocks, joined by commas; empty where the API takes nothing of it.
 
-    ``origin`` says whose opaque data may go out, ``files`` has the bytes of its blobs.
+    ``origin`` says whose opaque data may go out, ``files`` has the bytes of its blobs, ``ids`` the ids that calls have
+    there (:func:`provider_ids`).
     """
     key = f"anthropic:{origin}"
     known = message.wire(key)
     if known is None:
-        known = b",".join(map(encode_json, blocks(message, origin, files)))
+        known = b",".join(map(encode_json, blocks(message, origin, files, ids)))
         if not any(_holds_bytes(part) for part in message.parts):
             # A file's base64 would stay in memory as long as the message; making it again is quick.
             message.remember_wire(key, known)
     return known
 
 
-def blocks(message: Message, origin: str, files: Mapping[str, bytes]) -> Iterator[Block]:
+def blocks(message: Message, origin: str, files: Mapping[str, bytes], ids: Mapping[str, str]) -> Iterator[Block]:
     """The message's blocks in the order of its parts. Raises ``BadRequestError`` for content that was not loaded."""
     for part in message.parts:
         if message.role == "assistant":
-            yield from _assistant(part, origin, files)
+            yield from _assistant(part, origin, files, ids)
         else:
-            yield from _user(part, files, system=message.role == "system")
+            yield from _user(part, files, ids, system=message.role == "system")
 
 
 def with_unique_calls(messages: Iterable[Message]) -> Iterator[Message]:
     """``messages`` with every call under an id that no call before it has.
 
-    The API wants that of the whole conversation. Its own ids are unique, but some servers count from 0 with each reply.
+    The API wants that of the whole conversation. The engine's ids are so; those of an imported one need not be.
     """
     given: set[str] = set()
     renamed: dict[str, str] = {}
@@ -98,7 +99,7 @@ def _holds_bytes(part: Part) -> bool:
             return False
 
 
-def _assistant(part: Part, origin: str, files: Mapping[str, bytes]) -> Iterator[Block]:
+def _assistant(part: Part, origin: str, files: Mapping[str, bytes], ids: Mapping[str, str]) -> Iterator[Block]:
     match part:
         case TextPart():
             yield from (block | (own(part, origin) or {}) for block in _text(loaded(part.text, part)))
@@ -107,8 +108,8 @@ def _assistant(part: Part, origin: str, files: Mapping[str, bytes]) -> Iterator[
                 yield {"type": "thinking", "thinking": part.text, **signed}
         case ToolCallPart():
             # Malformed arguments go back as {}: the API wants an object, and the result says what was wrong.
-            call = {"type": "tool_use", "id": call_id(part.id), "name": tool_name(part.name), "input": part.arguments}
-            yield call | (own(part, origin) or {})
+            call = {"id": _id(part.id, ids), "name": tool_name(part.name), "input": part.arguments}
+            yield {"type": "tool_use"} | call | (own(part, origin) or {})
         case OpaquePart():
             if data := own(part, origin):
                 yield data
@@ -120,7 +121,7 @@ def _assistant(part: Part, origin: str, files: Mapping[str, bytes]) -> Iterator[
             assert_never(never)
 
 
-def _user(part: Part, files: Mapping[str, bytes], *, system: bool) -> Iterator[Block]:
+def _user(part: Part, files: Mapping[str, bytes], ids: Mapping[str, str], *, system: bool) -> Iterator[Block]:
     match part:
         case TextPart():
             text = loaded(part.text, part)
@@ -128,7 +129,7 @@ def _user(part: Part, files: Mapping[str, bytes], *, system: bool) -> Iterator[B
         case FilePart():
             yield from _file(part, files)
         case ToolResultPart():
-            yield _result(part, files)
+            yield _result(part, files, ids)
         case ThinkingPart() | ToolCallPart() | OpaquePart():
             pass  # are an assistant's
         case never:
@@ -140,9 +141,9 @@ def _text(text: str) -> Iterator[Block]:
         yield {"type": "text", "text": text}
 
 
-def _result(part: ToolResultPart, files: Mapping[str, bytes]) -> Block:
+def _result(part: ToolResultPart, files: Mapping[str, bytes], ids: Mapping[str, str]) -> Block:
     text = loaded(part.content, part)
-    block: Block = {"type": "tool_result", "tool_use_id": call_id(part.call_id)}
+    block: Block = {"type": "tool_result", "tool_use_id": _id(part.call_id, ids)}
     if part.is_error:
         # An error holds text alone, and some of it.
         text = "\n".join(filter(str.strip, (text, *(rendered(file, files) for file in part.files)))) or "Error."
@@ -180,9 +181,9 @@ def _decoded(part: FilePart, files: Mapping[str, bytes]) -> str:
     return text if text.strip() else ""
 
 
-def call_id(id: str) -> str:
+def _id(call_id: str, ids: Mapping[str, str]) -> str:
     """A call's id as the API takes it, the same for call and result."""
-    return wire_id(id, _LONGEST_ID, _ID)
+    return ids.get(call_id) or wire_id(call_id, _LONGEST_ID, _ID)
 
 
 def tool_name(name: str) -> str:

@@ -187,7 +187,7 @@ class AnthropicReply:
         parts = self.parts()
         if reason in ("stop", "other") and any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
-        return Completed(parts, reason, self._before + read_usage(self._usage), self._model)
+        return Completed(parts, reason, self._before + read_usage(self._usage), self._model, origin=self._origin)
 
     def _drop_pieces(self) -> None:
         """Drop calls that were cut short, and calls of the API's own tools that never came to a result."""

@@ -15,6 +15,7 @@ from .anthropic_blocks import Block, fragment, role_of, tool_name, with_unique_c
 from .anthropic_models import default_max_tokens
 from .anthropic_thinking import BINDING_BETA, Thinking, thinking
 from .encoding import encode_json
+from .foreign import provider_ids
 
 RESERVED = ("model", "messages", "stream", "system", "max_tokens")
 """Parameters that the adapter sets itself."""
@@ -117,8 +118,9 @@ def _headers(head: Mapping[str, Any], asked: Thinking) -> dict[str, str]:
 
 def _turns(request: ModelRequest, origin: str, asked: Thinking, paused: Sequence[Part]) -> list[_Turn]:
     turns: list[_Turn] = []
+    ids = provider_ids(request.messages, origin)
     for message in with_unique_calls(request.messages):
-        if encoded := fragment(message, origin, request.files):
+        if encoded := fragment(message, origin, request.files, ids):
             _add(turns, role_of(message), encoded, result=message.role == "tool")
     if not turns or turns[0].role == "assistant":
         turns.insert(0, _Turn("user", rest=[_said(_BEGIN)] if turns else [_said(_GO_ON)]))
@@ -127,7 +129,7 @@ def _turns(request: ModelRequest, origin: str, asked: Thinking, paused: Sequence
     if request.tool_choice and not asked.forces:
         _add(turns, "user", _said(f"Now call the tool {request.tool_choice}, and write nothing else."))
     if paused:
-        begun = fragment(Message(role="assistant", parts=tuple(paused)), origin, request.files)
+        begun = fragment(Message(role="assistant", parts=tuple(paused)), origin, request.files, ids)
         if begun:
             _add(turns, "assistant", begun)
     return turns

@@ -21,7 +21,7 @@ from ..types.messages import (
     ToolResultPart,
 )
 from .encoding import encode_json, json_text
-from .foreign import data_url, file_base64, loaded, moved_files, own, rendered, wire_id, wire_name
+from .foreign import data_url, file_base64, loaded, moved_files, own, provider_ids, rendered, wire_id, wire_name
 
 LONGEST_ID = 40
 """Characters that OpenAI takes of a tool call's id."""
@@ -33,13 +33,14 @@ _AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/
 Files = Mapping[str, bytes]
 
 
-def encode_messages(messages: Iterable[Message], origin: str, files: Files) -> Iterator[bytes]:
+def encode_messages(messages: Sequence[Message], origin: str, files: Files) -> Iterator[bytes]:
     """Fragments of ``messages``, for the server that ``origin`` names: one or more JSON objects each.
 
     Results hold text alone; their files follow in a user message, after the results of all calls, which must not be
     parted. Raises ``BadRequestError`` for content that was not loaded.
     """
     moved_as = f"{origin} files"
+    ids = provider_ids(messages, origin)
     moved: list[bytes] = []
     for message in messages:
         if moved and message.role != "tool":
@@ -47,14 +48,14 @@ def encode_messages(messages: Iterable[Message], origin: str, files: Files) -> I
             moved.clear()
         fragment = message.wire(origin)
         if fragment is None:
-            fragment = b",".join(map(encode_json, _plain(message, origin, files)))
+            fragment = b",".join(map(encode_json, _plain(message, origin, files, ids)))
             message.remember_wire(origin, fragment)
         if fragment:
             yield fragment
         if message.role == "tool":
             following = message.wire(moved_as)
             if following is None:
-                content = moved_files(_as_sent(result) for result in message.tool_results if result.files)
+                content = moved_files(_as_sent(result, ids) for result in message.tool_results if result.files)
                 following = encode_json({"role": "user", "content": _content(content, files)}) if content else b""
                 message.remember_wire(moved_as, following)
             if following:
@@ -62,13 +63,16 @@ def encode_messages(messages: Iterable[Message], origin: str, files: Files) -> I
     yield from moved
 
 
-def _as_sent(result: ToolResultPart) -> ToolResultPart:
+def _id(call_id: str, ids: Mapping[str, str]) -> str:
+    return ids.get(call_id) or wire_id(call_id, LONGEST_ID)
+
+
+def _as_sent(result: ToolResultPart, ids: Mapping[str, str]) -> ToolResultPart:
     """With the id and the name that its call goes out under."""
-    sent = {"call_id": wire_id(result.call_id, LONGEST_ID), "name": wire_name(result.name)}
-    return result.model_copy(update=sent)
+    return result.model_copy(update={"call_id": _id(result.call_id, ids), "name": wire_name(result.name)})
 
 
-def _plain(message: Message, origin: str, files: Files) -> Iterator[dict[str, Any]]:
+def _plain(message: Message, origin: str, files: Files, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     match message.role:
         case "system":
             yield {"role": "system", "content": _text(message.parts, files)}
@@ -76,22 +80,22 @@ def _plain(message: Message, origin: str, files: Files) -> Iterator[dict[str, An
             content = [part for part in message.parts if isinstance(part, TextPart | FilePart)]
             yield {"role": "user", "content": _content(content, files)}
         case "assistant":
-            yield _assistant(message, origin, files)
+            yield _assistant(message, origin, files, ids)
         case "tool":
             for part in message.tool_results:
                 # There is no mark for an error: the text says what went wrong.
                 content_text = loaded(part.content, part)
-                yield {"role": "tool", "tool_call_id": wire_id(part.call_id, LONGEST_ID), "content": content_text}
+                yield {"role": "tool", "tool_call_id": _id(part.call_id, ids), "content": content_text}
         case never:
             assert_never(never)
 
 
-def _assistant(message: Message, origin: str, files: Files) -> dict[str, Any]:
+def _assistant(message: Message, origin: str, files: Files, ids: Mapping[str, str]) -> dict[str, Any]:
     refused = [
         part for part in message.parts if isinstance(part, TextPart) and (own(part, origin) or {}).get("refusal")
     ]
     text = _text([part for part in message.parts if part not in refused] if refused else message.parts, files)
-    calls = [_call(call, origin) for call in message.tool_calls]
+    calls = [_call(call, origin, ids) for call in message.tool_calls]
     plain: dict[str, Any] = {"role": "assistant", "content": text}
     if refused:
         plain["refusal"] = _text(refused, files)
@@ -120,10 +124,10 @@ def _thinking(parts: Sequence[Part], origin: str) -> dict[str, Any]:
     return fields
 
 
-def _call(call: ToolCallPart, origin: str) -> dict[str, Any]:
+def _call(call: ToolCallPart, origin: str, ids: Mapping[str, str]) -> dict[str, Any]:
     # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
     function = {"name": wire_name(call.name), "arguments": json_text(call.arguments)}
-    plain: dict[str, Any] = {"id": wire_id(call.id, LONGEST_ID), "type": "function", "function": function}
+    plain: dict[str, Any] = {"id": _id(call.id, ids), "type": "function", "function": function}
     # Google's compatible endpoint keeps its thought signatures there, and refuses a call without its own.
     if (extra := (own(call, origin) or {}).get("extra_content")) is not None:
         plain["extra_content"] = extra

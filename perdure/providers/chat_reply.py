@@ -102,7 +102,7 @@ class ChatReply:
         if refusal := self._refusal.whole():
             parts.append(self._own_text(refusal, {"refusal": True}))
         parts.extend(self._calls.parts(self._origin, cut=reason in _CUT))
-        return Completed(tuple(parts), reason, self._usage, self._model)
+        return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
 
     def _own_text(self, text: str, opaque: dict[str, Any] | None) -> TextPart:
         return TextPart(text=text, provider=self._origin if opaque else None, opaque=clean_json(opaque))

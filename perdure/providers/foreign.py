@@ -14,6 +14,7 @@ from ..types.messages import (
     BlobRef,
     ContentPart,
     FilePart,
+    Message,
     OpaquePart,
     TextPart,
     ThinkingPart,
@@ -34,6 +35,17 @@ def own(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) 
     if part.provider != origin:
         return None
     return part.data if isinstance(part, OpaquePart) else part.opaque
+
+
+def provider_ids(messages: Iterable[Message], origin: str) -> dict[str, str]:
+    """The ids that calls of ``messages`` have at ``origin``, where these are other ones than here."""
+    return {
+        part.id: part.provider_id
+        for message in messages
+        if message.role == "assistant"
+        for part in message.parts
+        if isinstance(part, ToolCallPart) and part.provider_id is not None and part.provider == origin
+    }
 
 
 def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> str:

@@ -181,7 +181,7 @@ class GoogleReply:
             parts = [part for part in parts if not isinstance(part, ToolCallPart) or part.malformed is None]
         elif any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
-        return Completed(tuple(parts), reason, self._earlier + self._usage, self._model)
+        return Completed(tuple(parts), reason, self._earlier + self._usage, self._model, origin=self._origin)
 
     def _made(self, piece: _Piece | ToolCallPart | OpaquePart) -> Part | None:
         return piece.part(self._origin) if isinstance(piece, _Piece) else piece

@@ -22,7 +22,7 @@ from ..types.messages import (
     ToolResultPart,
 )
 from .encoding import encode_json
-from .foreign import file_base64, loaded, moved_files, own, rendered
+from .foreign import file_base64, loaded, moved_files, own, provider_ids, rendered
 from .google_schema import translate_schema
 from .google_settings import encode_config, generation
 
@@ -112,6 +112,7 @@ class Encoder:
     def __init__(self, request: ModelRequest, origin: str) -> None:
         self._files = request.files
         self._origin = origin
+        self._ids = provider_ids(request.messages, origin)
         self._third = generation(request.model) >= 3
         self._format = f"google:{origin}:{'3' if self._third else '2'}"
 
@@ -154,7 +155,7 @@ class Encoder:
                 return {"text": part.text, "thought": True, **(part.opaque or {})}
             case ToolCallPart():
                 # Malformed arguments go back as {}: the result that follows says what was wrong.
-                call = {"id": part.id, "name": part.name, "args": part.arguments}
+                call = {"id": self._ids.get(part.id, part.id), "name": part.name, "args": part.arguments}
                 return {"functionCall": call, **(own(part, self._origin) or {})}
             case OpaquePart():
                 return own(part, self._origin)
@@ -173,7 +174,8 @@ class Encoder:
 
     def _result(self, part: ToolResultPart) -> dict[str, Any]:
         said = {"error" if part.is_error else "output": loaded(part.content, part)}
-        response: dict[str, Any] = {"id": part.call_id, "name": part.name, "response": said}
+        call_id = self._ids.get(part.call_id, part.call_id)
+        response: dict[str, Any] = {"id": call_id, "name": part.name, "response": said}
         if inside := list(self._inside(part)):
             response["parts"] = inside
         return {"functionResponse": response}

@@ -91,7 +91,8 @@ def completed(response: theirs.ModelResponse, origin: str) -> Completed:
     finish = _FINISH.get(response.finish_reason, "tool_calls" if calls else "stop")
     if calls and finish == "stop":
         finish = "tool_calls"  # as some vendors say it
-    return Completed(parts, finish, _usage(response.usage), response.model_name or "", response.provider_name or "")
+    names = response.model_name or "", response.provider_name or ""
+    return Completed(parts, finish, _usage(response.usage), *names, origin=origin)
 
 
 def cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from ..types.messages import (
     clean,
 )
 from .encoding import encode_json
-from .foreign import file_bytes, loaded, own, rendered, wire_id
+from .foreign import file_bytes, loaded, own, provider_ids, rendered, wire_id
 
 _IDS = re.compile(r"[a-zA-Z0-9_-]+")
 _LONGEST_ID = 40
@@ -44,7 +44,7 @@ def encode_messages(request: ModelRequest, origin: str, profile: Mapping[str, An
     Opaque data goes along where it came from ``origin``. Files are given as the model's ``profile`` takes them, and as
     text where it does not. Raises ``BadRequestError`` for content that was not loaded.
     """
-    encoder = _Encoder(request.files, origin, profile)
+    encoder = _Encoder(request, origin, profile)
     said: list[ModelMessage] = []
     ours: list[ModelRequestPart] = []
     if request.system:
@@ -64,8 +64,9 @@ def encode_messages(request: ModelRequest, origin: str, profile: Mapping[str, An
 
 
 class _Encoder:
-    def __init__(self, files: Mapping[str, bytes], origin: str, profile: Mapping[str, Any]) -> None:
-        self._files = files
+    def __init__(self, request: ModelRequest, origin: str, profile: Mapping[str, Any]) -> None:
+        self._files = request.files
+        self._ids = provider_ids(request.messages, origin)
         self._origin = origin
         self._profile = profile
 
@@ -86,7 +87,7 @@ class _Encoder:
         return theirs.ToolReturnPart(
             tool_name=part.name,
             content=content,
-            tool_call_id=wire_id(part.call_id, _LONGEST_ID, _IDS),
+            tool_call_id=self._id(part.call_id),
             outcome="failed" if part.is_error else "success",
         )
 
@@ -121,16 +122,15 @@ class _Encoder:
                 return None
             return _restored({"part_kind": "text", "content": text, **(own(part, self._origin) or {})})
         if isinstance(part, ToolCallPart):
-            call = {"tool_name": part.name, "args": part.arguments, "tool_call_id": _id(part)}
+            call = {"tool_name": part.name, "args": part.arguments, "tool_call_id": self._id(part.id)}
             return _restored({"part_kind": "tool-call", **call, **(own(part, self._origin) or {})})
         if isinstance(part, FilePart):
             content = file_bytes(part, self._files)
             return theirs.TextPart(clean(rendered(part, self._files))) if content is None else _picture(part, content)
         return None
 
-
-def _id(part: ToolCallPart) -> str:
-    return wire_id(part.id, _LONGEST_ID, _IDS)
+    def _id(self, call_id: str) -> str:
+        return self._ids.get(call_id) or wire_id(call_id, _LONGEST_ID, _IDS)
 
 
 def _picture(part: FilePart, content: bytes) -> theirs.FilePart:

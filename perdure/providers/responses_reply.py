@@ -120,6 +120,7 @@ class ResponsesReply:
             self._finish_reason(self._response, parts),
             read_usage(usage) if isinstance(usage, Mapping) else Usage(),
             _string(self._response, "model"),
+            origin=self._origin,
         )
 
     def _parts(self, response: Mapping[str, Any]) -> list[Part]:

@@ -31,11 +31,12 @@ from ..types.messages import (
     ToolResultPart,
 )
 from .encoding import encode_json, parse_arguments
-from .foreign import data_url, loaded, own, rendered, wire_id
+from .foreign import data_url, loaded, own, provider_ids, rendered, wire_id
 from .responses_items import CALL_KEYS, CONTENT_KEYS, MESSAGE_KEYS, write_arguments
 
 FORMAT = "openai-responses"
-"""Under this name, for assistant messages with origin and model behind it, a message remembers its fragment."""
+"""Under this name a message remembers its fragment: for results with the origin behind it, for assistant messages with
+origin and model."""
 
 RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("model", "input", "instructions", "stream", "store", "tool_choice"), "perdure"),
@@ -65,6 +66,12 @@ class Target:
     origin: str
     model: str
     files: Mapping[str, bytes] = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """:func:`provider_ids`."""
+
+    def wire_id(self, call_id: str) -> str:
+        """The id of a call as it goes out, the same for call and result."""
+        return self.ids.get(call_id) or wire_id(call_id, LONGEST_CALL_ID)
 
     def own(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any] | None:
         """The opaque data that this model gave; {} where another model of the origin did; None from elsewhere."""
@@ -79,7 +86,7 @@ def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True
 
     ``encrypted``: ask for the reasoning, which then can be sent back.
     """
-    target = Target(origin, request.model, request.files)
+    target = Target(origin, request.model, request.files, provider_ids(request.messages, origin))
     fragments = [fragment for message in request.messages if (fragment := encode_message(message, target))]
     head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
     if encrypted:
@@ -129,7 +136,11 @@ def encode_tool(spec: ToolSpec) -> dict[str, Any]:
 
 def encode_message(message: Message, target: Target) -> bytes:
     """The message's fragment: its items as JSON objects, joined by commas. Empty where nothing of it can be sent."""
-    name = f"{FORMAT} {target.origin} {target.model}" if message.role == "assistant" else FORMAT
+    name = FORMAT
+    if message.role == "assistant":
+        name = f"{FORMAT} {target.origin} {target.model}"
+    elif message.role == "tool":
+        name = f"{FORMAT} {target.origin}"
     fragment = message.wire(name)
     if fragment is None:
         fragment = b",".join(map(encode_json, encode_items(message, target)))
@@ -184,11 +195,7 @@ def _output(result: ToolResultPart, target: Target) -> dict[str, Any]:
     if result.files:
         text = [{"type": "input_text", "text": output}] if output else []
         output = text + [_file(file, target) for file in result.files]
-    return {"type": "function_call_output", "call_id": _call_id(result.call_id), "output": output}
-
-
-def _call_id(id: str) -> str:
-    return wire_id(id, LONGEST_CALL_ID)
+    return {"type": "function_call_output", "call_id": target.wire_id(result.call_id), "output": output}
 
 
 def _assistant(message: Message, target: Target) -> list[dict[str, Any]]:
@@ -275,7 +282,7 @@ def _call(part: ToolCallPart, target: Target, whole: bool) -> dict[str, Any]:
         arguments = data["arguments"]
     kept = {key: data[key] for key in CALL_KEYS if key in data}
     name = _NAME.sub("_", part.name)[:64] or "_"
-    return {"type": "function_call", **kept, "call_id": _call_id(part.id), "name": name, "arguments": arguments}
+    return {"type": "function_call", **kept, "call_id": target.wire_id(part.id), "name": name, "arguments": arguments}
 
 
 def _kept(part: Part, target: Target) -> dict[str, Any]:

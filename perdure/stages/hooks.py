@@ -17,7 +17,6 @@ from ..errors import DefinitionError, HookError
 from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
 from ..hooks.files import by_reference
 from ..hooks.returned import reply_from, request_from
-from ..loop.calls import with_ids
 from ..overriding import check_agent_settings
 from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
 from ..types.messages import Message, TextPart, Usage, clean
@@ -107,7 +106,7 @@ class HookStage:
         def take(hook: Hook, returned: Any, given: Given) -> None:
             found = reply_from(hook, returned, given["reply"])
             if found is not given["reply"]:
-                found = found.model_copy(update={"parts": with_ids(found.parts, call.input.op)})
+                found = found.model_copy(update={"parts": tuple(call.ids.of_hook(found.parts))})
                 given.update(reply=found, response=found)
 
         await fire_all(self._run, hooks, given, take)

@@ -84,6 +84,9 @@ class ToolCallPart(Data):
 
     type: Literal["tool_call"] = "tool_call"
     id: str
+    """No other call of the conversation has it. The provider's own, or ours where that was taken or unfit."""
+    provider_id: str | None = None
+    """The provider's, where ``id`` is another: it goes back to ``provider`` in the place of ``id``."""
     name: str
     arguments: dict[str, Any] = {}
     malformed: str | None = None
