@@ -43,6 +43,11 @@ async def decide(
         )
     if call_id is None:
         only = _only(run, await waiting(run, approval=True))
+        if digest not in (None, only.hash):
+            raise InvalidInputError(
+                f"what waits in run {run.id!r} is not what was looked at: {only.call_id} ({only.name})",
+                hint="Look at what waits now, and decide on that.",
+            )
         call_id, digest, since = only.call_id, only.hash, only.since
     try:
         said = ApprovalDecision.model_validate(
@@ -60,7 +65,36 @@ async def decide(
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the decision"
         raise InvalidInputError(f"{where}: {first['msg']}", hint="Nothing was decided.") from None
+    if decision == "approve" and digest is None:
+        return await _as_it_waits(run, said)
     return await _sent(run, said, since)
+
+
+async def _as_it_waits(run: Run, said: ApprovalDecision) -> DecidedApproval:
+    """Send the approval of a call with the hash of what waits under its id now.
+
+    Where nothing does, the run says why; it never takes an approval without a hash.
+    """
+    digest, since = await _waits_under(run, said.call_id)
+    try:
+        return await _sent(run, said.model_copy(update={"hash": digest}), since)
+    except InvalidInputError:
+        if digest is not None:
+            raise
+        digest, since = await _waits_under(run, said.call_id)
+        if digest is None:
+            raise
+    return await _sent(run, said.model_copy(update={"hash": digest}), since)  # it has come to wait in between
+
+
+async def _waits_under(run: Run, call_id: str) -> tuple[str | None, str | None]:
+    """Hash and beginning of the call that waits for approval under the id, or the hash of what was decided on it."""
+    status = await run.status()
+    for one in status.approvals:
+        if (one.kind, one.call_id) == ("approval", call_id):
+            return one.hash, one.since
+    past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
+    return past.hash or None if past is not None else None, None
 
 
 def _plain(arguments: dict[str, Any]) -> Any:

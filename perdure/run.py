@@ -186,9 +186,12 @@ class Run(Reading):
         comment: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         always: bool = False,
+        hash: str | None = None,
     ) -> DecidedApproval:
         """Approve a call that waits, by default the only one; with ``arguments``, to be made with these instead.
 
+        ``hash`` is that of what was looked at, as ``status``, the event and ``on_approval`` hooks show it: what waits
+        with another one is not approved. Without it, what waits under the id at this moment is.
         ``always`` approves every call of the tool in this conversation, also those that wait beside it, until
         :meth:`revoke`. Whoever sends the same decision once more gets it back.
         The tool checks changed arguments as it does the model's: what does not fit is an error for the model.
@@ -196,7 +199,8 @@ class Run(Reading):
         a call that does not wait and for an approval by who asked for the call, where that is not allowed;
         ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await decide(self, call_id, "approve", by=by, comment=comment, arguments=arguments, always=always)
+        changes = {"arguments": arguments, "always": always}
+        return await decide(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
 
     async def deny(
         self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None

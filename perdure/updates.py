@@ -60,8 +60,8 @@ async def _sent(run: Run, name: str, payload: Mapping[str, Any], unheard: str, s
 def _id(payload: Mapping[str, Any], since: str | None) -> str:
     """The same for whoever sends the same on the same wait again: Temporal then knows the update.
 
-    A model may give two calls one id. So where it is not known since when the call waits, each is another update, and
-    the run itself tells who repeats himself, as it does behind continue-as-new.
+    Where it is not known since when the call waits, each is another update, and the run itself tells that a decision is
+    repeated, as it does behind continue-as-new.
     """
     if since is None:
         return uuid.uuid4().hex

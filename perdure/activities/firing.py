@@ -19,7 +19,7 @@ from ..hooks.returned import message_from, text_from, withheld
 from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ToolCall
 from ..tools import RunContext, error_text
-from ..types.approval import Asks
+from ..types.approval import Asks, arguments_hash
 from ..types.elsewhere import Before
 from ..types.messages import Message
 from ..types.question import AsCallback
@@ -147,6 +147,7 @@ class Firing:
                     "name": call.name,
                     "arguments": dict(call.arguments or {}),
                     "call_id": call.id,
+                    "hash": how.hash if isinstance(how, Asks) else None,
                     "expires_in": how.expires,
                     "reminder": 0,
                     "question": None,
@@ -160,11 +161,13 @@ class Firing:
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
         for one in call.input.reminders or ():
             for hook in self.on("on_approval", agent):
+                asked = dict(arguments.get(one.call_id) or {})
                 given: Given = {
                     "kind": "approval",
                     "name": one.name,
-                    "arguments": dict(arguments.get(one.call_id) or {}),
+                    "arguments": asked,
                     "call_id": one.call_id,
+                    "hash": arguments_hash(one.call_id, one.name, asked),
                     "expires_in": one.expires_in,
                     "reminder": one.number,
                     "question": None,
@@ -194,6 +197,7 @@ class Firing:
             "name": call.input.name,
             "arguments": dict(call.arguments),
             "call_id": call.input.call_id,
+            "hash": None,
             "expires_in": asked.expires,
             "reminder": 0,
             "question": None if isinstance(asked, Before) else asked.text,

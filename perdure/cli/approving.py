@@ -59,6 +59,10 @@ def approve(
     arguments: Annotated[
         str | None, typer.Option(help="Arguments to call the tool with instead: a JSON object.", show_default=False)
     ] = None,
+    hash: Annotated[
+        str | None,
+        typer.Option(help="Of what was looked at, as `approvals -o json` has it: refused where another call waits."),
+    ] = None,
     always: Annotated[
         bool, typer.Option("--always", help="And every later call of the tool in this conversation; see `revoke`.")
     ] = False,
@@ -71,7 +75,7 @@ def approve(
     changed = json_object(arguments, "--arguments", """For instance: '{"amount": 3}'""")
 
     async def act(run: Run) -> DecidedApproval:
-        return await run.approve(call, comment=comment, arguments=changed, always=always)
+        return await run.approve(call, comment=comment, arguments=changed, always=always, hash=hash)
 
     _print(on_run(server, id, act, by=by), output)
 
@@ -156,6 +160,7 @@ def _plain(one: PendingCall, led: str) -> dict[str, Any]:
         "call": one.call_id,
         "tool": one.tool,
         "arguments": one.arguments,
+        "hash": one.hash,
         "question": one.question,
         "form": one.form,
         "since": one.since.isoformat() if one.since else None,

@@ -39,7 +39,18 @@ EVENTS: dict[Event, tuple[str, ...]] = {
     "on_error": ("error", "error_type", "name", "attempt", "ctx"),
     "before_subagent": ("agent", "message", "name", "call_id", "ctx"),
     "after_subagent": ("name", "call_id", "result", "ctx"),
-    "on_approval": ("kind", "name", "arguments", "call_id", "expires_in", "reminder", "question", "form", "ctx"),
+    "on_approval": (
+        "kind",
+        "name",
+        "arguments",
+        "call_id",
+        "hash",
+        "expires_in",
+        "reminder",
+        "question",
+        "form",
+        "ctx",
+    ),
 }
 """Every event, and what its hooks may ask for: a parameter is given what has its name."""
 

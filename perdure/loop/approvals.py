@@ -21,6 +21,7 @@ from ..types.approval import (
     PendingApproval,
     Waiting,
     arguments_hash,
+    name_hash,
 )
 from ..types.messages import clean
 from ..types.state import DECIDED, PendingCall, RunState
@@ -62,8 +63,9 @@ def ask(state: RunState, now: datetime) -> None:
 def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalDecision:
     """The decision, as it can be carried out; as it was sent where the state is not known yet.
 
-    Raises ``InvalidInputError`` for one that does not fit or names no waiting call, ``ApprovalDecidedError`` unless
-    the same person has decided the same before, ``ApprovalExpiredError``; ``RunClosedError`` where the run is ending.
+    Raises ``InvalidInputError`` for one that does not fit, names no waiting call or approves without a hash,
+    ``ApprovalDecidedError`` unless the same person has decided the same before, ``ApprovalExpiredError``;
+    ``RunClosedError`` where the run is ending.
     """
     return _checked(state, _read(raw), now)
 
@@ -77,6 +79,11 @@ def _checked(state: RunState | None, decision: ApprovalDecision, now: datetime) 
     if pending is None or pending.call.approval is None:
         raise _none_waits(state, decision.call_id)
     terms = pending.call.approval
+    if decision.hash is None and decision.decision == "approve":
+        raise InvalidInputError(
+            f"hash: an approval says what was looked at, and this one of call {decision.call_id!r} does not",
+            hint="Send the call's `hash` as `status` shows it, together with its arguments.",
+        )
     if decision.hash is not None and decision.hash != terms.hash:
         raise InvalidInputError(
             f"call {decision.call_id!r} is not the one that was looked at: it has other arguments now",
@@ -128,7 +135,8 @@ def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval
 
 def repeats(decision: ApprovalDecision, past: DecidedApproval) -> bool:
     """Whether ``past`` is what came of ``decision``, sent again by the same person who had no answer."""
-    if not decision.by or (past.by, past.call_id) != (clean(decision.by), decision.call_id):
+    by = name_hash(decision.by)
+    if by is None or (name_hash(past.by), past.call_id) != (by, decision.call_id):
         return False
     comment = clean(decision.comment) if decision.comment else None
     made = "approved" if decision.decision == "approve" else "denied"
@@ -168,6 +176,8 @@ def _before(state: RunState, decision: ApprovalDecision) -> DecidedApproval | No
     """What the same decision came to, unless another call waits under the id by now."""
     if any(one.call.id == decision.call_id and asks(one) for one in state.calls):
         return None
+    if decision.hash is None and decision.decision == "approve":
+        return None
     past = next((one for one in reversed(state.decided) if one.call_id == decision.call_id), None)
     return past if past is not None and repeats(decision, past) else None
 
@@ -200,7 +210,9 @@ def _late(pending: PendingCall, now: datetime) -> bool:
 
 
 def _read(raw: Any) -> ApprovalDecision:
-    expected = 'Send {"call_id": "<id>", "decision": "approve" or "deny", "by": "<name>"}.'
+    expected = (
+        'Send {"call_id": "<id>", "hash": "<as status has it>", "decision": "approve" or "deny", "by": "<name>"}.'
+    )
     try:
         decision = ApprovalDecision.model_validate(raw)
     except ValidationError as error:
@@ -236,12 +248,12 @@ def _none_waits(state: RunState, call_id: str) -> Exception:
 
 
 def _check_separate(state: RunState, decision: ApprovalDecision) -> None:
-    if not decision.by:
+    if (by := name_hash(decision.by)) is None:
         raise InvalidInputError(
             f"by: call {decision.call_id!r} must be approved by somebody else than who asked for it",
             hint="Say who you are.",
         )
-    if clean(decision.by) in askers(state):
+    if by in askers(state):
         raise InvalidInputError(
             f"{decision.by} asked for what led to call {decision.call_id!r}, and cannot approve it",
             hint="Somebody else has to.",

@@ -41,6 +41,6 @@ def deadline(state: RunState) -> float | None:
 
 
 def askers(state: RunState) -> list[str]:
-    """Who asked for what the run does now: whoever wrote to it in this turn, and to the runs that it works for."""
+    """``name_hash`` of who asked for what the run does now: who wrote to it in this turn, and to the runs above it."""
     above = state.parent.asked_by if state.parent else ()
     return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
-from ..types.approval import DecidedApproval, PendingApproval, Waiting, arguments_hash
+from ..types.approval import DecidedApproval, PendingApproval, Waiting, arguments_hash, name_hash
 from ..types.elsewhere import Cleared
 from ..types.form import misfit
 from ..types.messages import clean
@@ -133,8 +133,9 @@ def answer_hash(said: CallAnswer) -> str:
 
 def repeats(said: CallAnswer, past: DecidedApproval) -> bool:
     """Whether ``said`` is the answer that was given."""
-    by = clean(said.by) if said.by else None
-    return (past.call_id, past.state, past.by, past.hash) == (said.call_id, "answered", by, answer_hash(said))
+    by = name_hash(said.by)
+    past_is = past.call_id, past.state, name_hash(past.by), past.hash
+    return past_is == (said.call_id, "answered", by, answer_hash(said))
 
 
 def expecting(state: RunState) -> list[PendingApproval]:

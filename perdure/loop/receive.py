@@ -8,17 +8,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
+from ..types.approval import name_hash
 from ..types.interface import Override, UserMessage
 from ..types.messages import BlobRef, clean
 from ..types.state import NAMED_TURNS, SEEN_IDS, RunState, Turn
 from ..types.wire import NewMessage
+from .asking import askers
 from .auth import shown, take_auth
 from .content import carried, cleaned, kept_apart, nearest, place, unfit_content
 from .past import remember
 from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 
-SAID_BY = 20
-"""People of a turn that are remembered: who may not approve what they asked for."""
+SENDERS = 4096
+"""People who may write to a run in one turn, those who wrote to the runs above it included. All are remembered: none
+of them may approve what they asked for where the approval is separate."""
 REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
 
@@ -31,10 +34,11 @@ def receive(state: RunState, raw: Any) -> bool:
     try:
         message = read_message(raw)
         _check_store(state, message)
+        if _known(state, message):
+            return False
+        _check_sender(state, message)
     except InvalidInputError as error:
         refuse(state, error.message)
-        return False
-    if _known(state, message):
         return False
     _take(state, message)
     return True
@@ -61,8 +65,11 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
         return message
     _check_store(state, message)
     ending = state.cancelled or (state.turn is not None and state.turn.failure is not None)
-    if ending and not _known(state, message):
+    known = _known(state, message)
+    if ending and not known:
         raise RunClosedError(f"run {state.context_id!r} is ending", hint="Send it again when the run has ended.")
+    if not known:
+        _check_sender(state, message)
     return message
 
 
@@ -113,6 +120,16 @@ def _check_store(state: RunState, message: UserMessage) -> None:
         )
 
 
+def _check_sender(state: RunState, message: UserMessage) -> None:
+    """Refuse a message of one person more than can be remembered."""
+    sender, known = name_hash(message.by), [] if _opens_turn(state) else askers(state)
+    if sender is not None and sender not in known and len(known) >= SENDERS:
+        raise InvalidInputError(
+            f"by: {SENDERS:,} people have written in this turn, and a run remembers no more",
+            hint="Send it when the turn has ended, or as one of them.",
+        )
+
+
 def _known(state: RunState, message: UserMessage) -> str | None:
     """The turn of a message that was taken before. An empty id is none: it would make all such messages one."""
     return state.seen.get(clean(message.id)) if message.id else None
@@ -124,8 +141,8 @@ def _take(state: RunState, message: UserMessage) -> str:
         open_turn(state, message.task_id)
     turn = state.turn
     assert turn is not None, "a message always has a turn"
-    if message.by and clean(message.by) not in turn.said_by:
-        turn.said_by = [*turn.said_by, clean(message.by)][-SAID_BY:]
+    if (sender := name_hash(message.by)) is not None and sender not in turn.said_by:
+        turn.said_by.append(sender)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
     sent = clean(message.id) if message.id else None

@@ -9,7 +9,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError
-from ..types.approval import STANDING, ApprovalDecision, Decided, Revocation, Revoked, StandingApproval
+from ..types.approval import (
+    STANDING,
+    ApprovalDecision,
+    Decided,
+    Revocation,
+    Revoked,
+    StandingApproval,
+    name_hash,
+)
 from ..types.messages import clean
 from ..types.state import PendingCall, RunState
 from .asking import askers
@@ -26,9 +34,9 @@ def check_always(state: RunState, decision: ApprovalDecision, pending: PendingCa
             "always: it cannot go with changed arguments, which are those of one call",
             hint="Approve this call with them, or every call as it is made.",
         )
-    if not decision.by:
+    if name_hash(decision.by) is None:
         raise InvalidInputError("always: a standing approval has a name", hint="Say who you are: by.")
-    others = _without(state, pending.call.name, clean(decision.by))
+    others = _without(state, pending.call.name, decision.by)
     if len(others) >= STANDING:
         raise InvalidInputError(
             f"always: the run has {STANDING} standing approvals, and keeps no more",
@@ -47,7 +55,7 @@ def by_standing(state: RunState, pending: PendingCall, now: datetime) -> Decided
     assert terms is not None, "it asks"
     asked = askers(state) if terms.separate else []
     for one in state.standing:
-        if one.tool == pending.call.name and one.by not in asked:
+        if one.tool == pending.call.name and name_hash(one.by) not in asked:
             return Decided(state="approved", by=one.by, at=now.isoformat(), hash=terms.hash, standing=one.at)
     return None
 
@@ -92,5 +100,5 @@ def told_revoked(state: RunState, told: Sequence[Revoked]) -> None:
     state.revoked = [one for one in state.revoked if one not in told]
 
 
-def _without(state: RunState, tool: str, by: str) -> list[StandingApproval]:
-    return [one for one in state.standing if (one.tool, one.by) != (tool, by)]
+def _without(state: RunState, tool: str, by: str | None) -> list[StandingApproval]:
+    return [one for one in state.standing if (one.tool, name_hash(one.by)) != (tool, name_hash(by))]

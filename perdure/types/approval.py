@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -28,6 +29,12 @@ def arguments_hash(call_id: str, name: str, arguments: Mapping[str, Any] | None)
     """What an approval is bound to: this call of this tool with these arguments (hexadecimal)."""
     plain = json.dumps([call_id, name, dict(arguments or {})], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def name_hash(name: str | None) -> str | None:
+    """By what two names are told to be one person's: case, width and blanks around do not matter. None for no name."""
+    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name or "").casefold()).strip()
+    return hashlib.sha256(plain.encode(errors="replace")).hexdigest()[:16] if plain else None
 
 
 class Asks(Data):
@@ -137,7 +144,7 @@ class ApprovalDecision(Data):
     always: bool = False
     """With ``"approve"``: so are the calls of this tool that wait beside it, and all later ones of the conversation."""
     hash: str | None = Field(default=None, max_length=100)
-    """The ``hash`` of what was looked at, as ``status`` has it: refused if another call has the id now."""
+    """The ``hash`` of what was looked at, as ``status`` has it. ``"approve"`` needs it, ``"deny"`` may leave it out."""
 
 
 class PendingApproval(Data):

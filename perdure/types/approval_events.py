@@ -16,6 +16,8 @@ class ApprovalRequested(_Event):
     name: str
     arguments: dict[str, Any] | None = None
     """None where they are too large for history."""
+    hash: str = ""
+    """Names the call with these arguments: an approval is sent with it."""
     expires_in: float | None = None
     """Seconds until ``on_expiry`` decides; None waits for as long as it takes."""
     on_expiry: OnExpiry = "deny"

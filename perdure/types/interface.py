@@ -122,7 +122,7 @@ class Parent(Data):
     lineage: Lineage
     """The way down to it."""
     asked_by: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
-    """Who wrote to the runs above it in their present turns: what it does was asked for by them too."""
+    """``name_hash`` of who wrote to the runs above it in their present turns: they asked for what it does too."""
 
 
 class Start(Strict):

@@ -153,7 +153,7 @@ class Turn(Part):
     denied: bool = False
     """A tool call was refused because no more were allowed."""
     said_by: list[str] = []
-    """Who sent its messages, the last ones."""
+    """``name_hash`` of everybody who sent it a message."""
     unanswered: list[str] = Field(default=[], exclude_if=operator.not_)
     """Ids of messages that a limit has left without an answer, the last ones; empty for one without."""
 

@@ -109,6 +109,14 @@ def said(step: loop.CallModel | loop.Close) -> list[str]:
     return [str(item.content) if isinstance(item, NewMessage) else f"={item.call_id}" for item in step.new]
 
 
+def decision(state: RunState, call_id: str, decision: str = "approve", **more: Any) -> dict[str, Any]:
+    """What a client sends that has looked at the call, or knows what was decided on it."""
+    status = loop.status(state)
+    seen = [*status.approvals, *reversed(status.decided)] if decision == "approve" else []
+    known = next(({"hash": one.hash} for one in seen if one.call_id == call_id), {})
+    return {"call_id": call_id, "decision": decision, **known, **more}
+
+
 def ended(state: RunState) -> str:
     """How the run ended."""
     step = loop.decide(state)

@@ -301,7 +301,12 @@ class Simulation:
         if not waits:
             return
         always = {"always": True} if decision == "always" else {}
-        said = {"call_id": waits[0].call_id, "decision": "deny" if decision == "deny" else "approve", "by": "ana"}
+        said = {
+            "call_id": waits[0].call_id,
+            "decision": "deny" if decision == "deny" else "approve",
+            "by": "ana",
+            "hash": waits[0].hash,
+        }
         decided = loop.decide_approval(self.state, said | always, self.now)
         before = self.state.model_dump_json()
         assert loop.decide_approval(self.state, said | always, self.now) == decided

@@ -14,8 +14,10 @@ from perdure.types.approval import Asks, arguments_hash
 from perdure.types.state import DECIDED, RunState
 from perdure.types.wire import Call, NewResult
 from tests.unit.loop.build import asks, call, carried_over, model, opened
+from tests.unit.loop.build import decision as decision_on
 
 LONG = {"x": "y" * 70_000}
+SHOWN = {"call_id": "c1", "decision": "approve", "hash": arguments_hash("c1", "look", {"path": "."})}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -33,7 +35,7 @@ def asked(*calls: Call, **start: Any) -> RunState:
 
 
 def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float = 0, **more: Any) -> Any:
-    return loop.decide_approval(state, {"call_id": id, "decision": decision, **more}, NOW + timedelta(seconds=at))
+    return loop.decide_approval(state, decision_on(state, id, decision, **more), NOW + timedelta(seconds=at))
 
 
 def test_the_others_run_first_and_then_the_run_waits_for_the_nearest_end() -> None:
@@ -120,8 +122,11 @@ def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
             InvalidInputError,
             "may have 65,536",
         ),
-        ({"call_id": "c1", "decision": "approve"}, InvalidInputError, "by somebody else"),
-        ({"call_id": "c1", "decision": "approve", "by": "ana"}, InvalidInputError, "ana asked for what led to"),
+        ({"call_id": "c1", "decision": "approve", "by": "bea"}, InvalidInputError, "hash: an approval says what was"),
+        (SHOWN, InvalidInputError, "by somebody else"),
+        ({**SHOWN, "by": "  "}, InvalidInputError, "by somebody else"),
+        ({**SHOWN, "by": "ana"}, InvalidInputError, "ana asked for what led to"),
+        ({**SHOWN, "by": " AＮA "}, InvalidInputError, "asked for what led to"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_and_changes_nothing(raw: Any, error: type[PerdureError], match: str) -> None:

@@ -13,7 +13,7 @@ from perdure import loop
 from perdure.types.approval import Asks, Reminder, arguments_hash
 from perdure.types.state import RunState
 from perdure.types.wire import Call, NewResult
-from tests.unit.loop.build import asks, call, carried_over, model, opened
+from tests.unit.loop.build import asks, call, carried_over, decision, model, opened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -79,7 +79,7 @@ def test_it_says_how_much_time_is_left_and_takes_an_operation_of_its_own() -> No
     reminding = loop.remind(state, at(10))
     assert reminding.reminders == (Reminder(call_id="c1", name="look", number=1, expires_in=15.0),)
     assert (reminding.op, state.op, reminding.wanted()) == (op, op + 1, True)
-    loop.decide_approval(state, {"call_id": "c1", "decision": "approve"}, at(11))
+    loop.decide_approval(state, decision(state, "c1"), at(11))
     assert not reminding.wanted()
 
 

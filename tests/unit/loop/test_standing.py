@@ -15,6 +15,7 @@ from perdure.types.bounds import Bounds
 from perdure.types.state import RunState
 from perdure.types.wire import AgentLimits, Call
 from tests.unit.loop.build import LIMITS, asks, call, carried_over, done, model, opened, running, says
+from tests.unit.loop.build import decision as decision_on
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -33,7 +34,7 @@ def asked(*calls: Call, state: RunState | None = None, limits: AgentLimits = LIM
 
 
 def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float = 0, **more: Any) -> Any:
-    return loop.decide_approval(state, {"call_id": id, "decision": decision, **more}, NOW + timedelta(seconds=at))
+    return loop.decide_approval(state, decision_on(state, id, decision, **more), NOW + timedelta(seconds=at))
 
 
 def waits(state: RunState) -> list[str]:
@@ -113,7 +114,7 @@ def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
 def test_what_cannot_stand_is_refused_and_changes_nothing(more: dict[str, Any], match: str) -> None:
     state = asked(waiting())
     before = state.model_dump()
-    raw = {"call_id": "c1", "decision": "approve", **more}
+    raw = {**decision_on(state, "c1"), **more}
     for refuse in (loop.check_approval, loop.decide_approval):
         with pytest.raises(InvalidInputError, match=match):
             refuse(state, raw, NOW)
