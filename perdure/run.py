@@ -199,7 +199,7 @@ class Run(Reading):
         a call that does not wait and for an approval by who asked for the call, where that is not allowed;
         ``RunClosedError``, ``RunNotFoundError``.
         """
-        changes = {"arguments": arguments, "always": always}
+        changes: dict[str, Any] = {"arguments": arguments, "always": always}
         return await decide(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
 
     async def deny(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..agent import Agent
 from ..ports import NextTool, ToolCall
 from ..tools import RunContext, Tool
-from ..tools.approval import Approval, first_rule, stricter
+from ..tools.approval import UNKNOWN, Approval, Seen, first_rule, plain, stricter
 from ..types.approval import Asks, Decided, arguments_hash
 from ..types.background import AsCollect, AsTell
 from ..types.duration import seconds
@@ -57,9 +57,8 @@ class Approving:
         if not isinstance(how, AsActivity | AsRemote | AsSubagent | AsCollect | AsTell | AsCallback):
             return call
         arguments = call.arguments or {}
-        tool = agent.toolbox.get(call.name)
-        terms = await self._terms(agent, tool, call.id, call.name, arguments, told)
-        terms = self._above(lineage, tool, call.name, arguments, terms)
+        part = ToolCallPart(id=call.id, name=call.name, arguments=arguments)
+        terms = await self._terms(agent, agent.toolbox.get(call.name), part, told, lineage)
         if terms is None:
             return call
         if isinstance(terms, Denied):
@@ -97,12 +96,12 @@ class Approving:
         task, given = call.input, call.input.approval
         asks = given is None and tool is not None and callable(tool.needs_approval)
         context = await told() if asks else None
+        part = ToolCallPart(id=task.call_id, name=task.name, arguments=dict(call.arguments))
         try:
-            terms = await self._terms(agent, tool, task.call_id, task.name, call.arguments, context, policy=asks)
+            terms = await self._terms(agent, tool, part, context, task.lineage, policy=asks)
         finally:
             if context is not None:
                 context.memory.close()
-        terms = self._above(task.lineage, tool, task.name, call.arguments, terms)
         if isinstance(terms, Denied):
             return terms.text(task.name)
         if terms is not None and given is None:
@@ -114,43 +113,58 @@ class Approving:
         self,
         agent: Agent,
         tool: Tool | None,
-        call_id: str,
-        name: str,
-        arguments: Mapping[str, Any],
+        call: ToolCallPart,
         told: Any,
+        lineage: Lineage | None,
         *,
         policy: bool = True,
     ) -> Approval | Denied | None:
-        """An ``Approval`` where the call waits for one, or None where it runs, as far as its own agent says."""
-        rule = first_rule(agent.approvals, name, _whole(tool, arguments))
+        """An ``Approval`` where the call waits for one, or None where it runs."""
+        above = [found for one in (lineage.above if lineage is not None else ()) if (found := self._find(one))]
+        asked = tool.needs_approval if tool is not None else False
+        narrow = any(rule.arguments for one in (agent, *above) for rule in one.approvals)
+        seen = await self._seen(tool, call) if narrow or callable(asked) else Seen(call.arguments)
+        terms = await self._own(agent, asked, call, seen, told, policy=policy)
+        for one in above:  # what they deny or have asked for holds below them too; what they allow gives nothing
+            rule = first_rule(one.approvals, call.name, seen)
+            if isinstance(terms, Denied) or rule is None or rule.action == "allow":
+                continue
+            terms = Denied(one.name) if rule.action == "deny" else stricter(terms, rule.approval or Approval())
+        return terms
+
+    async def _own(
+        self, agent: Agent, asked: Any, call: ToolCallPart, seen: Seen, told: Any, *, policy: bool
+    ) -> Approval | Denied | None:
+        """As far as its own agent says. ``asked`` is ``needs_approval`` of the tool."""
+        rule = first_rule(agent.approvals, call.name, seen)
         if rule is not None and rule.action != "ask":
             return Denied(agent.name) if rule.action == "deny" else None
         if rule is not None and rule.approval is not None:
             return rule.approval
-        asked = tool.needs_approval if tool is not None else False
         if callable(asked):
-            part = ToolCallPart(id=call_id, name=name, arguments=dict(arguments))
+            given = {name: call.arguments.get(name) if of is UNKNOWN else of for name, of in seen.arguments.items()}
+            part = call.model_copy(update={"arguments": given})
             asked = await self._policy(agent, asked, part, told) if policy else True
         if isinstance(asked, Approval):
             return asked
         return Approval() if asked or rule is not None else None
 
-    def _above(
-        self,
-        lineage: Lineage | None,
-        tool: Tool | None,
-        name: str,
-        arguments: Mapping[str, Any],
-        terms: Approval | Denied | None,
-    ) -> Approval | Denied | None:
-        """``terms``, and what the rules of the agents above deny or have asked for; what they allow gives nothing."""
-        for one in lineage.above if lineage is not None else ():
-            above = self._find(one)
-            rule = first_rule(above.approvals, name, _whole(tool, arguments)) if above is not None else None
-            if isinstance(terms, Denied) or rule is None or rule.action == "allow":
-                continue
-            terms = Denied(one) if rule.action == "deny" else stricter(terms, rule.approval or Approval())
-        return terms
+    async def _seen(self, tool: Tool | None, call: ToolCallPart) -> Seen:
+        """What the tool is called with; where that is not known here, what the model said and the schema's defaults."""
+        if tool is not None and not tool.read_elsewhere:
+            try:
+                if tool.validates_by_code:
+                    name = f"validators of the tool {tool.name}"
+                    values = await self._author.run(name, tool.validate, call.arguments)
+                else:
+                    values = tool.validate(call.arguments)
+            except Exception as error:  # the call will fail, unless a validator of the author's changes its mind
+                logger.debug("the arguments of call %s of %s are not valid: %s", call.id, call.name, error)
+            else:
+                return Seen({name: _plain(value) for name, value in values.items()})
+        known = tool.parameters.get("properties", {}) if tool is not None and tool.toolset is None else {}
+        defaults = {name: schema["default"] for name, schema in known.items() if "default" in schema}
+        return Seen({**defaults, **call.arguments}, loose=True)
 
     async def _policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
         """What the author's policy says. One that fails has a person asked."""
@@ -166,11 +180,11 @@ class Approving:
         return True
 
 
-def _whole(tool: Tool | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``arguments`` with what the function's defaults say of the others: a rule means what the tool is called with."""
-    known = tool.parameters.get("properties", {}) if tool is not None and tool.toolset is None else {}
-    defaults = {name: schema["default"] for name, schema in known.items() if "default" in schema}
-    return {**defaults, **arguments}
+def _plain(value: Any) -> Any:
+    try:
+        return plain(value)
+    except Exception:  # of a type of the author's
+        return UNKNOWN
 
 
 def _explained(output: ToolOutput, given: Decided | None) -> ToolOutput:

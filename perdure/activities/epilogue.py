@@ -10,7 +10,7 @@ from ..errors import ToolError
 from ..loop.calls import malformed, unknown
 from ..ports import ModelCall, ModelReply
 from ..tools import CallbackTool, RemoteTool, RunContext, SubagentTool, Tool, shortened
-from ..types.messages import CALL_ID_CHARS, FinishReason, Message, TextPart, ToolCallPart, Usage
+from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage
 from ..types.wire import AgentLimits, AsActivity, Call, Disposition, Finish, ModelOutput, Refused
 from .approving import Approving
 from .author_loop import AuthorLoop
@@ -113,9 +113,6 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
         )
     if part.malformed is not None:
         disposition = Refused(text=malformed(part))
-    elif len(part.id) > CALL_ID_CHARS:  # nobody could name it
-        why = f"not run: the id of this call has {len(part.id):,} characters and may have {CALL_ID_CHARS:,}"
-        disposition = Refused(text=why)
     else:
         try:
             disposition = _allowed(tool, part)

@@ -16,7 +16,12 @@ def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
     for call in output.calls:
         if call.approval is not None:
             asks: dict[str, Any] = {"expires_in": call.approval.expires, "on_expiry": call.approval.on_expiry}
-            what = {"call_id": call.id, "name": call.name, "arguments": call.arguments, "hash": call.approval.hash}
+            what: dict[str, Any] = {
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "hash": call.approval.hash,
+            }
             event = ApprovalRequested(**said, **what, **asks)
             yield NewEvent(event)
 

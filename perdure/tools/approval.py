@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
+from decimal import Decimal
+from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
+from pydantic_core import to_jsonable_python
 
 from perdure.errors import DefinitionError
 from perdure.types.approval import OnExpiry
@@ -16,6 +21,7 @@ from perdure.types.duration import seconds
 
 REMIND_LEAST = 1.0
 """Seconds between two reminders."""
+_WHOLE = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,20 @@ def stricter(one: Approval | None, other: Approval) -> Approval:
     return replace(timed, on_expiry=on_expiry, separate=one.separate or other.separate)
 
 
+UNKNOWN = object()
+"""In the place of an argument that cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The arguments of a call as rules see them: plain data."""
+
+    arguments: Mapping[str, Any]
+    """What the tool's function is called with; in the place of a value that is no data, ``UNKNOWN``."""
+    loose: bool = False
+    """They are what the model said, and are read where the call is run: a text may become a number there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule of ``Agent(approvals=[…])``. Made by :func:`allow`, :func:`ask` and :func:`deny`."""
@@ -93,28 +113,51 @@ class Rule:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     approval: Approval | None = None
 
-    def matches(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether it is for this call."""
-        return fnmatchcase(name, self.tool) and all(
-            argument in arguments and self._fits(pattern, arguments[argument])
+    def matches(self, name: str, seen: Seen) -> bool | None:
+        """Whether it is for this call; None where that cannot be told."""
+        if not fnmatchcase(name, self.tool):
+            return False
+        given = seen.arguments
+        return _all(
+            argument in given and self._fits(pattern, given[argument], loose=seen.loose)
             for argument, pattern in self.arguments.items()
         )
 
-    def _fits(self, pattern: Any, value: Any) -> bool:
+    def _fits(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
+        if value is UNKNOWN:
+            return None
         if isinstance(value, list) and not isinstance(pattern, list):
             # One dangerous item is enough to be asked for; what is allowed must be so in all of them.
-            of_items = [self._fits(pattern, item) for item in value]
-            return bool(of_items) and all(of_items) if self.action == "allow" else any(of_items)
+            of_items = [self._fits(pattern, item, loose=loose) for item in value]
+            return bool(of_items) and _all(of_items) if self.action == "allow" else _any(of_items)
         if isinstance(pattern, str):
-            return fnmatchcase(value if isinstance(value, str) else _text(value), pattern)
-        return type(pattern) is type(value) and bool(pattern == value)
+            return any(fnmatchcase(text, pattern) for text in _texts(value))
+        return self._equals(pattern, value, loose=loose)
+
+    def _equals(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
+        """``loose``: a value of another kind may become the pattern where the call is run."""
+        if isinstance(pattern, list) and isinstance(value, list):
+            pairs = zip(pattern, value, strict=False)
+            return len(pattern) == len(value) and _all(self._equals(a, b, loose=loose) for a, b in pairs)
+        if isinstance(pattern, dict) and isinstance(value, dict):
+            if self.action == "allow" and pattern.keys() != value.keys():
+                return False
+            return _all(key in value and self._equals(pattern[key], value[key], loose=loose) for key in pattern)
+        if _kind(pattern) is _kind(value):
+            return bool(pattern == value)
+        return None if loose and value is not None and not isinstance(value, list | dict) else False
 
 
 def allow(tool: str, /, **arguments: Any) -> Rule:
     """Calls of tools whose name matches the glob ``tool`` run unasked.
 
     ``arguments`` narrow it down: a text is a glob (``path="/tmp/*"``; other values than text are matched as JSON),
-    any other value must be equal. An argument that the call does not have matches nothing.
+    any other value must be equal; of an object, :func:`ask` and :func:`deny` compare the fields that they name. They
+    are matched against what the tool's function is called with, defaults included: ``"500"`` for an ``int`` is 500. An
+    argument that the call does not have matches nothing.
+
+    Tools that are run elsewhere (MCP and other toolsets, remote and callback tools, subagents) read their arguments
+    there: a rule sees what the model said, and where it may become what :func:`deny` names, a person is asked.
     """
     return _rule("allow", tool, arguments, None)
 
@@ -147,9 +190,40 @@ def checked_rules(name: str, rules: Any) -> tuple[Rule, ...]:
     return listed
 
 
-def first_rule(rules: Iterable[Rule], name: str, arguments: Mapping[str, Any]) -> Rule | None:
-    """The rule that decides: the first that matches."""
-    return next((rule for rule in rules if rule.matches(name, arguments)), None)
+def first_rule(rules: Iterable[Rule], name: str, seen: Seen) -> Rule | None:
+    """The rule that decides: the first that matches. A denial of which that cannot be told asks for the call."""
+    for rule in rules:
+        matches = rule.matches(name, seen)
+        if matches or (matches is None and rule.action == "ask"):
+            return rule
+        if matches is None and rule.action == "deny":
+            return replace(rule, action="ask")
+    return None
+
+
+def plain(value: Any) -> Any:
+    """``value`` that a function is called with, as plain data to compare. Raises for what is none."""
+    match value:
+        case Decimal():
+            whole = value.is_finite() and abs(value.adjusted()) < 400 and value == value.to_integral_value()
+            return int(value) if whole else float(value)
+        case Enum():
+            return plain(value.value)
+        case None | bool() | int() | float() | str():
+            return value
+        case SecretStr() | SecretBytes():
+            return plain(value.get_secret_value())
+        case RootModel():
+            return plain(value.root)
+        case BaseModel():
+            return plain({_field_name(value, name): of for name, of in value})
+        case Mapping():
+            return {key if isinstance(key, str) else _text(plain(key)): plain(of) for key, of in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(one) for one in value]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    return to_jsonable_python(value)
 
 
 def _rule(action: Literal["allow", "ask", "deny"], tool: Any, arguments: dict[str, Any], how: Approval | None) -> Rule:
@@ -157,7 +231,40 @@ def _rule(action: Literal["allow", "ask", "deny"], tool: Any, arguments: dict[st
         raise DefinitionError(
             f"{action}({tool!r:.100}): a rule names tools by text", hint='A glob may stand there: "read_*".'
         )
-    return Rule(action, tool, arguments, how)
+    try:
+        return Rule(action, tool, {name: plain(pattern) for name, pattern in arguments.items()}, how)
+    except Exception as error:
+        raise DefinitionError(
+            f"{action}({tool!r:.100}, …): its arguments cannot be compared: {error}", hint="Give texts, numbers, data."
+        ) from error
+
+
+def _field_name(model: BaseModel, name: str) -> str:
+    """As the model's JSON has it."""
+    known = type(model).model_fields.get(name)
+    alias = known.validation_alias if known is not None else None
+    return alias if isinstance(alias, str) else name
+
+
+def _all(found: Iterable[bool | None]) -> bool | None:
+    verdicts = set(found)
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _any(found: Iterable[bool | None]) -> bool | None:
+    verdicts = set(found)
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _kind(value: Any) -> type:
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """What a glob may match: a whole number also without its fraction."""
+    yield value if isinstance(value, str) else _text(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE:
+        yield str(int(value))
 
 
 def _text(value: Any) -> str:

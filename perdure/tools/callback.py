@@ -27,6 +27,8 @@ from perdure.types.question import ERROR_CHARS, AsCallback
 class CallbackTool(Tool):
     """A tool that a client runs. Made by :func:`callback_tool`."""
 
+    read_elsewhere = True
+
     def __init__(
         self,
         name: str,

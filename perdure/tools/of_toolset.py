@@ -22,6 +22,8 @@ NAME_CHARS = 64
 class ToolOfSet(Tool):
     """A tool as a run has pinned it. Its arguments are the toolset's to check; a call goes to ``call``."""
 
+    read_elsewhere = True
+
     def __init__(self, pinned: PinnedTool, call: Callable[..., Any] | None = None) -> None:
         """``call`` is ``Toolset.call``; without it the tool is only shown."""
         self.pinned = pinned

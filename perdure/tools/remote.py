@@ -18,6 +18,8 @@ from perdure.types.wire import AsRemote
 class RemoteTool(Tool):
     """A tool that is the activity ``tool.<name>`` of another task queue. Made by :func:`remote_tool`."""
 
+    read_elsewhere = True
+
     def __init__(
         self,
         name: str,

@@ -26,6 +26,8 @@ _NAME_CHARS = 64
 class SubagentTool(Tool):
     """A tool whose call another agent answers. It runs nothing: the workflow starts the run."""
 
+    read_elsewhere = True
+
     def __init__(
         self,
         name: str,

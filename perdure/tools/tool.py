@@ -40,6 +40,8 @@ class Tool(Generic[P, R]):
 
     toolset: str | None = None
     """Name of the toolset that it is of; None for the tools of agents."""
+    read_elsewhere = False
+    """The arguments go on as the model said them, and become values where the call is run."""
     needs_approval: NeedsApproval = False
     """Whether a call waits until a person approves it, and on what terms."""
 

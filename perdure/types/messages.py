@@ -75,8 +75,8 @@ class ThinkingPart(Data):
     opaque: dict[str, Any] | None = None
 
 
-CALL_ID_CHARS = 16 * 1024
-"""Of a call's id. Gateways put whole signatures into it; it stands in the input of what the call starts."""
+CALL_ID_CHARS = 100
+"""Of a call's id, as a run uses it: no longer than 40 (``loop.calls``)."""
 
 
 class ToolCallPart(Data):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from perdure.loop.calls import malformed, unknown, with_ids
-from perdure.types.messages import TextPart, ToolCallPart
+from perdure.loop.calls import CallIds, malformed, unknown
+from perdure.types.messages import Message, Replaced, TextPart, ToolCallPart, clean
 
 
-def calls(*ids):
+def called(*ids):
     return [ToolCallPart(id=given, name="look", arguments={"n": n}) for n, given in enumerate(ids)]
 
 
@@ -16,31 +18,89 @@ def ids(parts):
     return [part.id for part in parts if isinstance(part, ToolCallPart)]
 
 
-@pytest.mark.parametrize(
-    ("given", "fixed"),
-    [
-        ([], []),
-        (["a", "b"], ["a", "b"]),
-        (["", ""], ["call_4_0", "call_4_1"]),
-        (["a", "a", "a"], ["a", "a_4_1", "a_4_2"]),
-        (["a", "a_4_2", "a"], ["a", "a_4_2", "a_4_2x"]),
-        (["", "call_4_0"], ["call_4_0x", "call_4_0"]),
-        (["a", "a", "a_4_1"], ["a", "a_4_1x", "a_4_1"]),
-    ],
-)
-def test_every_call_gets_an_id_of_its_own(given, fixed):
-    assert ids(with_ids(calls(*given), 4)) == fixed
+def begin(*said, op=4, **more):
+    return CallIds([Message.assistant("", *called(*said))], "scope", op, **more)
 
 
-def test_everything_else_stays_as_it_was():
-    parts = [TextPart(text="so"), *calls("a", "a")]
-    fixed = with_ids(parts, 4)
-    assert fixed[:2] == tuple(parts[:2])
-    assert fixed[2] == parts[2].model_copy(update={"id": "a_4_2"})
+def reply(given, *ids, origin="gateway"):
+    return given.of_reply(called(*ids), origin)
 
 
-def test_the_same_reply_gets_the_same_ids_again():
-    assert with_ids(calls("", "a", "a"), 9) == with_ids(calls("", "a", "a"), 9)
+LONG = "s" * 41
+
+
+@pytest.mark.parametrize("given", ["", LONG, "call 1", "call:1", "cäll", "\ud800", "a\x1b[2J", "\0"])
+def test_an_id_that_is_missing_or_unfit_is_replaced_and_kept(given):
+    (part,) = reply(begin(), given)
+    assert re.fullmatch("call_[0-9a-f]{24}", part.id)
+    assert part.provider_id == (clean(given) or None)
+    assert part.provider == ("gateway" if given else None)
+
+
+def test_an_id_that_an_earlier_call_has_is_replaced():
+    first, other = reply(begin("call_1"), "call_1", "call_2")
+    assert first.id not in ("call_1", "call_2")
+    assert (first.provider_id, first.provider) == ("call_1", "gateway")
+    assert other == called("", "call_2")[1]
+
+
+def test_of_two_calls_of_a_reply_under_one_id_only_one_goes_back_under_it():
+    parts = reply(begin("a"), "a", "a", "b", "b")
+    assert len(set(ids(parts)) | {"a"}) == 5
+    assert [part.provider_id for part in parts] == ["a", None, None, None]
+
+
+def test_behind_a_summary_every_id_is_ours():
+    summary = Message.user("So far: …").model_copy(update={"replaces": Replaced(head="h", messages=9, kept=0)})
+    for given in (CallIds([summary], "scope", 4), begin(edited=True)):
+        (part,) = reply(given, "call_1")
+        assert part.id != "call_1"
+        assert part.provider_id == "call_1"
+
+
+def test_ours_are_others_in_another_reply_and_another_execution():
+    made = [ids(reply(CallIds([], scope, op), "", "")) for scope in ("a", "b") for op in (1, 2)]
+    assert len({one for some in made for one in some}) == 8
+
+
+@pytest.mark.parametrize("given", [("a", "b"), ("call_1", "b"), ("", ""), ("b", "b"), (LONG, "")])
+def test_a_call_keeps_the_id_that_its_first_piece_was_shown_with(given):
+    known = begin("call_1")
+    shown = [known.streamed(index, one) for index, one in enumerate(given)]
+    assert [known.streamed(index, "") for index in range(2)] == shown
+    assert ids(reply(known, *given)) == shown
+    assert len({*shown, "call_1"}) == 3
+
+
+def test_an_id_that_comes_after_the_first_piece_is_kept_beside_ours():
+    known = begin()
+    shown = known.streamed(0, "")
+    known.streamed(0, "late")
+    (part,) = reply(known, "late")
+    assert (part.id, part.provider_id) == (shown, "late")
+
+
+def test_a_call_that_was_cut_off_takes_no_other_ones_id():
+    known = begin()
+    shown = [known.streamed(index, one) for index, one in enumerate(("a", "b"))]
+    assert ids(reply(known, "b")) == [shown[1]]
+
+
+def test_what_a_failed_model_of_a_chain_has_streamed_names_nothing():
+    known = begin()
+    known.streamed(0, "")
+    known.restart()
+    assert known.streamed(0, "a") == "a"
+
+
+def test_calls_that_a_hook_puts_in_have_ids_of_their_own():
+    known = begin("old")
+    parts = reply(known, "a", LONG)
+    changed = known.of_hook([*parts, *called("a", "old", "new"), TextPart(text="so")])
+    assert changed[:2] == parts
+    assert changed[4].id == "new"
+    assert len({*ids(changed), "old"}) == 6
+    assert known.of_hook(changed) == changed
 
 
 def test_refusals_say_what_to_do():

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, SecretStr
 
 from perdure import Agent, Approval, allow, ask, deny, tool
-from perdure.errors import DefinitionError
-from perdure.tools.approval import first_rule
+from perdure.errors import DefinitionError, ToolError
+from perdure.tools.approval import UNKNOWN, Seen, first_rule, plain
 
 
 @pytest.mark.parametrize(
@@ -24,6 +31,14 @@ from perdure.tools.approval import first_rule
         (ask("pay", amount=5), "pay", {"amount": 6}, False),
         (ask("pay", amount=1), "pay", {"amount": True}, False),
         (ask("pay", amount="5*"), "pay", {"amount": 50}, True),
+        (ask("pay", amount=5), "pay", {"amount": 5.0}, True),
+        (allow("pay", amount="5"), "pay", {"amount": 5.0}, True),
+        (deny("pay", amount=5), "pay", {"amount": "5"}, False),
+        (deny("pay", item={"id": 5}), "pay", {"item": {"id": 5.0, "note": None}}, True),
+        (allow("pay", item={"id": 5}), "pay", {"item": {"id": 5, "note": None}}, False),
+        (deny("pay", ids=[1, 2]), "pay", {"ids": [1.0, 2]}, True),
+        (deny("pay", amount=5), "pay", {"amount": UNKNOWN}, None),
+        (deny("pay", to="bea", amount=5), "pay", {"to": "ana", "amount": UNKNOWN}, False),
         (ask("pay", to="a", amount=5), "pay", {"to": "a", "amount": 6}, False),
         (deny("rm", paths="/etc/*"), "rm", {"paths": ["/tmp/x", "/etc/x"]}, True),
         (allow("rm", paths="/tmp/*"), "rm", {"paths": ["/tmp/x", "/etc/x"]}, False),
@@ -32,14 +47,89 @@ from perdure.tools.approval import first_rule
     ],
 )
 def test_a_rule_is_for_these_calls(rule: Any, name: str, arguments: dict[str, Any], matches: bool) -> None:
-    assert rule.matches(name, arguments) is matches
+    assert rule.matches(name, Seen(arguments)) is matches
+
+
+@pytest.mark.parametrize("action", [allow, ask, deny])
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [(500, "500"), (500, "5e2"), (True, "true"), (True, 1), (1, True), (False, "off"), ([500], ["500"])],
+)
+def test_what_may_become_the_pattern_elsewhere_is_asked_for(action: Any, pattern: Any, value: Any) -> None:
+    rule = action("pay", x=pattern)
+    assert rule.matches("pay", Seen({"x": value}, loose=True)) is None
+    decides = first_rule([rule, allow("*")], "pay", Seen({"x": value}, loose=True))
+    assert decides is not None
+    assert decides.action == ("allow" if action is allow else "ask")
+    assert decides.arguments == ({} if action is allow else {"x": pattern})
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Item:
+    price: Decimal
+
+
+class Order(BaseModel):
+    item: Item
+    to: str = Field(alias="for")
+
+
+VALUES: list[tuple[Any, Any, tuple[Any, ...]]] = [
+    (bool, True, (True, 1, 1.0, "true", "TRUE", "yes", "on", "1", "t")),
+    (int, 500, (500, 500.0, "500", " 500 ", "5_00", "500.0")),
+    (float, 500, (500, 500.0, "500", "5e2", "500.000")),
+    (Decimal, 500, (500, 500.0, "500", "500.00", "5E+2")),
+    (int | None, None, (None,)),
+    (Colour, Colour.RED, ("red",)),
+    (date, date(2026, 1, 2), ("2026-01-02", "2026-01-02T00:00:00", 1767312000)),
+    (SecretStr, "x*", ("xyz",)),
+    (list[int], 500, ([1, "500"], ["5_00"])),
+    (Item, {"price": 5}, ({"price": "5.0"}, {"price": 5})),
+    (Order, {"for": "ana"}, ({"item": {"price": 1}, "for": "ana"},)),
+]
+
+
+@pytest.mark.parametrize(("kind", "pattern", "value"), [(k, p, one) for k, p, some in VALUES for one in some])
+def test_a_rule_sees_what_the_function_is_called_with(kind: Any, pattern: Any, value: Any) -> None:
+    def pay(x: Any) -> str:
+        """Pay."""
+        return ""
+
+    pay.__annotations__ = {"x": kind, "return": str}
+    values = tool(pay).validate({"x": value})
+    assert deny("pay", x=pattern).matches("pay", Seen({"x": plain(values["x"])})) is True
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(max_size=5)))
+def test_whatever_becomes_the_denied_value_is_denied(value: Any) -> None:
+    for kind, pattern in ((int, 0), (float, 0.0), (bool, True), (bool, False), (Decimal, 1)):
+
+        def pay(x: Any) -> str:
+            """Pay."""
+            return ""
+
+        pay.__annotations__ = {"x": kind, "return": str}
+        try:
+            got = tool(pay).validate({"x": value})["x"]
+        except ToolError:
+            continue
+        assert deny("pay", x=pattern).matches("pay", Seen({"x": plain(got)})) is (got == pattern)
+
+
+@pytest.mark.parametrize("value", [Decimal("1e99999999"), Decimal("-1e-99999999"), Decimal("NaN"), Decimal("Infinity")])
+def test_no_decimal_takes_long_to_compare(value: Decimal) -> None:
+    assert isinstance(plain(value), int | float)
 
 
 def test_the_first_rule_that_matches_counts() -> None:
     rules = (allow("pay", to="ana"), ask("pay"), deny("*"))
-    assert [first_rule(rules, "pay", {"to": to}) for to in ("ana", "bea")] == [rules[0], rules[1]]
-    assert first_rule(rules, "rm", {}) is rules[2]
-    assert first_rule(rules[:2], "rm", {}) is None
+    assert [first_rule(rules, "pay", Seen({"to": to})) for to in ("ana", "bea")] == [rules[0], rules[1]]
+    assert first_rule(rules, "rm", Seen({})) is rules[2]
+    assert first_rule(rules[:2], "rm", Seen({})) is None
 
 
 def test_terms_are_checked() -> None:
