@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approval import name_hash
-from ..types.interface import Override, UserMessage
+from ..types.interface import SENDERS, Override, UserMessage
 from ..types.messages import BlobRef, clean
 from ..types.state import NAMED_TURNS, SEEN_IDS, RunState, Turn
 from ..types.wire import NewMessage
@@ -19,9 +19,6 @@ from .content import carried, cleaned, kept_apart, nearest, place, unfit_content
 from .past import remember
 from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
 
-SENDERS = 4096
-"""People who may write to a run in one turn, those who wrote to the runs above it included. All are remembered: none
-of them may approve what they asked for where the approval is separate."""
 REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
 

@@ -27,6 +27,9 @@ Mode = Literal["run", "session"]
 Doing = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
+SENDERS = 4096
+"""People who may write to a run in one turn, those who wrote to the runs above it included. All are remembered: none
+of them may approve what they asked for where the approval is separate."""
 FINISH_TOOL = "__finish__"
 """The tool that ends a task under ``finish="tool"``: its arguments are the answer."""
 
@@ -121,7 +124,7 @@ class Parent(Data):
     """Nobody awaits it: it tells its parent when it has ended."""
     lineage: Lineage
     """The way down to it."""
-    asked_by: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    asked_by: tuple[str, ...] = Field(default=(), max_length=SENDERS, exclude_if=operator.not_)
     """``name_hash`` of who wrote to the runs above it in their present turns: they asked for what it does too."""
 
 

@@ -1,4 +1,4 @@
-"""Approvals are bound to what was looked at: by the call's id, its arguments' hash, who asked, and what the tool gets."""
+"""Approvals are bound to what was looked at, to who asked, and to the arguments that the tool gets."""
 
 from __future__ import annotations
 

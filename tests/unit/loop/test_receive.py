@@ -18,11 +18,16 @@ from perdure.loop.sizes import (
     OVERRIDE_BYTES,
     size,
 )
+from perdure.types.approval import name_hash
+from perdure.types.interface import SENDERS, Parent
+from perdure.types.lineage import Lineage, PathStep
 from perdure.types.state import SEEN_IDS
 from perdure.types.wire import Call
 from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, LIMITS, asks, call, close, done, ended, model, opened, refused, running, said, says
+
+ABOVE = tuple(f"{n:016x}" for n in range(SENDERS - 1))
 
 
 def test_a_message_joins_at_the_next_iteration_behind_the_results():
@@ -414,3 +419,38 @@ def test_what_is_nested_deeper_than_can_be_carried_on_is_refused_and_stops_no_ru
         loop.send(state, said)
     with pytest.raises(InvalidInputError, match="nested"):
         opened(context=deep)
+
+
+def test_everybody_who_asked_in_a_turn_is_remembered_until_there_are_too_many():
+    state = opened(message={"content": "go", "by": "Mallory"})
+    for n in range(50):
+        assert loop.receive(state, {"content": "too", "by": f"p{n}"})
+    assert len(state.turn.said_by) == 51
+    state.turn.said_by += ABOVE[: SENDERS - 51]
+    assert not loop.receive(state, {"content": "too", "by": "one more"})
+    assert "4,096 people have written in this turn" in loop.status(state).refused[-1]
+    for take in (loop.send, loop.check_message):
+        with pytest.raises(InvalidInputError, match="4,096 people"):
+            take(state, {"content": "too", "by": "one more"})
+    for known in ("mallory ", "P7", None):
+        assert loop.receive(state, {"content": "again", "by": known})
+    assert len(state.turn.said_by) == SENDERS
+    assert size(state.model_dump(mode="json")["turn"]) < 100_000
+
+
+def test_those_who_asked_the_run_above_count_too():
+    state = opened()
+    way = Lineage(root="p", path=(PathStep(agent="a", call_id="c"),), agent="a")
+    state.parent = Parent(context_id="p", call_id="c", scope="s", depth=1, lineage=way, asked_by=ABOVE)
+    assert loop.receive(state, {"content": "too", "by": "mallory"})
+    assert not loop.receive(state, {"content": "too", "by": "one more"})
+
+
+@pytest.mark.parametrize("name", ["Mallory ", "MALLORY", "\uff2dallory", "mal\u006cory\n"])
+def test_a_name_is_the_same_in_every_spelling(name):
+    assert name_hash(name) == name_hash("mallory")
+
+
+def test_no_name_is_nobodys():
+    assert [name_hash(name) for name in (None, "", "  ", "\u00a0")] == [None] * 4
+    assert name_hash("\ud800") is not None

@@ -272,3 +272,19 @@ def test_what_is_revoked_while_the_ending_is_recorded_is_told_too(how: str) -> N
         loop.told_revoked(state, told)
         loop.apply_closed(state, ending, "head")
     assert loop.decide(state) == loop.End(how)  # type: ignore[arg-type]
+
+
+def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
+    state = asked(waiting("c1"), message={"content": "hi", "by": "bea"})
+    decide(state, by="Ana", always=True)
+    done(state, "c1")
+    asked(waiting("c2", separate=True), state=state)
+    assert waits(state) == []
+    loop.receive(state, {"content": "mine", "by": "ANA "})
+    done(state, "c2")
+    asked(waiting("c3", separate=True), state=state)
+    assert waits(state) == ["c3"]
+    state.standing = []
+    for name in ("cleo", "Cleo ", "CLEO"):
+        loop.standing.stand(state, "look", name, "now")
+    assert [one.by for one in state.standing] == ["CLEO"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from perdure.errors import BadRequestError
+from perdure.ports import ModelRequest
+from perdure.providers import anthropic_request, chat_request, google_request, pydantic_ai_request, responses_request
 from perdure.providers.foreign import (
     data_url,
     file_base64,
@@ -24,6 +28,7 @@ from perdure.providers.foreign import (
 from perdure.types.messages import (
     BlobRef,
     FilePart,
+    Message,
     OpaquePart,
     TextPart,
     ThinkingPart,
@@ -33,6 +38,39 @@ from perdure.types.messages import (
 
 HASH = hashlib.sha256(b"hi").hexdigest()
 BLOB = BlobRef(hash=HASH, size=2)
+
+
+OURS, THEIRS = "call_0123456789abcdef01234567", "call_1 with a signature: " + "s" * 200
+LATER = ToolCallPart(id="call_1", name="look")
+CALLED = [
+    Message.user("Look."),
+    Message.assistant("", ToolCallPart(id=OURS, name="look", provider="gateway", provider_id=THEIRS)),
+    Message(role="tool", parts=(ToolResultPart(call_id=OURS, name="look", content="seen"),)),
+    Message.assistant("", LATER),
+    Message(role="tool", parts=(ToolResultPart(call_id="call_1", name="look", content="seen"),)),
+]
+
+
+def _pydantic_ai(request: ModelRequest, *, origin: str) -> bytes:
+    return ModelMessagesTypeAdapter.dump_json(pydantic_ai_request.encode_messages(request, origin, {}))
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda request, origin: chat_request.encode_request(request, origin=origin, max_tokens_name="max_tokens"),
+        lambda request, origin: anthropic_request.encode_request(request, origin=origin).body,
+        lambda request, origin: google_request.encode_request(request, origin=origin),
+        lambda request, origin: responses_request.encode_request(request, origin=origin),
+        lambda request, origin: _pydantic_ai(request, origin=origin),
+    ],
+    ids=["chat", "anthropic", "google", "responses", "pydantic-ai"],
+)
+def test_call_and_result_go_back_under_the_providers_id_and_to_others_under_ours(encode: Any) -> None:
+    request = ModelRequest("m", CALLED)
+    for origin, sent, other in (("gateway", THEIRS, OURS), ("else", OURS, THEIRS), ("gateway", THEIRS, OURS)):
+        body = encode(request, origin).decode()
+        assert (body.count(f'"{sent}"'), body.count(f'"{other}"'), body.count('"call_1"')) == (2, 0, 2)
 
 
 def test_opaque_data_goes_to_its_origin_alone() -> None:
