@@ -32,14 +32,11 @@ class CallIds:
     put a signature there. A conversation that was rewritten may lack the ids of earlier calls: then all are ours.
     """
 
-    def __init__(self, said: Iterable[Message], scope: str, op: int, *, edited: bool = False) -> None:
+    def __init__(self, said: Sequence[Message], scope: str, op: int, *, edited: bool = False) -> None:
         """``said`` is the conversation so far. ``edited``: it lacks messages that it had before this call."""
+        self._said = said
         self._taken: set[str] = set()
         self._rewritten = edited
-        for message in said:
-            self._rewritten = self._rewritten or message.replaces is not None
-            if message.role == "assistant":
-                self._taken.update(part.id for part in message.parts if isinstance(part, ToolCallPart))
         self._seed = f"{scope}/{op}"
         self._made = 0
         self._streamed: dict[int, _Streamed] = {}
@@ -92,7 +89,18 @@ class CallIds:
         index = next((index for index, one in self._streamed.items() if one.given == given), None)
         return None if index is None else self._streamed.pop(index).id
 
+    def _read(self) -> None:
+        """Read the conversation, which may be long: a reply without calls does not need it."""
+        for message in self._said:
+            if message.role == "assistant":
+                self._taken.update([part.id for part in message.parts if isinstance(part, ToolCallPart)])
+            elif message.replaces is not None:  # of a user or the system: a conversation begins with them
+                self._rewritten = True
+        self._said = ()
+
     def _new(self, given: str) -> str:
+        if self._said:
+            self._read()
         call_id = given
         if self._rewritten or not _FIT.fullmatch(given) or given in self._taken:
             self._made += 1

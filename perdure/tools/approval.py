@@ -131,7 +131,10 @@ class Rule:
             of_items = [self._fits(pattern, item, loose=loose) for item in value]
             return bool(of_items) and _all(of_items) if self.action == "allow" else _any(of_items)
         if isinstance(pattern, str):
-            return any(fnmatchcase(text, pattern) for text in _texts(value))
+            if any(fnmatchcase(text, pattern) for text in _texts(value)):
+                return True
+            meant = _meant(pattern) if loose else None
+            return False if meant is None else self._equals(meant, value, loose=loose)
         return self._equals(pattern, value, loose=loose)
 
     def _equals(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
@@ -191,14 +194,16 @@ def checked_rules(name: str, rules: Any) -> tuple[Rule, ...]:
 
 
 def first_rule(rules: Iterable[Rule], name: str, seen: Seen) -> Rule | None:
-    """The rule that decides: the first that matches. A denial of which that cannot be told asks for the call."""
+    """The rule that decides: the first that matches. Where that cannot be told of one that denies or asks, the call is
+    asked for, unless the rules behind it deny it."""
+    doubtful: Rule | None = None
     for rule in rules:
         matches = rule.matches(name, seen)
-        if matches or (matches is None and rule.action == "ask"):
-            return rule
-        if matches is None and rule.action == "deny":
-            return replace(rule, action="ask")
-    return None
+        if matches:
+            return rule if doubtful is None or rule.action == "deny" else doubtful
+        if matches is None and rule.action != "allow":
+            doubtful = doubtful or replace(rule, action="ask")
+    return doubtful
 
 
 def plain(value: Any) -> Any:
@@ -265,6 +270,15 @@ def _texts(value: Any) -> Iterator[str]:
     yield value if isinstance(value, str) else _text(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE:
         yield str(int(value))
+
+
+def _meant(pattern: str) -> bool | float | None:
+    """The truth value or number that a text stands for."""
+    try:
+        found = json.loads(pattern)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, bool | int | float) else None
 
 
 def _text(value: Any) -> str:

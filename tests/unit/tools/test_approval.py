@@ -53,7 +53,10 @@ def test_a_rule_is_for_these_calls(rule: Any, name: str, arguments: dict[str, An
 @pytest.mark.parametrize("action", [allow, ask, deny])
 @pytest.mark.parametrize(
     ("pattern", "value"),
-    [(500, "500"), (500, "5e2"), (True, "true"), (True, 1), (1, True), (False, "off"), ([500], ["500"])],
+    [
+        *[(500, "500"), (500, "5e2"), (True, "true"), (True, 1), (1, True), (False, "off"), ([500], ["500"])],
+        *[("true", 1), ("true", "on"), ("500", "5e2")],
+    ],
 )
 def test_what_may_become_the_pattern_elsewhere_is_asked_for(action: Any, pattern: Any, value: Any) -> None:
     rule = action("pay", x=pattern)
@@ -62,6 +65,20 @@ def test_what_may_become_the_pattern_elsewhere_is_asked_for(action: Any, pattern
     assert decides is not None
     assert decides.action == ("allow" if action is allow else "ask")
     assert decides.arguments == ({} if action is allow else {"x": pattern})
+
+
+def test_where_it_cannot_be_told_a_later_denial_holds_and_a_later_permission_does_not() -> None:
+    seen, doubt = Seen({"x": "500"}, loose=True), deny("pay", x=500)
+    for rules, action in (
+        ([doubt, deny("*")], "deny"),
+        ([doubt, ask("pay", x=1), deny("*")], "deny"),
+        ([doubt, allow("*"), deny("*")], "ask"),
+        ([doubt], "ask"),
+        ([allow("pay", x=500), deny("*")], "deny"),
+    ):
+        decides = first_rule(rules, "pay", seen)
+        assert decides is not None
+        assert decides.action == action
 
 
 class Colour(Enum):
