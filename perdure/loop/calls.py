@@ -127,6 +127,8 @@ def _sound_part(part: Part) -> Part | None:
             update |= {"arguments": {}, "malformed": part.malformed or _written(part.arguments) or why}
         if (named := (clean(part.id), clean(part.name))) != (part.id, part.name):
             update |= {"id": named[0], "name": named[1]}
+        if part.provider_id is not None and (sound := clean(part.provider_id)) != part.provider_id:
+            update["provider_id"] = sound
     elif isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
         update["text"] = sound
     if isinstance(part, TextPart | ThinkingPart | ToolCallPart) and part.opaque is not None and flaw(part.opaque):
