@@ -174,7 +174,14 @@ def is_coroutine_function(fn: Callable[..., Any]) -> bool:
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     """A task named after the function that it works for, also one that the function began."""
     options["name"] = options.get("name") or _whose.get()
-    return asyncio.Task(coroutine, loop=loop, **options)
+    return _Task(coroutine, loop=loop, **options)
+
+
+class _Task(asyncio.Task[Any]):
+    def set_name(self, value: object) -> None:
+        """``loop.create_task`` of Python 3.13 sets the name that it was given last, None for none."""
+        if value is not None:
+            super().set_name(value)
 
 
 def _serve(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:

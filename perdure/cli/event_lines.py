@@ -33,19 +33,20 @@ _BRIEFLY = ("message.withheld", "model.completed", "approval.requested", "approv
 
 
 class EventLines:
-    """Writes events as they come: text of replies to ``text``, everything else, a line each, to ``beside``.
+    """Writes events as they come: text of replies to ``text``, everything else, a line each, to ``beside``; both are
+    stdout unless they are given.
 
     ``brief``: a run's and a turn's ordinary course is not told. Of subagents a line says which one it is, and their
     replies are told when they are whole; in brief, only the calls they make and what somebody may have to see to.
     """
 
     def __init__(
-        self, text: TextIO = sys.stdout, beside: TextIO = sys.stdout, *, colour: bool = False, brief: bool = False
+        self, text: TextIO | None = None, beside: TextIO | None = None, *, colour: bool = False, brief: bool = False
     ) -> None:
         from ..following import LiveText
 
-        self._text = text
-        self._beside = beside
+        self._text = text or sys.stdout
+        self._beside = beside or sys.stdout
         self._colour = colour
         self._brief = brief
         self._live = LiveText()

@@ -34,12 +34,15 @@ def exit_code(error: PerdureError) -> int:
 
 def report(error: PerdureError) -> int:
     """Print ``error`` and the way out on stderr; its exit code."""
-    # Indented, so that a text from outside in it cannot pass for a line of ours.
-    message = error.message.replace("\n", "\n  ")
-    print_text(styled(f"error: {message}", "red", on=_colours()), error=True)
+    print_text(styled(_indented(f"error: {error.message}"), "red", on=_colours()), error=True)
     if error.hint:
-        print_text(styled(f"hint: {error.hint}", "dim", on=_colours()), error=True)
+        print_text(styled(_indented(f"hint: {error.hint}"), "dim", on=_colours()), error=True)
     return exit_code(error)
+
+
+def _indented(text: str) -> str:
+    """Further lines of ``text`` behind the first: a text from outside in it cannot pass for a line of ours."""
+    return text.replace("\n", "\n  ")
 
 
 def _colours() -> bool:

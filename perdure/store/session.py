@@ -230,11 +230,12 @@ class Session:
 
     def _opened(self, options: str) -> sqlite3.Connection:
         uri = f"{self._path.as_uri()}?{options}"
-        return sqlite3.connect(uri, uri=True, timeout=self._busy_timeout, isolation_level=None)
+        # Used by one thread at a time, but not always the same: who closes it may be another one.
+        return sqlite3.connect(uri, uri=True, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
 
 
 def _empty() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with SqliteDatabase(connection).alchemy() as alchemy:
         metadata.create_all(alchemy)
     connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT}' AS version_num")
