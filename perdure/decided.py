@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from .errors import PerdureError
+from .runs import closed_status
 from .types.approval import DecidedApproval
 from .types.interface import Status
 
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
 
 async def past_of(run: Run, call_id: str) -> DecidedApproval | None:
     """The last that was decided on the call, or answered; None where nobody can say."""
-    if (past := await _decision_of(run, call_id)) is not None:
-        return past
-    try:  # nobody sent it to the last execution: it ran out, or continued as new
-        status = Status.model_validate(await run.query("status"))
-    except (RPCError, WorkflowQueryFailedError, PerdureError):
-        return None
-    return next((one for one in reversed(status.decided) if one.call_id == call_id), None)
-
-
-async def _decision_of(run: Run, call_id: str) -> DecidedApproval | None:
-    """The last decision on the call that somebody sent to the run's last execution; None where there is none to see."""
-    client, found = run.client.temporal, None
     try:
         seen = await run.describe()
-        async for event in client.get_workflow_handle(run.id, run_id=seen.run_id).fetch_history_events():
+    except PerdureError:
+        return None
+    if (past := await _decision_of(run, seen.run_id, call_id)) is not None or closed_status(seen) is None:
+        return past
+    # Nobody sent it to the last execution: it ran out, or continued as new.
+    raw = await run.query_ended(str(seen.run_id), "status")
+    status = None if raw is None else Status.model_validate(raw)
+    return next((one for one in reversed(status.decided if status else ()) if one.call_id == call_id), None)
+
+
+async def _decision_of(run: Run, run_id: str | None, call_id: str) -> DecidedApproval | None:
+    """The last decision on the call that somebody sent to that execution; None where there is none to see."""
+    client, found = run.client.temporal, None
+    try:
+        async for event in client.get_workflow_handle(run.id, run_id=run_id).fetch_history_events():
             if not event.HasField("workflow_execution_update_completed_event_attributes"):
                 continue
             outcome = event.workflow_execution_update_completed_event_attributes.outcome

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import WorkflowQueryFailedError
-from temporalio.service import RPCError
-
 from .answering import answer
 from .approving import decide
-from .errors import PerdureError, RunNotFoundError
+from .errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
 from .listed import MAY_WAIT, listed, of_agent
 from .noted import noted
-from .reading import NO_ANSWER
 from .runs import agent_of, closed_status
 from .types.approval import DecidedApproval, PendingApproval, WaitsFor
 from .types.interface import WORKFLOW, Status
@@ -34,7 +30,6 @@ logger = logging.getLogger("perdure.client")
 
 _AT_ONCE = 5
 """Runs that are asked at once what waits in them. More are no quicker where the worker has to load them."""
-_ENDED = "AcceptedUpdateCompletedWorkflow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +133,12 @@ async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) ->
         name = name or await agent_of(client, now)
         if name and (known := await noted(now)) is not None:
             return [_call(run, name, one) for one in known if agent in (None, name)]
-        status = Status.model_validate(await run.query("status"))
-    except (RPCError, WorkflowQueryFailedError, PerdureError) as error:
-        if isinstance(error, RPCError) and error.status in NO_ANSWER:
-            return None
+        status = Status.model_validate(await run.ask_workflow("status"))
+    except NoWorkerError:
+        return None
+    except RunClosedError:
+        return []
+    except PerdureError as error:
         logger.warning("run %s cannot say what waits in it: %s", seen.id, error)
         return []
     if agent is not None and status.agent != agent:

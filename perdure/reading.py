@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+import uuid
 from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio.client import (
     WorkflowExecutionDescription,
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
 )
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnswer
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 
-from .errors import NoWorkerError, PerdureError, StoreMismatchError
+from .errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, StoreMismatchError, from_type
 from .following import follow
+from .listed import status_of
+from .noted import noted
 from .ports import Store
 from .runs import agent_of, closed_status, has_poller, pending_reason
 from .store import Chain
@@ -26,7 +31,7 @@ from .store.whole import whole
 from .toolsets import Artifact, artifacts
 from .translate import run_error, translated, unreachable
 from .types.events import Event
-from .types.interface import Response, Status, plain_output
+from .types.interface import READ, Response, Status, plain_output
 from .types.messages import FilePart, Message
 
 if TYPE_CHECKING:
@@ -40,14 +45,10 @@ NO_WORKER = 10.0
 _NOT_TAKEN = 2
 """Events of a run that no worker has taken: it was started, and a task was scheduled."""
 _LOOK = 0.25
-QUERY = timedelta(seconds=5)
-"""How long a worker is given to answer a query before the run counts as waiting for a worker."""
-_FIRST = timedelta(seconds=2)
-"""After about so much of it the worker is asked again. Of two queries at once for a run that it has to load, while
-others push runs out of its cache, neither may ever be answered (measured: two inboxes over 200 runs, some of each 100).
-"""
-NO_ANSWER = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION)
-"""How a query fails that no worker has answered in time; the last: none has polled lately, which a busy one has not."""
+ANSWER = timedelta(seconds=5)
+"""How long a worker is given to say what the workflow has, before the run counts as waiting for a worker."""
+_AGAIN = 0.05
+"""Seconds until a workflow is asked again that has not read its input yet."""
 _RPC = timedelta(seconds=5)
 """How long the server is given for what it answers by itself, before it counts as unreachable."""
 
@@ -174,13 +175,26 @@ class Reading:
             return closed.model_copy(update=await self._recorded() | await self._ended(closed))
         reason = await pending_reason(self.client, seen)
         try:
-            raw = await self.query("status")
-        except (RPCError, WorkflowQueryFailedError):
-            agent = await agent_of(self.client, seen)
-            waiting = reason or "no worker answers on its task queue"
-            return Status(state="running", agent=agent, context_id=self.id, reason=waiting)
-        status = Status.model_validate(raw)
+            status = Status.model_validate(await self.ask_workflow("status"))
+        except RunClosedError:  # in this very moment
+            return await self.status()
+        except PerdureError as error:
+            return await self._unanswered(seen, reason or _silence(error))
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
+
+    async def _unanswered(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
+        """What Temporal and the store know of an open run for which no worker answers."""
+        told = status_of(seen)
+        known: dict[str, Any] = {
+            "agent": await agent_of(self.client, seen),
+            "state": told if told in ("waiting", "paused") else "running",
+            "approvals": await noted(seen) or (),
+        }
+        try:
+            known |= await self._recorded()
+        except PerdureError as error:  # the store is away too
+            logger.debug("the store cannot tell of run %s: %s", self.id, error)
+        return Status.model_validate({"context_id": self.id, "reason": reason, **known})
 
     async def _recorded(self) -> dict[str, Any]:
         """What the store knows of a closed run."""
@@ -190,7 +204,7 @@ class Reading:
         if row is None:
             return {}
         took = Response.model_validate_json(row.result or b"{}")
-        known = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
+        known: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
         return known | {"usage": took.usage, "cost_usd": took.cost_usd, "unanswered": took.unanswered}
 
     async def _ended(self, closed: Status) -> dict[str, Any]:
@@ -238,15 +252,61 @@ class Reading:
         except (PerdureError, RPCError) as error:  # whoever waits is told by the wait itself
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 
-    async def query(self, name: str, *args: Any) -> Any:
-        """Ask the workflow. Raises ``RPCError`` and ``WorkflowQueryFailedError``."""
-        first = _FIRST * random.uniform(0.75, 1.25)  # noqa: S311  # no secret: who asked together asks again apart
+    async def ask_workflow(self, view: Literal["status", "turn"], task_id: str | None = None) -> Any:
+        """The answer of the workflow's query ``view``, by an update that is refused: a query may wedge an open run, see
+        docs/decisions/024-queries.md.
+
+        All who ask the same share one update, so that a run without a worker keeps its other nine for decisions and
+        messages. Who finds one under way asks once more: it may have begun before what the caller has just done.
+        Raises ``NoWorkerError`` where none answers for 5 s, ``RunClosedError``, ``RunNotFoundError``,
+        ``ServerUnreachableError``.
+        """
+        asker, shared = uuid.uuid4().hex, False
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ANSWER.total_seconds()
+        while True:
+            cause = await self._refusal({"view": view, "task_id": task_id, "asker": asker}, until - loop.time())
+            if cause.type == READ and cause.details:
+                details = cause.details[0]
+                if shared or details["asker"] == asker:
+                    return details["answer"]
+                shared = True
+            elif cause.type != RunNotFoundError.__name__ or loop.time() > until:
+                raise from_type(cause.type, cause.message)
+            else:  # it has not read its input yet
+                await asyncio.sleep(_AGAIN)
+
+    async def _refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
+        """How the update ``read`` was refused."""
+        # Not the run's own handle: somebody may have opened it again since, and the update is of the last execution.
+        latest = self.client.temporal.get_workflow_handle(self.id)
+        within = max(within, 0.1)
+        shared = f"read-{asked['view']}-{asked['task_id'] or ''}"
         try:
-            return await self.handle.query(name, args=args, rpc_timeout=first)
+            async with asyncio.timeout(within):
+                await latest.execute_update("read", asked, id=shared, rpc_timeout=timedelta(seconds=within))
+        except WorkflowUpdateFailedError as error:
+            if isinstance(error.cause, ApplicationError):
+                return error.cause
+            raise from_type(None, str(error.cause)) from error
+        except (NoAnswer, TimeoutError) as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
+                raise asyncio.CancelledError from error
+            raise NoWorkerError(
+                f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
+            ) from error
         except RPCError as error:
-            if error.status not in NO_ANSWER:
-                raise
-        return await self.handle.query(name, args=args, rpc_timeout=QUERY - first)
+            raise self.translated(error) from error
+        raise AssertionError("the update is never accepted")
+
+    async def query_ended(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
+        """Query an execution that has ended: it has no workflow task any more that a query could wedge. None where no
+        worker answers, or it had not begun."""
+        try:
+            ended = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
+            return await ended.query(view, args=args, rpc_timeout=ANSWER)
+        except (RPCError, WorkflowQueryFailedError):
+            return None
 
     async def describe(self) -> WorkflowExecutionDescription:
         """What the server knows of the run. The SDK alone would try for 10 s and more to reach it."""
@@ -261,3 +321,8 @@ class Reading:
     def translated(self, error: RPCError) -> PerdureError:
         """What Temporal's refusal means here."""
         return translated(self.client.temporal, self.id, error)
+
+
+def _silence(error: PerdureError) -> str:
+    """Why there is no answer, in a line."""
+    return "no worker answers on its task queue" if isinstance(error, NoWorkerError) else str(error.message)

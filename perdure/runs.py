@@ -261,6 +261,29 @@ def _line(message: str) -> str:
     return " ".join(message.split())
 
 
+async def has_news(client: Client, run: WorkflowExecutionDescription) -> bool:
+    """Whether something has come for an open run, or is under way, that no workflow task has given to it yet.
+
+    A task that is pending need not mean that: it may be there only because somebody asked for the run's status.
+    """
+    if not run.raw_description.HasField("pending_workflow_task"):
+        return False
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=client.temporal.namespace,
+        execution=ExecutionMessage(workflow_id=run.id, run_id=run.run_id or ""),
+        maximum_page_size=_LAST_EVENTS,
+    )
+    got = await client.temporal.workflow_service.get_workflow_execution_history_reverse(request, retry=True)
+    for event in got.history.events:
+        if event.HasField("workflow_task_completed_event_attributes"):
+            return False
+        attributes = event.WhichOneof("attributes") or ""
+        by_workflow = hasattr(getattr(event, attributes, None), "workflow_task_completed_event_id")
+        if not by_workflow and not attributes.startswith("workflow_task_"):
+            return True
+    return True
+
+
 async def has_poller(client: Client, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
     """Whether a worker has polled the run's task queue since the run started, and, if asked, ``lately``.
 

@@ -7,20 +7,13 @@ import json
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import (
-    WorkflowExecutionDescription,
-    WorkflowFailureError,
-    WorkflowHandle,
-    WorkflowQueryFailedError,
-)
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError, WorkflowHandle
 
-from .errors import RunCancelledError, RunNotFoundError, ServerUnreachableError, from_type
+from .errors import PerdureError, RunCancelledError, RunClosedError, RunNotFoundError, ServerUnreachableError, from_type
 from .following import follow_turn
 from .following.turns import had_turn, last_turn
 from .ports import TurnRow
-from .reading import QUERY
-from .runs import closed_status
+from .runs import closed_status, has_news
 from .translate import run_error
 from .types.events import Event
 from .types.files import Asked
@@ -50,21 +43,25 @@ class Turn:
     async def status(self) -> TurnStatus:
         """How the turn stands. Raises ``RunNotFoundError``; ``state`` is ``unknown`` for a turn that nobody knows."""
         try:
-            raw = await self.run.query("turn", *([self.task_id] if self.task_id else []))
-        except RPCError as error:
-            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
-                if (recorded := await self._recorded()) is not None:
-                    return recorded
-                raise self.run.translated(error) from error
-            return await self._unasked()  # no worker answers
-        except WorkflowQueryFailedError:  # the run has only just begun, or was refused
-            status = await self._unasked()
-            return status if status.state != "running" else await self._of_ended(status)
-        status = TurnStatus.model_validate(raw)
+            seen = await self.run.describe()
+        except ServerUnreachableError:
+            return self._running()
+        except RunNotFoundError:  # long ago
+            if (recorded := await self._recorded()) is not None:
+                return recorded
+            raise
+        if closed_status(seen) is not None:
+            return await self._of_closed(seen)
+        try:
+            status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
+        except RunClosedError:  # in this very moment
+            return await self.status()
+        except PerdureError:  # no worker answers
+            return await self._unasked(seen)
         if status.state == "unknown":  # too long ago, or of an earlier execution
             return await self._recorded() or await self._left(status)
         self.task_id = self.task_id or status.task_id
-        return status if status.state != "running" else await self._of_ended(status)
+        return status
 
     async def result(self) -> Response:
         """Wait for the answer, with the messages up to it where this client has the store.
@@ -91,7 +88,7 @@ class Turn:
         status = await self.status()
         if status.state == "unknown":
             raise self._unknown(status)
-        return status.state != "running" and not await self._in_a_task()
+        return status.state != "running"
 
     async def interrupt(self, message: Asked | None = None, *, id: str | None = None, by: str | None = None) -> None:
         """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
@@ -101,7 +98,7 @@ class Turn:
         delay, answered = _ASK_FIRST, False
         while True:
             status = await self.status()
-            if status.state != "running" and not await self._in_a_task():
+            if status.state != "running":
                 return await self._ended(status)
             if self.run.has_store and not answered:
                 answered = await self._change()
@@ -125,70 +122,42 @@ class Turn:
             hint = "A turn of long ago is in the store: give this client store_url=…."
         return RunNotFoundError(f"run {self.run.id!r} has no turn {status.task_id!r}", hint=hint)
 
-    async def _in_a_task(self) -> bool:
-        """Whether the workflow has something to do that it has not done for good.
+    def _running(self) -> TurnStatus:
+        return TurnStatus(task_id=self.task_id or "", state="running")
 
-        A query is answered from what has arrived. Until the task that it arrived with is completed, a message that is
-        sent now is taken up before it, and joins a turn whose answer its sender knows.
-        """
-        try:
-            seen = await self.run.describe()
-        except (RunNotFoundError, ServerUnreachableError):  # long ago; or nobody can say
-            return False
-        return closed_status(seen) is None and seen.raw_description.HasField("pending_workflow_task")
-
-    async def _unasked(self) -> TurnStatus:
-        """How the turn stands, where nobody answers for the workflow.
+    async def _unasked(self, seen: WorkflowExecutionDescription) -> TurnStatus:
+        """How the turn of an open run stands, where nobody answers for its workflow.
 
         The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
         too: until then a message may join the turn, and have an answer of its own.
         """
-        running = TurnStatus(task_id=self.task_id or "", state="running")
-        try:
-            seen = await self.run.describe()
-        except ServerUnreachableError:
-            return running
-        if closed_status(seen) is not None:
-            return await self._of_closed(seen)
-        raw = seen.raw_description
-        if raw.pending_activities or raw.HasField("pending_workflow_task"):
-            return running
-        return await self._recorded() or running
+        if seen.raw_description.pending_activities or await has_news(self.run.client, seen):
+            return self._running()
+        return await self._recorded() or self._running()
 
     async def _of_closed(self, seen: WorkflowExecutionDescription) -> TurnStatus:
-        """How a turn of a run stands that has ended, where nobody answers for its workflow."""
-        if self.task_id is None and self.run.has_store:
-            self.task_id = await last_turn(await self.run.store(), seen)
+        """How a turn of a run stands that has ended. Without a word on it (terminated, timed out, refused) the turn is
+        over as the run is."""
         if (recorded := await self._recorded()) is not None:
             return recorded
+        latest = await last_turn(await self.run.store(), seen) if self.run.has_store else None
+        if self.task_id is None:
+            self.task_id = latest
+            if (recorded := await self._recorded()) is not None:
+                return recorded
+        known, said = latest is not None and self.task_id == latest, None
+        if not known:
+            said = await self.run.query_ended(str(seen.run_id), "turn", *([self.task_id] if self.task_id else []))
+        if said is not None and (status := TurnStatus.model_validate(said)).state != "running":
+            if status.state == "unknown":
+                return await self._left(status)
+            self.task_id = self.task_id or status.task_id
+            return status
         last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
-        status = TurnStatus(task_id=self.task_id or "", state="running")
-        over = await self._over_as_its_run(last, status)
-        if not self.run.has_store:  # nobody can say whether the turn had its answer before the run failed
-            return over if over.state == "completed" else status
+        over = await self._over_as_its_run(last, self._running())
+        if not self.run.has_store:  # where nobody answers, nobody can say whether it had its answer before a failure
+            return over if over.state == "completed" or said is not None else self._running()
         return over if over.state != "running" else await self._left(over.model_copy(update={"state": "unknown"}))
-
-    async def _of_ended(self, status: TurnStatus) -> TurnStatus:
-        """A turn of a run that has ended without a word on it (terminated, timed out, refused) is over as the run is.
-
-        ``status`` is what the workflow said of it. It may have ended since, so its last execution is asked again.
-        """
-        try:
-            seen = await self.run.describe()
-        except ServerUnreachableError:
-            return status
-        if closed_status(seen) is None:
-            return status
-        last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
-        try:
-            raw = await last.query("turn", args=[self.task_id] if self.task_id else [], rpc_timeout=QUERY)
-            if (said := TurnStatus.model_validate(raw)).state != "running":
-                return said if said.state != "unknown" else status
-        except RPCError:
-            return status
-        except WorkflowQueryFailedError:
-            pass
-        return await self._over_as_its_run(last, status)
 
     async def _over_as_its_run(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
         """``status``, or what the end of the run says of a turn that it ended, or that was the last one."""

@@ -23,6 +23,8 @@ from .messages import CALL_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, M
 from .plain import JsonObject, parse_json
 
 WORKFLOW = "AgentWorkflow"
+READ = "Read"
+"""Type of the error with which the update ``read`` is refused: its details are ``{"answer", "asker"}``."""
 Mode = Literal["run", "session"]
 Doing = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
 OnLimit = Literal["finish", "return", "error", "pause"]

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.plugin import SimplePlugin
+from temporalio.worker import UnsandboxedWorkflowRunner, WorkerConfig
 from temporalio.worker import Worker as TemporalWorker
-from temporalio.worker import WorkerConfig
 
 from ..agent import Agent
 from ..errors import DefinitionError, ThreadsLostError
@@ -23,6 +23,7 @@ from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine
 from .resources import Lifespan
+from .workflow_runner import TaskBoundRunner
 
 logger = logging.getLogger("perdure.worker")
 
@@ -89,6 +90,8 @@ class PerdurePlugin(SimplePlugin):
             # The SDK fills its defaults in before plugins see them, so a default cannot be told from a choice of it.
             if config.get(name) in (None, sdk_default):
                 config[name] = ours  # type: ignore[literal-required]  # the names above are keys of the TypedDict
+        if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
+            config["unsandboxed_workflow_runner"] = TaskBoundRunner()
         return config
 
     async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:

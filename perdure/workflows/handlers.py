@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import EngineError, InvalidInputError, PerdureError
+from ..types.interface import READ
 from ..types.messages import clean
 from ..types.state import RunState
 from . import host
@@ -148,6 +149,25 @@ class Handlers:
     @raw_argument
     def probe(self, *_: Any) -> None:
         """Shows the sender that the run is open: to a closed one, no signal is delivered."""
+
+    @workflow.update
+    @raw_argument
+    async def read(self, view: Any = None, *_: Any) -> None:
+        """Never accepted: its error has the answer in its details. See :meth:`_read`."""
+
+    @read.validator
+    @raw_argument
+    def _read(self, view: Any = None, *_: Any) -> None:
+        """Refuse ``{"view": "status" or "turn", "task_id", "asker"}`` with ``{"answer", "asker"}``: what the query has.
+
+        A refused update adds nothing to history, and comes with a workflow task, as a query need not: see
+        docs/decisions/024-queries.md.
+        """
+        value = decoded(view)
+        asked = value if isinstance(value, dict) else {}
+        answer = self.turn(asked.get("task_id")) if asked.get("view") == "turn" else self.status()
+        details = {"answer": answer, "asker": asked.get("asker")}
+        raise ApplicationError("the answer is in the details", details, type=READ, non_retryable=True)
 
     @workflow.query
     @raw_argument

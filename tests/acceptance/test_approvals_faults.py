@@ -117,7 +117,7 @@ async def test_a_decision_that_had_no_answer_is_sent_again(engine: Engine) -> No
 
 async def _decided(run: Run) -> Any:
     """What the run itself says, also when it has ended."""
-    raw = await run.query("status")
+    raw = await run.handle.query("status")
     return [type("Decided", (), one) for one in raw["decided"]]
 
 

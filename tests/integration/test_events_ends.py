@@ -124,10 +124,8 @@ async def test_live_and_afterwards(
 
 
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on: no worker is there to answer a query, and nobody need wait five seconds for it each time."""
-    monkeypatch.setattr("perdure.reading._FIRST", timedelta(seconds=0.4))
-    for module in ("reading", "turn"):
-        monkeypatch.setattr(f"perdure.{module}.QUERY", timedelta(seconds=1))
+    """From now on: no worker is there to answer, and nobody need wait five seconds for it each time."""
+    monkeypatch.setattr("perdure.reading.ANSWER", timedelta(seconds=1))
 
 
 async def test_when_nobody_serves_it_any_more(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

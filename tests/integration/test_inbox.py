@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client as TemporalClient
-from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInput
+from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInput, StartWorkflowUpdateInput
 from temporalio.converter import DataConverter
 from temporalio.worker import Worker as TemporalWorker
 
@@ -79,8 +79,12 @@ class _Counting(OutboundInterceptor):
         self._asked = asked
 
     async def query_workflow(self, input: QueryWorkflowInput) -> Any:
-        self._asked.append(input.id)
-        return await super().query_workflow(input)
+        raise AssertionError("nothing that is open is queried")
+
+    async def start_workflow_update(self, input: StartWorkflowUpdateInput) -> Any:
+        if input.update == "read":
+            self._asked.append(input.id)
+        return await super().start_workflow_update(input)
 
 
 async def counting(engine: Engine) -> tuple[Client, Queries]:

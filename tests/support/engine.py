@@ -9,15 +9,19 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowHistory
 
 from perdure import Agent, Client, Worker
+from perdure.errors import ServerUnreachableError
 from perdure.ports.points import Point
 from perdure.testing import kill_at
+from perdure.worker.histories import histories_of_run, ids_of
+from perdure.worker.replay import replayed
 from tests.support.ledger import Ledger
 from tests.support.wait import eventually
 
@@ -120,12 +124,25 @@ class Engine:
         return process
 
     async def close(self) -> None:
-        """Kill processes, close clients."""
+        """Kill processes, close clients. Every history that a worker process had a part in is replayed: a kill must not
+        leave one behind that no worker can ever go on with."""
         for process in self._processes:
             if process.process.poll() is None:
                 await process.kill()
+        if self._processes:
+            with suppress(ServerUnreachableError):  # killed by the test, too; the engine after it has the same queue
+                await self._replay()
+            self._processes.clear()
         for client in self._clients:
             await client.close()
+
+    async def _replay(self) -> None:
+        client = await self.client(store=False)
+        histories: dict[str, WorkflowHistory] = {}
+        for id in await ids_of(client, f"TaskQueue = '{self.task_queue}'"):
+            histories |= await histories_of_run(client, id)
+        report = await replayed(histories, data_converter=client.temporal.data_converter)
+        assert not report.failed, str(report)
 
 
 def run_worker(agents: Iterable[Agent], **options: Any) -> None:
