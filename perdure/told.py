@@ -106,6 +106,8 @@ async def to_begin(run: Reading) -> bool:
 
 async def _unheard(run: Run, status: Status, *, approval: bool) -> bool:
     """Whether the store tells of a call that ``status`` does not show yet."""
+    if status.doing == "nothing" and status.state in ("running", "waiting"):  # no worker answers for the run
+        return any((kind == "approval") == approval for kind in (await _told(run)).waits.values())
     if status.doing not in (("model",) if approval else ("model", "tools")):
         return False  # of approvals the model's activity tells alone
     known = {call.call_id for call in status.calls}

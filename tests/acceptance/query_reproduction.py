@@ -12,8 +12,8 @@ activity completes, and an update comes that is accepted once the activity has c
    WorkflowTaskScheduled, but no WorkflowTaskStarted.
 2. The SDK applies these events: an activation with the activity's result, with the time of the task before. The
    workflow goes on, upserts its memo, and stays in the cache with that.
-3. The workflow task starts, with the update. Its validator sees the result: accepted. The commands are sent in the order
-   of their making: UpsertMemo, then the update's acceptance.
+3. The workflow task starts, with the update. Its validator sees the result: accepted. The commands are sent in the
+   order of their making: UpsertMemo, then the update's acceptance.
 4. In replay both are in one activation, the update first: TMPRL1100, "Update machine does not handle this event:
    HistoryEvent(id: 11, WorkflowPropertiesModified)". As soon as the run leaves the cache, it is stuck for good.
 
@@ -115,12 +115,11 @@ async def reproduce(
         "max_cached_workflows": 3,
         "max_concurrent_workflow_task_polls": 8,
     }
-    handles = []
     async with Worker(client, task_queue=f"{queue}-work", activities=[work]):
         async with Worker(client, unsandboxed_workflow_runner=runner(), **served):
-            for number in range(runs):
-                handles.append(await client.start_workflow("Waiting", id=f"{queue}-{number}", task_queue=queue))
-            while not all(handle.id in _tokens for handle in handles):
+            ids = [f"{queue}-{number}" for number in range(runs)]
+            handles = [await client.start_workflow("Waiting", id=id, task_queue=queue) for id in ids]
+            while not _tokens.keys() >= set(ids):  # noqa: ASYNC110  # a script that stands alone
                 await asyncio.sleep(0.05)
         async with Worker(client, unsandboxed_workflow_runner=runner(), **served):
             looked = await asyncio.gather(*(_at_once(client, handle, look) for handle in handles))
@@ -153,8 +152,7 @@ async def _looked(handle: WorkflowHandle[Any, Any], look: str) -> bool:
                 return bool(await handle.query("ahead", rpc_timeout=timedelta(seconds=10)))
             await handle.execute_update("look")
         except WorkflowUpdateFailedError as refused:
-            assert isinstance(refused.cause, ApplicationError)
-            return bool(refused.cause.details and refused.cause.details[0])
+            return isinstance(refused.cause, ApplicationError) and bool(refused.cause.details[0])
         except WorkflowQueryFailedError:
             await asyncio.sleep(0.05)
 

@@ -139,8 +139,8 @@ class Engine:
     async def _replay(self) -> None:
         client = await self.client(store=False)
         histories: dict[str, WorkflowHistory] = {}
-        for id in await ids_of(client, f"TaskQueue = '{self.task_queue}'"):
-            histories |= await histories_of_run(client, id)
+        for run_id in await ids_of(client, f"TaskQueue = '{self.task_queue}'"):
+            histories |= await histories_of_run(client, run_id)
         report = await replayed(histories, data_converter=client.temporal.data_converter)
         assert not report.failed, str(report)
 
