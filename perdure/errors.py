@@ -21,7 +21,7 @@
     │       └── AuthContextUnavailableError      it cannot be had for now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
     │   └── QuestionDeclinedError                a person would not answer what the tool asks
-    ├── RunNotFoundError · RunExistsError · RunClosedError
+    ├── RunNotFoundError · RunExistsError · RunClosedError · RunStuckError
     ├── ScheduleNotFoundError · ScheduleExistsError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
@@ -172,6 +172,10 @@ class QuestionDeclinedError(ToolError):
 
 class RunNotFoundError(PerdureError):
     """There is no run of that id."""
+
+
+class RunStuckError(PerdureError):
+    """The run's workflow task fails again and again; the hint says how to get the run going."""
 
 
 class RunExistsError(PerdureError):

@@ -10,7 +10,7 @@ from temporalio.service import RPCError
 from .answering import answer
 from .approving import decide, revoke
 from .differing import Difference, difference
-from .errors import InvalidInputError, RunClosedError
+from .errors import InvalidInputError, RunClosedError, RunStuckError
 from .following import begun
 from .forking import fork
 from .loop import read_limits
@@ -25,6 +25,7 @@ from .turn import Turn
 from .types.approval import DecidedApproval, StandingApproval
 from .types.files import Asked
 from .types.interface import Override
+from .workflow_tasks import failing_task
 
 __all__ = ["NO_WORKER", "Run"]
 
@@ -104,12 +105,14 @@ class Run(Reading):
         who raise one the highest counts. A run that is paused at a limit goes on when that is raised. One that is
         opened again begins to count anew.
 
-        Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``InvalidInputError`` for
-        ``limits`` that do not fit.
+        Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``RunStuckError`` for one
+        whose workflow task fails again and again; ``InvalidInputError`` for ``limits`` that do not fit.
         """
         raised = read_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
         closed = await ended(self)
         if closed is None:
+            if (failing := await failing_task(self.client.temporal, await self.describe())) is not None:
+                raise RunStuckError(f"run {self.id!r} is not paused: {failing}", hint=failing.way_out)
             await pause_heard(self)
             said = {"limits": raised} if raised else {}
             await self._signal("resume", {**said, "by": by or self.client.actor})

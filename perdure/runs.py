@@ -26,6 +26,7 @@ from .listed import agent_of as told_agent
 from .listed import listed, of_agent, of_status, status_of
 from .ports import Store
 from .types.interface import WORKFLOW, Status
+from .workflow_tasks import failing_task
 
 if TYPE_CHECKING:
     from .client import Client
@@ -223,6 +224,8 @@ def closed_status(seen: WorkflowExecutionDescription) -> Status | None:
 
 async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
     """Why the run does not get on, in a line: what its activities wait for or failed with."""
+    if (failing := await failing_task(client.temporal, seen)) is not None:
+        return f"{failing}. {failing.way_out}"
     raw = seen.raw_description
     converter = client.temporal.data_converter
     for pending in raw.pending_activities:
@@ -240,7 +243,7 @@ async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> 
         if not begun:
             return f"{name} waits for a worker"
     if raw.HasField("pending_workflow_task") and raw.pending_workflow_task.attempt > 1:
-        return f"a worker fails to go on with it, attempt {raw.pending_workflow_task.attempt}; its log says why"
+        return f"its worker was lost in a workflow task; attempt {raw.pending_workflow_task.attempt} is under way"
     return None
 
 
@@ -259,29 +262,6 @@ async def _failure(converter: DataConverter, failure: Failure) -> str:
 def _line(message: str) -> str:
     """An error and its way out, which stand on lines of their own, in one."""
     return " ".join(message.split())
-
-
-async def has_news(client: Client, run: WorkflowExecutionDescription) -> bool:
-    """Whether something has come for an open run, or is under way, that no workflow task has given to it yet.
-
-    A task that is pending need not mean that: it may be there only because somebody asked for the run's status.
-    """
-    if not run.raw_description.HasField("pending_workflow_task"):
-        return False
-    request = GetWorkflowExecutionHistoryReverseRequest(
-        namespace=client.temporal.namespace,
-        execution=ExecutionMessage(workflow_id=run.id, run_id=run.run_id or ""),
-        maximum_page_size=_LAST_EVENTS,
-    )
-    got = await client.temporal.workflow_service.get_workflow_execution_history_reverse(request, retry=True)
-    for event in got.history.events:
-        if event.HasField("workflow_task_completed_event_attributes"):
-            return False
-        attributes = event.WhichOneof("attributes") or ""
-        by_workflow = hasattr(getattr(event, attributes, None), "workflow_task_completed_event_id")
-        if not by_workflow and not attributes.startswith("workflow_task_"):
-            return True
-    return True
 
 
 async def has_poller(client: Client, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:

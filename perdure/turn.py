@@ -13,11 +13,12 @@ from .errors import PerdureError, RunCancelledError, RunClosedError, RunNotFound
 from .following import follow_turn
 from .following.turns import had_turn, last_turn
 from .ports import TurnRow
-from .runs import closed_status, has_news
+from .runs import closed_status
 from .translate import run_error
 from .types.events import Event
 from .types.files import Asked
 from .types.interface import Response, TurnStatus
+from .workflow_tasks import has_news
 
 if TYPE_CHECKING:
     from .run import Run
@@ -131,7 +132,7 @@ class Turn:
         The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
         too: until then a message may join the turn, and have an answer of its own.
         """
-        if seen.raw_description.pending_activities or await has_news(self.run.client, seen):
+        if seen.raw_description.pending_activities or await has_news(self.run.client.temporal, seen):
             return self._running()
         return await self._recorded() or self._running()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -13,11 +14,13 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import PerdureError, ServerUnreachableError
 from ..search_attributes import find
+from ..types.interface import WORKFLOW
+from ..workflow_tasks import FailingTask, failing_task
 from .address import Target, connect, resolve
 from .binary import find_binary
 from .home import current_home
@@ -36,6 +39,8 @@ _EXTRAS = {
     "otel": "opentelemetry-sdk",
 }
 _KEYS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
+_RUNS, _AT_ONCE = 1000, 20
+"""Open runs that are looked at, and how many at once: 4 s for all of them."""
 _DISK_FAIL, _DISK_WARN = 100 * 2**20, 2**30
 
 Status = Literal["ok", "warn", "fail"]
@@ -88,6 +93,7 @@ async def _server(target: Target) -> list[Finding]:
         client = await connect(target)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=target.namespace))
         attributes = await _attributes(client)
+        stuck = await _stuck(client)
     except PerdureError as error:
         return [Finding("server", "fail", error.message, error.hint)]
     except RPCError as error:
@@ -95,7 +101,28 @@ async def _server(target: Target) -> list[Finding]:
         detail = f"{target.namespace}: {'there is none of that name' if missing else error.message}"
         way_out = "Set TEMPORAL_NAMESPACE, or create it: temporal operator namespace create."
         return [Finding("server", "ok", where), Finding("namespace", "fail", detail, way_out)]
-    return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace), attributes]
+    return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace), attributes, *stuck]
+
+
+async def _stuck(client: Client) -> list[Finding]:
+    """The open runs whose workflow task fails again and again, of the latest ones."""
+    asking = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(run: WorkflowExecution) -> FailingTask | None:
+        async with asking:
+            try:
+                handle = client.get_workflow_handle(run.id, run_id=run.run_id)
+                return await failing_task(client, await handle.describe())
+            except RPCError:  # deleted meanwhile
+                return None
+
+    open_runs = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
+    runs = [run async for run in client.list_workflows(open_runs, limit=_RUNS)]
+    failing = [one for one in await asyncio.gather(*map(look, runs)) if one is not None]
+    if not failing:
+        looked = f"of the latest {_RUNS:,} open runs none" if len(runs) == _RUNS else "none"
+        return [Finding("stuck runs", "ok", looked)]
+    return [Finding("stuck runs", "fail", f"{one.run_id}: {one}", one.way_out) for one in failing]
 
 
 async def _attributes(client: Client) -> Finding:

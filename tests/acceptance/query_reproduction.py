@@ -118,7 +118,7 @@ async def reproduce(
     async with Worker(client, task_queue=f"{queue}-work", activities=[work]):
         async with Worker(client, unsandboxed_workflow_runner=runner(), **served):
             ids = [f"{queue}-{number}" for number in range(runs)]
-            handles = [await client.start_workflow("Waiting", id=id, task_queue=queue) for id in ids]
+            handles = [await client.start_workflow("Waiting", id=name, task_queue=queue) for name in ids]
             while not _tokens.keys() >= set(ids):  # noqa: ASYNC110  # a script that stands alone
                 await asyncio.sleep(0.05)
         async with Worker(client, unsandboxed_workflow_runner=runner(), **served):

@@ -15,6 +15,7 @@ from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInp
 from temporalio.service import RPCError
 
 from perdure import Agent, Client, Run, tool
+from perdure.inbox import pending_of
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.workflow_runner import TaskBoundRunner
@@ -52,10 +53,6 @@ async def test_a_query_is_answered_only_with_what_a_workflow_task_has_brought(en
     """Without ``TaskBoundRunner`` 2 to 17 of 24 queries see more than that, and up to 8 histories do not replay."""
     found = await reproduce(await engine.temporal(), "query", TaskBoundRunner)
     assert (found.ahead, found.unreplayable) == (0, 0), found.error
-
-
-async def _has_asked(run: Run) -> bool:
-    return any(event.type == "approval.requested" for event in [one async for one in run.events(wait=False)])
 
 
 async def test_the_client_queries_no_open_run(engine: Engine) -> None:
@@ -139,8 +136,8 @@ async def test_runs_that_are_looked_at_and_decided_on_while_workers_are_killed_r
         await asyncio.sleep(number * 0.5)
         run = await client.start("paying", f"w{number}")
         looking = asyncio.ensure_future(_look(run, dice.random()))
-        await eventually(lambda: _has_asked(run))
-        await run.approve()
+        pending = await eventually(lambda: pending_of(run), what="a call that waits")
+        await pending[0].approve()
         await looking
         await run.result()
 
