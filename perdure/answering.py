@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .decided import past_of
 from .errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
@@ -14,6 +12,7 @@ from .loop import repeats_answer
 from .told import waiting
 from .types.approval import DecidedApproval, PendingApproval
 from .types.interface import Status
+from .types.plain import as_plain
 from .types.question import CallAnswer
 from .updates import updated
 from .uploading import SENT_BYTES, uploaded
@@ -54,9 +53,8 @@ async def answer(
 async def _said(run: Run, value: Any) -> dict[str, Any]:
     """Plain JSON; a long text goes by way of the store."""
     try:
-        plain = to_jsonable_python(value, by_alias=True)
-        json.dumps(plain, allow_nan=False)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        plain = as_plain(value)
+    except ValueError as error:
         raise InvalidInputError(f"the answer cannot be written as JSON: {error}", hint="Give plain values.") from None
     if isinstance(plain, str) and len(plain.encode(errors="replace")) > SENT_BYTES:
         ref, store_id = await uploaded(run.client, plain)

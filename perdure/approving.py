@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .decided import past_of
 from .errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
@@ -15,6 +13,7 @@ from .loop import repeats
 from .told import waiting
 from .types.approval import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval
 from .types.interface import Status
+from .types.plain import as_plain
 from .updates import updated
 
 if TYPE_CHECKING:
@@ -100,12 +99,10 @@ async def _waits_under(run: Run, call_id: str) -> tuple[str | None, str | None]:
 def _plain(arguments: dict[str, Any]) -> Any:
     """As they are, and not as pydantic would mend them: somebody approves these. Raises ``InvalidInputError``."""
     try:
-        plain = to_jsonable_python(arguments, by_alias=True)
-        json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        return as_plain(arguments)
+    except ValueError as error:
         hint = "Give plain values: finite numbers, texts without lone surrogates."
         raise InvalidInputError(f"the arguments cannot be written as JSON: {error}", hint=hint) from None
-    return plain
 
 
 async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,6 +17,7 @@ from .store import Chain
 from .types.files import Asked, Dataclass, File, unfit_file
 from .types.interface import Mode, Override, Response, UserMessage
 from .types.messages import Message, clean, file_parts
+from .types.plain import flaw
 from .types.session_form import from_session
 
 if TYPE_CHECKING:
@@ -105,12 +105,14 @@ def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
         context = context.model_dump(mode="json")
     try:
         given = dict(context)
-        json.dumps(given, allow_nan=False)
+        why = flaw(given)
     except (TypeError, ValueError) as error:
+        why = str(error)
+    if why:
         raise InvalidInputError(
-            f"the context of a run is a dictionary of plain JSON: {error}",
+            f"the context of a run is a dictionary of plain JSON: {why}",
             hint="Give ids, numbers and texts; tools load the rest.",
-        ) from None
+        )
     return given
 
 

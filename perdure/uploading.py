@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .errors import InvalidInputError
 from .ports import Blob, Commit
 from .types.files import Asked, Content, Dataclass, File, pieces
 from .types.interface import Override, UserMessage
 from .types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
+from .types.plain import as_plain
 
 if TYPE_CHECKING:
     from .client import Client
@@ -52,10 +52,10 @@ async def as_message(
 async def _with_input(client: Client, message: UserMessage, value: object) -> UserMessage:
     """An input travels as plain JSON, for anybody to read; a long one as text does."""
     try:
-        plain = to_jsonable_python(value, by_alias=True)
-        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        plain = as_plain(value)
+    except ValueError as error:
         raise InvalidInputError(f"the input cannot be written as JSON: {error}", hint="Give plain values.") from None
+    text = json.dumps(plain, ensure_ascii=False)
     if len(text) * 4 <= SENT_BYTES or len(text.encode()) <= SENT_BYTES:
         return message.model_copy(update={"input": plain})
     said, store_id = await uploaded(client, text)

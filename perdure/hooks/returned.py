@@ -10,6 +10,7 @@ from ..errors import HookError
 from ..loop.calls import sound_parts
 from ..ports import ModelRequest
 from ..types.messages import Message, Part, TextPart, ToolCallPart, clean
+from ..types.plain import as_plain
 from .hook import Hook, Veto
 
 
@@ -75,11 +76,16 @@ def text_from(hook: Hook, returned: Any, text: str) -> str:
 
 
 def arguments_from(hook: Hook, returned: Any, arguments: dict[str, Any]) -> dict[str, Any] | Veto:
-    """A call's arguments after a ``before_tool_call`` hook. Raises ``HookError``."""
-    if returned is None:
-        return arguments
-    if isinstance(returned, dict | Veto):
+    """A call's arguments after a ``before_tool_call`` hook, which may have changed ``arguments`` in place. Raises
+    ``HookError``."""
+    if isinstance(returned, Veto):
         return returned
+    if returned is None or isinstance(returned, dict):
+        try:
+            plain: dict[str, Any] = as_plain(arguments if returned is None else returned)
+        except ValueError as error:
+            raise _wrong(hook, f"gave arguments that are not plain JSON: {error}") from None
+        return arguments if returned is None and plain == arguments else plain
     raise _may_return(hook, returned, "a dictionary of arguments or Veto")
 
 

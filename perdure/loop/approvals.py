@@ -32,7 +32,7 @@ from .asking import askers, asks, expects
 from .early import not_yet
 from .limits import unused
 from .reminding import look
-from .sizes import size
+from .sizes import DECIDED_BYTES, latest, size
 from .standing import by_standing, check_always, stand, withdraw
 
 _WHOSE = {"remote": "those of a remote tool", "callback": "those of a callback"}
@@ -192,7 +192,7 @@ def _decide(state: RunState, pending: PendingCall, decided: Decided) -> DecidedA
         )
     said = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
     past = DecidedApproval(call_id=call.id, name=call.name, changed=decided.arguments is not None, **said)
-    state.decided = [*state.decided, past][-DECIDED:]
+    state.decided = latest([*state.decided, past][-DECIDED:], DECIDED_BYTES)
     return past
 
 

@@ -139,7 +139,8 @@ def _sound_part(part: Part) -> Part | None:
 def _written(arguments: dict[str, Any]) -> str:
     """The JSON of ``arguments``, which is not plain; empty where there is none."""
     try:
-        return clean(json.dumps(arguments, ensure_ascii=False))
+        text = json.dumps(arguments, ensure_ascii=False)
+        return text if clean(text) is text else json.dumps(arguments)  # which shows a lone surrogate as it is
     except (TypeError, ValueError, RecursionError):
         return ""
 

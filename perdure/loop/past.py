@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..types.interface import TurnStatus
 from ..types.state import RunState, Turn
 from .answer import response
-from .sizes import PAST_BYTES, PAST_TURNS, size
+from .sizes import PAST_BYTES, PAST_TURNS, latest
 
 
 def turn_status(state: RunState, task_id: str | None = None) -> TurnStatus:
@@ -39,11 +39,4 @@ def remember(state: RunState) -> None:
     """Keep how the present turn ended, before the next one takes its place: the latest turns, as many as fit."""
     if state.turn is None:
         return
-    past = [*state.past, _present(state, state.turn)][-PAST_TURNS:]
-    total = 0
-    for count, turn in enumerate(reversed(past)):
-        total += size(turn.model_dump(mode="json", exclude_none=True))
-        if total > PAST_BYTES and count:
-            past = past[-count:]
-            break
-    state.past = past
+    state.past = latest([*state.past, _present(state, state.turn)][-PAST_TURNS:], PAST_BYTES)

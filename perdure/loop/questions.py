@@ -22,7 +22,7 @@ from .asking import asks, expects, let_go
 from .early import not_yet
 from .elsewhere import arguments_of, keep_cleared, keep_returned
 from .remote import fits_beside
-from .sizes import size
+from .sizes import DECIDED_BYTES, latest, size
 
 _SEND = "To answer that, send its `hash`, as `status` shows it."
 
@@ -215,9 +215,9 @@ def _check_value(state: RunState, pending: PendingCall, said: CallAnswer) -> Non
 def _check_result(state: RunState, value: Any) -> None:
     """Of a callback: it travels whole, as a remote tool's, with those of the other calls."""
     text = _text(value)
-    if (found := len(text.encode())) > REMOTE_BYTES:
+    if (found := size(text)) > REMOTE_BYTES:
         raise InvalidInputError(
-            f"value: it has {found:,} bytes and may have {REMOTE_BYTES:,}",
+            f"value: it has {found:,} bytes as JSON and may have {REMOTE_BYTES:,}",
             hint="perdure's client puts a longer text into the store.",
         )
     if not fits_beside(state, text):
@@ -246,7 +246,7 @@ def _remember(
 ) -> DecidedApproval:
     call = pending.call
     past = DecidedApproval(call_id=call.id, name=call.name, state=how, at=now.isoformat(), **more)
-    state.decided = [*state.decided, past][-DECIDED:]
+    state.decided = latest([*state.decided, past][-DECIDED:], DECIDED_BYTES)
     return past
 
 

@@ -17,7 +17,7 @@ from .asking import askers
 from .auth import shown, take_auth
 from .content import carried, cleaned, kept_apart, nearest, place, unfit_content
 from .past import remember
-from .sizes import ID_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, size
+from .sizes import ID_BYTES, INBOX_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, SEEN_BYTES, size
 
 REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
@@ -34,6 +34,7 @@ def receive(state: RunState, raw: Any) -> bool:
         if _known(state, message):
             return False
         _check_sender(state, message)
+        _check_room(state, message)
     except InvalidInputError as error:
         refuse(state, error.message)
         return False
@@ -61,12 +62,12 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
     if state is None:
         return message
     _check_store(state, message)
-    ending = state.cancelled or (state.turn is not None and state.turn.failure is not None)
-    known = _known(state, message)
-    if ending and not known:
+    if _known(state, message):
+        return message
+    if state.cancelled or (state.turn is not None and state.turn.failure is not None):
         raise RunClosedError(f"run {state.context_id!r} is ending", hint="Send it again when the run has ended.")
-    if not known:
-        _check_sender(state, message)
+    _check_sender(state, message)
+    _check_room(state, message)
     return message
 
 
@@ -127,6 +128,32 @@ def _check_sender(state: RunState, message: UserMessage) -> None:
         )
 
 
+def _check_room(state: RunState, message: UserMessage) -> None:
+    """Refuse a message that does not fit beside those that wait: the run could not be continued as new with them."""
+    count, waiting = _count_waiting(state)
+    found = waiting + size(message.model_dump(mode="json", exclude_none=True))
+    if found > INBOX_BYTES and count:
+        raise InvalidInputError(
+            f"message: with the {count:,} that wait for the model it has {found:,} bytes as JSON and may have "
+            f"{INBOX_BYTES:,}",
+            hint="Send it again when the model was given those, or with perdure's client, which puts a long message "
+            "into the store.",
+        )
+
+
+def _count_waiting(state: RunState) -> tuple[int, int]:
+    """The messages that no model was given, some perhaps in a step that was interrupted: how many, and their bytes.
+
+    They are measured anew only where some were taken out since the last was taken: thousands may wait. Changes nothing,
+    as an update's validator asks, which does not run in replay.
+    """
+    messages = [item for item in state.carry if isinstance(item, NewMessage)]
+    if len(messages) + len(state.inbox) == state.waiting:
+        return state.waiting, state.waiting_bytes
+    messages += [item for item in state.inbox if isinstance(item, NewMessage)]
+    return len(messages), sum(size(item.model_dump(mode="json", exclude_none=True)) for item in messages)
+
+
 def _known(state: RunState, message: UserMessage) -> str | None:
     """The turn of a message that was taken before. An empty id is none: it would make all such messages one."""
     return state.seen.get(clean(message.id)) if message.id else None
@@ -145,22 +172,24 @@ def _take(state: RunState, message: UserMessage) -> str:
     sent = clean(message.id) if message.id else None
     if sent is not None:
         state.seen[sent] = turn.task_id
-        if len(state.seen) > SEEN_IDS:
+        while len(state.seen) > SEEN_IDS or size(state.seen) > SEEN_BYTES:
             del state.seen[next(iter(state.seen))]
     if message.content is not None:
         by = clean(message.by) if message.by else None
         said, kept = cleaned(message.content), message.store_id
-        state.inbox.append(
-            NewMessage(
-                content=said,
-                id=sent,
-                by=by,
-                store_id=kept,
-                typed=message.typed,
-                auth_context=message.auth_context,
-                auth_ref=message.auth_ref,
-            )
+        new = NewMessage(
+            content=said,
+            id=sent,
+            by=by,
+            store_id=kept,
+            typed=message.typed,
+            auth_context=message.auth_context,
+            auth_ref=message.auth_ref,
         )
+        count, found = _count_waiting(state)
+        state.waiting = count + 1
+        state.waiting_bytes = found + size(new.model_dump(mode="json", exclude_none=True))
+        state.inbox.append(new)
         if state.interrupt == "stop":  # whoever interrupted has something to say after all
             state.interrupt = "go on"
     else:

@@ -21,7 +21,7 @@ def remote_result(state: RunState, pending: PendingCall, value: Any) -> NewResul
         text = clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return remote_failure(pending, f"ResultError: {name} ran, but its result is no plain JSON")
-    if (found := len(text.encode())) > REMOTE_BYTES:
+    if (found := size(text)) > REMOTE_BYTES:
         return remote_failure(
             pending, f"ResultError: {name} ran, but its result has {found:,} bytes; it may have {REMOTE_BYTES:,}"
         )

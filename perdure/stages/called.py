@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from ..ports import NewEvent, ToolCall
 from ..types.elsewhere import After, Before
 from ..types.events import ToolCompleted, ToolStarted
+from ..types.plain import size
 from ..types.wire import INLINE_BYTES, ToolOutput
 from . import questions
 from .asked import decided
@@ -28,7 +27,7 @@ def tool_begins(call: ToolCall) -> list[NewEvent]:
 
 def _tool_started(call: ToolCall) -> NewEvent:
     task = call.input
-    arguments = None if len(json.dumps(dict(call.arguments))) > INLINE_BYTES else dict(call.arguments)
+    arguments = None if size(dict(call.arguments)) > INLINE_BYTES else dict(call.arguments)
     event = ToolStarted(**facts(call), call_id=task.call_id, name=task.name, arguments=arguments)
     # A call that is run elsewhere begins once, however often the worker looks at it before.
     began = f"began/{result_key(task.scope, task.head, task.call_id)}"

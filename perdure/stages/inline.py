@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.plain import size
 from ..types.wire import (
     OUTPUT_BYTES,
     AgentLimits,
@@ -119,7 +120,7 @@ def _fit(calls: Iterable[Call]) -> Iterator[Call]:
     for call in calls:
         how = call.disposition
         if isinstance(how, Inline) and how.content is not None:
-            left -= len(how.content)
+            left -= size(how.content)
             if left < 0:
                 call = call.model_copy(update={"disposition": how.model_copy(update={"content": None})})
         yield call

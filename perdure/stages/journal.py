@@ -49,6 +49,7 @@ class JournalStage:
         if paid:
             reached("model.answered")
         body = reply.output.model_dump_json(exclude_none=True).encode()
+        read_outcome(ModelOutput, body, key)  # what could not be read back later is not recorded
         outcome = Outcome(key, "model", body)
         first = await self._record(replace(reply.commit, outcome=outcome, memory=tuple(call.writes)))
         if paid:
@@ -78,6 +79,7 @@ class JournalStage:
         output = _given_up(call, claim) or await _act(call, next)
         output, blobs = _fit(output)
         body = output.model_dump_json(exclude_none=True).encode()
+        read_outcome(ToolOutput, body, call.key)  # what could not be read back later is not recorded
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
         # One that asks runs again from its start, and so do the hooks around it.
         memory = () if output.status == "asking" else (*call.kept, *(() if output.is_error else call.writes))

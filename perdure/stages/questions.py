@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ..ports import NewEvent, ToolCall
 from ..types.elsewhere import Before, Cleared
 from ..types.events import QuestionAnswered, QuestionAsked, ToolStarted
+from ..types.plain import size
 from ..types.question import AsCallback, Question
 from ..types.wire import INLINE_BYTES, Answered, AsActivity, AsRemote, Call, Inline, ModelInput, ModelOutput, Refused
 
@@ -70,7 +70,7 @@ def cleared(call: ToolCall, how: Cleared, said: dict[str, Any]) -> NewEvent:
 
 
 def _shown(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if len(json.dumps(arguments)) > INLINE_BYTES else arguments
+    return None if size(arguments) > INLINE_BYTES else arguments
 
 
 def asked(call: ToolCall, question: Question, said: dict[str, Any]) -> NewEvent:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+from pydantic import ValidationError
 
 from ..loop.answer import output_of
 from ..loop.finish import REMINDER_ID
@@ -43,7 +46,7 @@ def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
     closing = task.closing
     if closing is not None:
         why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
-        return json.dumps({**(closing.response or {}), "head": output.head, **why}).encode()
+        return _readable({**(closing.response or {}), "head": output.head, **why})
     finish, blob = output.finish, output.answer_blob
     if finish is None:
         return None
@@ -64,4 +67,14 @@ def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
         head=output.head,
         store_id=output.store_id,
     )
-    return answer.model_dump_json(exclude_none=True).encode()
+    return _readable(answer.model_dump(mode="json", exclude_none=True))
+
+
+def _readable(result: dict[str, Any]) -> bytes:
+    """JSON of ``result`` that readers take: without an output that could not be read back."""
+    body = json.dumps(result).encode()
+    try:
+        Response.model_validate_json(body)
+    except ValidationError:
+        body = json.dumps({key: value for key, value in result.items() if key != "output"}).encode()
+    return body

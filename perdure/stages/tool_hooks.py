@@ -132,7 +132,7 @@ class _Around:
             found = arguments_from(hook, returned, given["arguments"])
             if isinstance(found, Veto):
                 vetoes.append(found)
-            elif found is not given["arguments"] or not same(found, before):  # returned, or changed in place
+            elif returned is not None or not same(found, before):  # returned, or changed in place
                 given["arguments"], call.changed_by = found, hook
                 before = copy.deepcopy(found)
             return bool(vetoes)

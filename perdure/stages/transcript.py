@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextMod
 from ..types.background import AsTell
 from ..types.interface import plain_output
 from ..types.messages import Message, ToolResultPart
+from ..types.plain import size
 from ..types.question import AsCallback
 from ..types.wire import (
     INLINE_BYTES,
@@ -253,21 +253,21 @@ def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
     or it is not run."""
     left = far = OUTPUT_BYTES
     for call in calls:
-        size = len(json.dumps(call.arguments))
+        found = size(call.arguments)
         if isinstance(how := call.disposition, AsRemote | AsCallback):
-            size += len(how.model_dump_json()) if isinstance(how, AsCallback) else 0
-            if size > min(REMOTE_BYTES, far):
+            found += size(how.model_dump(mode="json")) if isinstance(how, AsCallback) else 0
+            if found > min(REMOTE_BYTES, far):
                 whose = "remote" if isinstance(how, AsRemote) else "callback"
-                text = f"not run: its arguments have {size:,} bytes; a {whose} tool takes up to {REMOTE_BYTES:,}"
+                text = f"not run: its arguments have {found:,} bytes; a {whose} tool takes up to {REMOTE_BYTES:,}"
                 call = call.model_copy(update={"arguments": None, "disposition": Refused(text=text)})
             else:
-                far -= size
-        elif size > INLINE_BYTES or size > left:
+                far -= found
+        elif found > INLINE_BYTES or found > left:
             call = call.model_copy(update={"arguments": None})
             if isinstance(how, AsSubagent | AsTell):
                 blobs.append(Blob.of(how.message))
                 how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
                 call = call.model_copy(update={"disposition": how})
         else:
-            left -= size
+            left -= found
         yield call

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ..errors import TranscriptCorruptedError
+from ..errors import InvalidInputError, TranscriptCorruptedError
 from ..ports import Blob, Node, Transcripts
 from ..types.files import decoded
 from ..types.messages import (
@@ -98,10 +98,19 @@ class Chain:
     def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """The node that puts ``messages`` after ``head``, and the blobs that it refers to. Writes nothing.
 
+        Raises ``InvalidInputError`` for messages that could not be read back: a node is never changed.
+
         Text of more than ``INLINE_BYTES`` (UTF-8) is stored as a blob, and so is every file that is given as bytes.
         """
         blobs: list[Blob] = []
-        body = canonical([_outline(message, blobs) for message in messages])
+        try:
+            body = canonical([_outline(message, blobs) for message in messages])
+            parse_messages(body)
+        except ValueError as error:  # ValidationError, UnicodeEncodeError
+            raise InvalidInputError(
+                f"the messages were not stored, since they could not be read back: {str(error)[:500]}",
+                hint="Their values must be plain JSON: finite numbers, no lone surrogates, at most 150 levels.",
+            ) from None
         return Node(node_hash(head, body), head, body), blobs
 
     def remember(self, node: Node, messages: Sequence[Message]) -> None:

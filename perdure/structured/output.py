@@ -17,6 +17,7 @@ from ..ports import ToolSpec
 from ..tools.schema import PlainSchema, explained, runs_code, untitled
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean
+from ..types.plain import flaw
 from ..types.wire import Finish
 from .xml import template
 from .xml_reader import filled_in
@@ -102,10 +103,11 @@ class OutputType:
             return Finish(content=clean(value), called=True)
         try:
             plain = self._adapter.dump_python(value, mode="json", by_alias=True, round_trip=True, warnings=False)
-            text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
-        except Exception as error:  # a serializer of the author's, or a number that is none
+        except Exception as error:  # a serializer of the author's
             raise OutputError(f"the answer cannot be written as JSON: {type(error).__name__}: {error}") from error
-        return Finish(content=clean(text), called=True, typed=True)
+        if why := flaw(plain):
+            raise OutputError(f"the answer must be plain JSON: {why}")
+        return Finish(content=json.dumps(plain, ensure_ascii=False), called=True, typed=True)
 
     def load(self, plain: Any) -> Any:
         """A ``Response.output``, plain JSON, as a value of the type. Raises ``ParseError``."""

@@ -14,6 +14,7 @@ from perdure.tools.auth import AuthContext
 from perdure.tools.memory import Memory
 from perdure.tools.result import json_text
 from perdure.types.messages import clean
+from perdure.types.plain import flaw
 
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
 ContextT = TypeVar("ContextT", default=Any)
@@ -130,7 +131,10 @@ class ToolContext(RunContext[ContextT]):
         anything that is JSON, a dataclass or a pydantic model. Raises ``ValueError`` for what is not, or is too large
         (32 KiB).
         """
-        self._progress(clean(str(message)), json.loads(json_text(data)))
+        plain = json.loads(json_text(data))
+        if why := flaw(plain):
+            raise ValueError(f"progress: data must be plain JSON: {why}")
+        self._progress(clean(str(message)), plain)
 
     @property
     def cancelled(self) -> bool:

@@ -11,6 +11,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from perdure.errors import DefinitionError, InvalidInputError
 
+from ..types.plain import flaw
+
 _SHOWN = 10
 _NO_OBJECT = {
     "call",
@@ -92,6 +94,8 @@ class ContextType:
             plain = dump()
         except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
             raise self._unfit(f"it cannot be written as JSON: {error}") from error
+        if why := flaw(plain):
+            raise self._unfit(f"it must be plain JSON: {why}")
         if not isinstance(plain, dict):
             raise self._unfit(f"as JSON it is no object but a {type(plain).__name__}")
         return plain
@@ -111,14 +115,12 @@ class ContextType:
 def plain_context(agent: str, value: Any) -> dict[str, Any]:
     """The context of an agent that declares no type: a dictionary of plain JSON. Raises ``InvalidInputError``."""
     if isinstance(value, Mapping):
-        try:
-            plain = dict(value)
-            json.dumps(plain, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
+        plain = dict(value)
+        if why := flaw(plain):
             raise InvalidInputError(
-                f"the context of a run is a dictionary of plain JSON: {error}",
+                f"the context of a run is a dictionary of plain JSON: {why}",
                 hint="Give ids, numbers and texts; tools load the rest.",
-            ) from None
+            )
         return plain
     kind = type(value).__name__
     raise InvalidInputError(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from perdure.errors import InvalidInputError
 from perdure.ports import MemoryWrite
 from perdure.types.messages import clean
+from perdure.types.plain import flaw
 
 VALUE_BYTES = 256 * 1024
 """Of one value, as JSON."""
@@ -189,15 +190,13 @@ def memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
     """The change that keeps ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
     check_name("namespace", namespace)
     check_name("key", key)
-    try:
-        _check_keys(value)
-        body = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
+    if why := flaw(value):  # JSON would also make keys that are not text into texts, and a read would miss them
         raise InvalidInputError(
-            f"memory {namespace!r}, key {key!r}: the value is no plain JSON: {error}",
+            f"memory {namespace!r}, key {key!r}: the value must be plain JSON: {why}",
             hint="Keep text, numbers, booleans, None, lists, and dictionaries by text; "
             "of a pydantic model its model_dump(mode='json').",
-        ) from None
+        )
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     if len(body) > VALUE_BYTES:
         raise InvalidInputError(
             f"memory {namespace!r}, key {key!r}: the value has {len(body):,} bytes as JSON; most is {VALUE_BYTES:,}",
@@ -232,17 +231,6 @@ def check_list(namespace: Any, prefix: Any, limit: Any) -> None:
         raise InvalidInputError(
             f"memory: limit is a whole number of at least 1, not {limit!r:.100}", hint=f"Leave it out for {LISTED:,}."
         )
-
-
-def _check_keys(value: Any) -> None:
-    """JSON would make other keys texts without a word, and a read would miss them."""
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"the key {key!r:.100} is no text")
-    if isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_keys(item)
 
 
 def _value(body: bytes | None, default: Any) -> Any:

@@ -24,7 +24,7 @@ MAX_NAME = 255
 MAX_URL = 8192
 
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}")
-_URL = re.compile(r"(?!file:|data:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_URL = re.compile(r"(?!(?i:file|data):)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 _BY_MAGIC = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),

@@ -8,7 +8,6 @@ that reads the answer does.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ _NAMED = 20
 """Options or fields that a message names."""
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
-    "integer": lambda value: _number(value) and math.isfinite(value) and value == int(value),
+    "integer": lambda value: _number(value) and (isinstance(value, int) or value.is_integer()),
     "number": lambda value: _number(value),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,

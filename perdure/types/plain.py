@@ -29,8 +29,8 @@ _BITS = sys.float_info.max_exp - 1
 def flaw(value: Any) -> str | None:
     """Why ``value`` is not plain JSON, as the end of a sentence; None if it is.
 
-    Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists and
-    dictionaries of these whose keys are such texts, in at most ``LEVELS`` levels. It takes a list of any depth.
+    Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists (or
+    tuples) and dictionaries of these whose keys are such texts, in at most ``LEVELS`` levels. Takes any depth.
     """
     level, walked = [value], 0
     for above in range(LEVELS + 1):
@@ -48,7 +48,7 @@ def flaw(value: Any) -> str | None:
                     if not key.isascii() and _torn(key):
                         return _TORN
                 below += part.values()
-            elif isinstance(part, list):
+            elif isinstance(part, list | tuple):
                 below += part
             elif isinstance(part, float):
                 if part - part != 0.0:  # an infinity or NaN
@@ -59,7 +59,7 @@ def flaw(value: Any) -> str | None:
             elif part is not None:
                 return f"a value in it is of type {type(part).__name__}, which JSON does not have"
         if not below:
-            if above == LEVELS and any(isinstance(part, dict | list) for part in level):  # empty ones
+            if above == LEVELS and any(isinstance(part, dict | list | tuple) for part in level):  # empty ones
                 return _TOO_DEEP
             return None if walked <= LARGEST else _TOO_LARGE
         walked += 2 * len(below)

@@ -194,6 +194,10 @@ class RunState(Part):
     """Turns that have ended, the latest last, as many as fit."""
     inbox: list[New] = []
     """Messages that no model call was given yet."""
+    waiting: int = Field(default=0, exclude_if=operator.not_)
+    """How many messages there were, when ``waiting_bytes`` was counted."""
+    waiting_bytes: int = Field(default=0, exclude_if=operator.not_)
+    """Bytes of these as JSON."""
     carry: list[New] = []
     """What the next model call must be given besides the inbox: results, reminders."""
     calls: list[PendingCall] = []

@@ -6,11 +6,11 @@ import hashlib
 import json
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import Field, TypeAdapter
 
 from .messages import Data
+from .plain import JsonObject
 
 
 def _is_none(value: object) -> bool:
@@ -25,7 +25,7 @@ class PinnedTool(Data):
     """Its name in the toolset; ``name`` is the one that the model calls."""
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     timeout: float
     idempotent: bool = Field(default=False, exclude_if=operator.not_)
     inline: bool = Field(default=False, exclude_if=operator.not_)

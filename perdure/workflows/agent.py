@@ -10,7 +10,6 @@ The state is all there is: continue-as-new hands it on, a query shows it, an end
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -21,6 +20,7 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import InvalidInputError
+from ..loop.sizes import CARRIED_BYTES, size
 from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
 from ..types.state import RunState
@@ -32,9 +32,6 @@ from .handlers import Handlers, as_failure, decoded, raw_argument
 from .indexing import indexing
 from .work import Work
 
-CARRIED_BYTES = 1_500_000
-"""Temporal ends a run that continues as new with more than 2 MB."""
-
 
 @workflow.defn(name=WORKFLOW, sandboxed=False)
 class AgentWorkflow(Handlers):
@@ -43,6 +40,8 @@ class AgentWorkflow(Handlers):
     def __init__(self) -> None:
         super().__init__()
         self._step: loop.Next | None = None
+        self._too_large = False
+        """The state was too large to be continued as new with, when that was last due."""
 
     @workflow.run
     @raw_argument
@@ -83,10 +82,8 @@ class AgentWorkflow(Handlers):
                 case loop.Close():
                     await work.finish(steps.record(state, step, work), stop=not state.cancelled)
                 case loop.Wait():
-                    look = children.next_look(step, now.timestamp())
-                    if step.until in ("approval", "child") or look is not None:  # for months, maybe
-                        await self._continue_as_new_if_long(state)
-                    await self._wait(state, step, look)
+                    await self._continue_as_new_if_long(state)  # it may wait for months
+                    await self._wait(state, step, children.next_look(step, now.timestamp()))
                     loop.tick(state, host.now(), working=step.until == "child")
                 case loop.StopChildren():
                     await work.finish(children.stop(), stop=False)
@@ -130,7 +127,7 @@ class AgentWorkflow(Handlers):
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
                 await host.wait_condition(
-                    lambda: state.interrupt is not None or _is_past(state, step),
+                    lambda: state.interrupt is not None or _is_past(state, step) or self._is_long(state),
                     timeout=idle,
                     timeout_summary=_timer(step) if idle else None,
                 )
@@ -140,21 +137,26 @@ class AgentWorkflow(Handlers):
                 loop.close(state)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
-        """Nothing is in flight before a model call, so the state is all that a new execution needs."""
-        info = host.info()
-        most = state.max_history_events
-        long = info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
-        if not long:
+        """Nothing is in flight before a model call and in a wait, so the state is all that a new execution needs."""
+        self._too_large = False
+        if not self._is_long(state):
             return
         try:
             await host.wait_condition(host.all_handlers_finished)
         except asyncio.CancelledError:
             return
-        carried = self._guard.apply(state, "the next execution", lambda: loop.carry_over(state, info.run_id))
-        if (
-            carried is not None and len(json.dumps(carried)) < CARRIED_BYTES
-        ):  # else the model calls first take the waiting messages in
+        carried = self._guard.apply(state, "the next execution", lambda: loop.carry_over(state, host.info().run_id))
+        # Where it is too large, the model calls first take the waiting messages in.
+        self._too_large = carried is None or size(carried) > CARRIED_BYTES
+        if carried is not None and not self._too_large:
             host.continue_as_new(carried)
+
+    def _is_long(self, state: RunState) -> bool:
+        """Whether the history is so long that the run is continued as new, where it can be."""
+        if self._too_large:
+            return False
+        info, most = host.info(), state.max_history_events
+        return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
 
 
 def _plan(state: RunState, now: datetime) -> loop.Next:

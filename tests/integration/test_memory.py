@@ -79,7 +79,7 @@ async def test_a_tool_that_fails_has_kept_nothing(engine: Engine) -> None:
     failed, hung, refused = results(response.messages)
     assert failed == "ValueError: the other half"
     assert hung.startswith("TimeoutError: hang did not finish")
-    assert refused.startswith("InvalidInputError: memory 'n', key 'odd': the value is no plain JSON")
+    assert refused.startswith("InvalidInputError: memory 'n', key 'odd': the value must be plain JSON")
 
 
 async def test_a_tool_that_is_cancelled_has_kept_nothing(engine: Engine) -> None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from perdure.loop.calls import CallIds, malformed, unknown
-from perdure.types.messages import Message, Replaced, TextPart, ToolCallPart, clean
+from perdure.loop.calls import CallIds, malformed, sound_parts, unknown
+from perdure.types.messages import (
+    Message,
+    OpaquePart,
+    Replaced,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    canonical,
+    clean,
+    parse_messages,
+)
 
 
 def called(*ids):
@@ -110,3 +121,50 @@ def test_refusals_say_what_to_do():
     assert text.startswith("ArgumentsError: the arguments of look must be one JSON object")
     assert '{"path": ' in text
     assert len(text) < 650
+
+
+def deep(levels: int) -> dict[str, Any]:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"x": value}
+    return dict(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (deep(198), "nested deeper than 150 levels"),
+        (deep(256), "nested deeper than 150 levels"),
+        (deep(400), "nested deeper than 150 levels"),
+        (deep(6_000), "nested deeper than 150 levels"),
+        ({"a": float("inf")}, "Infinity is not JSON"),
+        ({"a": [{"\ud800": 1}]}, "lone surrogate"),
+        ({"a": 10**400}, "beyond the range of a double"),
+    ],
+    ids=["198", "256", "400", "6000", "infinity", "surrogate", "integer"],
+)
+def test_arguments_that_cannot_be_read_back_are_a_malformed_call_that_the_model_is_told_of(
+    arguments: dict[str, Any], why: str
+) -> None:
+    (part,) = sound_parts([ToolCallPart(id="c1", name="pay", arguments=arguments)])
+    assert isinstance(part, ToolCallPart)
+    assert part.arguments == {}
+    assert why in malformed(part)
+    assert parse_messages(canonical([Message.assistant("", part)]))[0].parts == (part,)
+
+
+@pytest.mark.parametrize("text", ["1e999", "[" * 400 + "]" * 400])
+def test_raw_arguments_are_named_for_what_is_wrong_with_them(text: str) -> None:
+    told = malformed(ToolCallPart(id="c1", name="pay", malformed=f'{{"amount": {text}}}'))
+    assert "not finite" in told or "nested deeper than 150 levels" in told
+
+
+def test_what_only_a_provider_reads_is_left_out_where_it_cannot_be_read_back() -> None:
+    parts = sound_parts(
+        [
+            ThinkingPart(text="hm", provider="p", opaque={"a": deep(200)}),
+            OpaquePart(provider="p", data={"a": float("nan")}),
+            OpaquePart(provider="p", data={"a": 1}),
+        ]
+    )
+    assert parts == (ThinkingPart(text="hm"), OpaquePart(provider="p", data={"a": 1}))

@@ -12,12 +12,15 @@ from perdure.errors import InvalidInputError, RunClosedError
 from perdure.loop.sizes import (
     CALLS_AT_ONCE,
     CALLS_BYTES,
+    CARRIED_BYTES,
     CONTEXT_BYTES,
     MESSAGE_BYTES,
     MESSAGES_BYTES,
     OVERRIDE_BYTES,
+    SEEN_BYTES,
     size,
 )
+from perdure.loop.start import carry_over
 from perdure.types.approval import name_hash
 from perdure.types.interface import SENDERS, Parent
 from perdure.types.lineage import Lineage, PathStep
@@ -454,3 +457,25 @@ def test_a_name_is_the_same_in_every_spelling(name):
 def test_no_name_is_nobodys():
     assert [name_hash(name) for name in (None, "", "  ", "\u00a0")] == [None] * 4
     assert name_hash("\ud800") is not None
+
+
+def test_two_messages_of_340_kb_cyrillic_are_not_both_taken_since_no_run_is_continued_as_new_with_them():
+    state = opened(None)
+    text = "ж" * 170_000
+    assert loop.receive(state, text)
+    assert not loop.receive(state, text)
+    assert state.refused[-1].startswith("message: with the 1 that wait for the model it has 2,")
+    with pytest.raises(InvalidInputError, match="Send it again when the model was given those"):
+        loop.send(state, text)
+    assert loop.receive(state, "short")
+    assert size(carry_over(state, "run-1")) < CARRIED_BYTES
+    model(state, says("42"))
+    assert loop.receive(state, text)
+
+
+def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes():
+    state = opened(None)
+    for n in range(SEEN_IDS):
+        loop.receive(state, {"content": None, "id": f"{n:04}" + "ж" * 60})
+    assert f"{SEEN_IDS - 1:04}" + "ж" * 60 in state.seen
+    assert size(state.seen) <= SEEN_BYTES

@@ -13,6 +13,7 @@ from perdure.stages import InlineStage, JournalStage, compose_tool
 from perdure.stages.inline import BUDGET
 from perdure.stages.keys import tool_key
 from perdure.testing.store import MemoryStore
+from perdure.types.plain import size
 from perdure.types.question import Question
 from perdure.types.wire import OUTPUT_BYTES, AsActivity, Call, Inline, ToolInput, ToolOutput
 from tests.unit.loop.build import opened
@@ -150,6 +151,13 @@ async def test_results_that_are_too_large_together_are_there_by_key_alone(store:
     assert sum(len(content or "") for content in contents) <= OUTPUT_BYTES
     found = await store.find([how.key for how in dispositions if isinstance(how, Inline)])
     assert len(found) == 5
+
+
+async def test_24_cyrillic_results_of_16_k_fit_into_history_as_they_are_escaped_there(store: MemoryStore) -> None:
+    stage = InlineStage(through(store, Inner(*["ж" * 16_000] * 24)))
+    answer = await stage.model(model_call(), Inner(reply("", *(inline(f"c{n}") for n in range(24)))))
+    assert kinds(answer.output.calls) == ["inline"] * 24
+    assert size(answer.output.model_dump(mode="json", exclude_none=True)) < OUTPUT_BYTES * 1.1
 
 
 async def test_a_reply_without_inline_calls_is_passed_on(store: MemoryStore) -> None:

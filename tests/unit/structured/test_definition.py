@@ -95,7 +95,7 @@ def test_wrong_arguments_are_said_field_by_field() -> None:
 
 def test_what_json_cannot_carry_is_no_answer() -> None:
     kind = agent(output=float).output_type
-    with pytest.raises(OutputError, match="cannot be written as JSON"):
+    with pytest.raises(OutputError, match="must be plain JSON"):
         kind.finish(float("inf"))
 
 

@@ -197,18 +197,18 @@ def circle() -> Any:
     ("value", "why"),
     [
         (object(), "object"),
-        ({1: "a"}, "key 1 is no text"),
-        ({"a": [{2: 3}]}, "key 2 is no text"),
+        ({1: "a"}, "a key in it is not text but int"),
+        ({"a": [{2: 3}]}, "a key in it is not text but int"),
         (float("nan"), "JSON"),
         ({"a": {3}}, "set"),
-        ("\udc80", "surrogates"),
+        ("\udc80", "surrogate"),
         (b"x", "bytes"),
-        (circle(), "recursion"),
+        (circle(), "nested deeper"),
     ],
 )
 async def test_what_is_no_plain_json_is_refused(value: Any, why: str) -> None:
     memory = Memory()
-    with pytest.raises(InvalidInputError, match="'notes', key 'k': the value is no plain JSON") as caught:
+    with pytest.raises(InvalidInputError, match="'notes', key 'k': the value must be plain JSON") as caught:
         await memory.put("notes", "k", value)
     assert why in caught.value.message
     assert "model_dump" in str(caught.value.hint)

@@ -73,6 +73,8 @@ def test_a_file_at_a_url_is_not_fetched() -> None:
         (lambda: File.read("/"), "cannot read '/': Is a directory"),
         (lambda: File.at("https://example.com/cat"), "cannot tell the media type"),
         (lambda: File.at("cat.png"), "url: 'cat.png' is none"),
+        (lambda: File.at("FILE:///cat.png"), "is none that a model's API can fetch"),
+        (lambda: File.at("Data://image/cat.png"), "is none that a model's API can fetch"),
         (lambda: File.at("file:///cat.png"), "is none that a model's API can fetch"),
         (lambda: File.at("data:image/png;base64,eHg=", "image/png"), "is none that a model's API can fetch"),
         (lambda: File.at(3), "url is text, not int"),  # type: ignore[arg-type]  # the same

@@ -46,7 +46,7 @@ NOT_PLAIN: dict[str, tuple[Any, str]] = {
     "shared": (shared(LEVELS - 1), "larger than"),
     "large": ({"a": "x" * 5_000_000}, "larger than"),
     "number-key": ({1: 2}, "a key in it is not text but int"),
-    "tuple": ({"a": (1, 2)}, "type tuple"),
+    "set": ({"a": ({1, 2},)}, "type set"),
     "bytes": (b"x", "type bytes"),
 }
 

@@ -234,6 +234,12 @@ def no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "mark", mark)
 
 
+def is_refusal(error: ApplicationError, kind: str | None = None) -> None:
+    assert str(error).encode()
+    assert error.type != "EngineError"
+    assert kind in (None, error.type)
+
+
 def lives(state: RunState) -> None:
     """What a run does next works: it is looked at, handed on, read back, and decides the same."""
     shown = loop.status(state, NOW.isoformat()).model_dump(mode="json")
@@ -294,15 +300,13 @@ def _update(state: RunState, name: str, value: Any) -> None:
             try:
                 getattr(workflow, check)(value)
             except ApplicationError as refused:
-                assert str(refused).encode()
-                assert refused.type != "EngineError"
+                is_refusal(refused)
                 continue
             if begun:
                 try:
                     answer = asyncio.run(getattr(workflow, name)(value))
                 except ApplicationError as refused:
-                    assert str(refused).encode()
-                    assert refused.type != "EngineError"
+                    is_refusal(refused)
                 else:
                     json.dumps(answer, allow_nan=False).encode()
     lives(state)
@@ -318,7 +322,6 @@ def test_no_start_fails_a_task(start: Any) -> None:
             try:
                 state = workflow._open(built(value))
             except ApplicationError as refused:
-                assert refused.type == "InvalidInputError"
-                assert str(refused).encode()
+                is_refusal(refused, "InvalidInputError")
             else:
                 lives(state)
