@@ -117,7 +117,6 @@ async def test_no_command_lets_through_what_steers_a_terminal(engine: Engine, mo
         await one_line("events", failed)
         await one_line("fork", main, HOSTILE, "--id", other)
         await look_at("diff", main, other)
-        await look_at("chat", "reader", "--id", f"{name}-talk{HOSTILE}", f"Go {HOSTILE}", code=1)
         await look_at("list", "-o", "jsonl")
         await look_at("replay", main, failed)
         await one_line("cancel", waiting, code=0)
