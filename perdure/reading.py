@@ -254,7 +254,7 @@ class Reading:
 
     async def ask_workflow(self, view: Literal["status", "turn"], task_id: str | None = None) -> Any:
         """The answer of the workflow's query ``view``, by an update that is refused: a query may wedge an open run, see
-        docs/decisions/024-queries.md.
+        docs/decisions/025-queries.md.
 
         All who ask the same share one update, so that a run without a worker keeps its other nine for decisions and
         messages. Who finds one under way asks once more: it may have begun before what the caller has just done.

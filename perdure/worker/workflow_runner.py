@@ -20,7 +20,7 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
     events to the workflow for which no workflow task has started yet, and keeps the result in its cache. An update in
     the task that starts then finds them applied, and in replay, where updates come first in a task, not: TMPRL1100, and
     the run is stuck for good. Failed here, the query is refused, the run leaves the cache, and its next task loads it
-    from history alone. docs/decisions/024-queries.md.
+    from history alone. docs/decisions/025-queries.md.
     """
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:

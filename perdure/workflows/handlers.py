@@ -161,7 +161,7 @@ class Handlers:
         """Refuse ``{"view": "status" or "turn", "task_id", "asker"}`` with ``{"answer", "asker"}``: what the query has.
 
         A refused update adds nothing to history, and comes with a workflow task, as a query need not: see
-        docs/decisions/024-queries.md.
+        docs/decisions/025-queries.md.
         """
         value = decoded(view)
         asked = value if isinstance(value, dict) else {}
