@@ -110,3 +110,30 @@ async def test_three_hundred_calls_with_the_largest_context_run_and_keep_their_o
     assert results(response.messages) == [str(n) for n in range(300)]
     assert ran == 300
     assert_closed(response.messages)
+
+
+@pytest.mark.parametrize("mode", ["session", "paused"])
+async def test_a_run_that_waits_continues_as_new_when_what_is_signalled_makes_its_history_long(
+    engine: Engine, mode: str
+) -> None:
+    limits: dict[str, Any] = {"max_iterations": 1, "on_limit": "pause"} if mode == "paused" else {}
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    reply = [[call("look")], "Done."] if mode == "paused" else ["One."]
+    provider = ScriptedProvider(reply)
+    async with engine.served(Agent("a", provider, tools=[look], **limits)):
+        raw = {"agent": "a", "message": "go", "mode": "session", "max_history_events": 60}
+        handle = await started(engine, raw)
+        first = (await handle.describe()).run_id
+
+        async def again() -> bool:
+            await handle.signal("inject_user_message", {"nothing": 1})
+            return (await handle.describe()).run_id != first
+
+        await eventually(again)
+        assert (await handle.query("status"))["state"] == ("paused" if mode == "paused" else "waiting")
+        await handle.terminate()

@@ -124,7 +124,7 @@ def test_an_agent_with_a_provider_object_can_be_given_a_model() -> None:
         ({"max_iterations": 0}, DefinitionError, ["max_iterations: "]),
         ({"on_limit": "raise"}, DefinitionError, ["on_limit: "]),
         ({"temperature": 1}, DefinitionError, ["temperature: ", "It can change: model, instructions, tools"]),
-        ({"settings": {"stop": object()}}, SettingsError, ["'stop'"]),
+        ({"settings": {"stop": object()}}, DefinitionError, ["settings: ", "of type object"]),
         ("gpt-5", DefinitionError, ["it: "]),
     ],
 )

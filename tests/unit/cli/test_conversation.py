@@ -46,11 +46,11 @@ def test_iterations_are_numbered_and_results_shortened() -> None:
 
 
 def test_what_a_reply_was_the_first_to_be_given_without() -> None:
-    bad = Withheld(key="k", kind="file", what="image/png cat\x1b.png", reason="BadRequestError: no image")
+    bad = Withheld(key="k", kind="file", what="image/png cat\x1b.png", reason="BadRequestError: no")
     reply = Message.assistant("Hm.").model_copy(update={"withheld": (bad,)})
     assert list(conversation([Message.user("Look."), reply, Message.user("And?"), reply])) == [
         "user    Look.",
-        "        (withheld from here on: image/png cat .png: BadRequestError: no image)",
+        "        (withheld from here on: image/png cat\\x1b.png: BadRequestError: no)",
         "[1]     Hm.",
         "user    And?",
         "[2]     Hm.",

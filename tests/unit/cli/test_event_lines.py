@@ -71,6 +71,6 @@ def test_what_is_withheld_and_why(brief: bool) -> None:
     lines.show(MessageWithheld(what="image/png cat\x1b.png", id="m1", reason="BadRequestError: no\x1b[2J image"))
     lines.show(MessageWithheld(kind="result", what="result of look", call_id="c1", reason="ContentFilterError: no"))
     assert beside.getvalue().splitlines() == [
-        "(withheld: image/png cat .png of message m1: BadRequestError: no [2J image)",
+        "(withheld: image/png cat\\x1b.png of message m1: BadRequestError: no\\x1b[2J image)",
         "(withheld: result of look of call c1: ContentFilterError: no)",
     ]
