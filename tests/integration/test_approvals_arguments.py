@@ -53,7 +53,7 @@ async def test_arguments_that_are_no_plain_json(arguments: dict[str, Any], why: 
         with pytest.raises(WorkflowUpdateFailedError) as refused:  # as any client may send it
             await run.handle.execute_update("decide_approval", json.loads(json.dumps(raw)))
         assert why in str(refused.value.cause)
-        await run.approve(by="ana", arguments={"what": nested(149)})
+        await run.approve(by="ana", arguments={"what": nested(148)})
         response = await run.result()
     assert_closed(response.messages)
     assert "paid {'what'" in results(response.messages)[0]
