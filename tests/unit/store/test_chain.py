@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.errors import TranscriptCorruptedError
+from perdure.errors import InvalidInputError, TranscriptCorruptedError
 from perdure.ports import Blob, Commit, Node
 from perdure.store.chain import Chain, blob_hash, node_hash
 from perdure.store.lru import CacheBudget
@@ -242,3 +243,13 @@ async def test_a_failure_leaves_nothing_in_the_cache():
         await chain.load(nodes[2].hash)
     store.all_nodes[whole.hash] = whole
     assert len(await chain.load(nodes[2].hash)) == 3
+
+
+@pytest.mark.parametrize("levels", [198, 254, 300])
+def test_a_node_that_could_not_be_read_back_is_not_made(levels: int) -> None:
+    arguments: Any = 1
+    for _ in range(levels):
+        arguments = {"x": arguments}
+    message = Message.assistant("", ToolCallPart(id="c1", name="pay", arguments=arguments))
+    with pytest.raises(InvalidInputError, match="could not be read back"):
+        Chain(MemoryStore()).extend(None, [message])
