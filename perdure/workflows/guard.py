@@ -72,15 +72,15 @@ class Savepoint:
         fields = dict(part.__dict__)
         self._fields.append((part, fields))
         for name, value in fields.items():
-            if type(value) is list:
+            kind = type(value)
+            if kind is list:
                 fields[name] = list(value)
-                for item in value:
-                    if not _is_mutable(item):
-                        break  # the items of a list are of one kind
-                    self._keep(item)
-            elif type(value) is dict:
+                if value and _is_mutable(type(value[0])):  # the items of a list are of one kind
+                    for item in value:
+                        self._keep(item)
+            elif kind is dict:
                 fields[name] = dict(value)
-            elif _is_mutable(value):
+            elif _is_mutable(kind):
                 self._keep(value)
 
     def restore(self) -> None:
@@ -90,5 +90,6 @@ class Savepoint:
             part.__dict__.update(fields)
 
 
-def _is_mutable(value: object) -> bool:
-    return isinstance(value, BaseModel) and not value.model_config.get("frozen")
+def _is_mutable(kind: type) -> bool:
+    config = getattr(kind, "model_config", None)  # of models alone
+    return config is not None and not config.get("frozen")

@@ -1,9 +1,9 @@
 """Record the histories that CI replays: every kind of run (scenarios.py), on a real server with the engine of today.
 
-    python -m tests.replay.record v1 [SCENARIO …]
+    python -m tests.replay.record 0.1 [SCENARIO …]
 
-Histories of a released version are kept as they are: changes of the workflow must replay them (workflow.patched), or
-open a new folder beside them. Recording anew is for versions that nobody runs yet.
+The folder is named after the release that ran so. From 0.1.0 on a recorded history is never recorded again: a change of
+the workflow has to replay it (``workflow.patched``), and gets histories of its own in the next release's folder.
 """
 
 from __future__ import annotations

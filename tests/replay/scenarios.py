@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure import Agent, Run, tool
+from perdure import Agent, Run, loop, tool
 from perdure.errors import AuthenticationError, PerdureError, RateLimitError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -359,6 +359,35 @@ async def paused_and_resumed(engine: Engine) -> Run:
         await second.resume()
         await _end(second)
     return second
+
+
+@scenario
+async def engine_fault(engine: Engine) -> Run:
+    """A change of the state fails, twice; the run is resumed when its workers have an engine without the fault."""
+    apply_model, failures = loop.apply_model, 0
+
+    def broken(*arguments: Any) -> None:
+        nonlocal failures
+        failures += 1
+        apply_model(*arguments)
+        raise TypeError("a fault")
+
+    agent = Agent("recorded", ScriptedProvider(lambda _: "Hello."))
+    loop.apply_model = broken  # as an engine with that fault has it
+    try:
+        async with engine.served(agent) as client:
+            run = await client.start("recorded", "Go.")
+            await eventually(lambda: _state(run, "paused"))
+            await run.resume()
+            await eventually(lambda: failures == 2)
+            await eventually(lambda: _state(run, "paused"))
+    finally:
+        loop.apply_model = apply_model
+    async with engine.served(agent) as client:
+        again = client.run(run.id)
+        await again.resume()
+        await _end(again)
+    return again
 
 
 @scenario

@@ -59,12 +59,12 @@ def test_every_kind_of_run_is_stored() -> None:
 )
 async def test_a_history_of_other_commands_does_not_replay(name: str, change: tuple[str, str]) -> None:
     """The check can fail."""
-    error = await replays(read(HISTORIES / "v1" / f"{name}.json", change))
+    error = await replays(read(HISTORIES / "0.1" / f"{name}.json", change))
     assert str(error).startswith("NondeterminismError: ")
 
 
 async def test_a_history_that_ends_otherwise_does_not_replay() -> None:
-    whole = json.loads((HISTORIES / "v1" / "one_tool.json").read_text())
+    whole = json.loads((HISTORIES / "0.1" / "one_tool.json").read_text())
     ending = whole["events"][-1]
     last = [event for event in whole["events"] if "activityTaskCompletedEventAttributes" in event][-1]
     # The run completes right behind its last model call; here it would have completed before it.
