@@ -13,12 +13,15 @@ from pydantic import BaseModel
 
 from .. import loop
 from ..errors import EngineError
+from ..types.background import BackgroundRun
 from ..types.messages import clean
-from ..types.state import NewerStateError, RunState
+from ..types.state import NewerStateError, Part, RunState
 from . import host
 
 T = TypeVar("T")
 FAULT_CHARS = 500
+MUTABLE = (Part, BackgroundRun)
+"""What a state is made of that changes in place; everything else in it is frozen."""
 
 
 class Guard:
@@ -72,15 +75,14 @@ class Savepoint:
         fields = dict(part.__dict__)
         self._fields.append((part, fields))
         for name, value in fields.items():
-            kind = type(value)
-            if kind is list:
+            if isinstance(value, list):
                 fields[name] = list(value)
-                if value and _is_mutable(type(value[0])):  # the items of a list are of one kind
+                if value and isinstance(value[0], MUTABLE):  # the items of a list are of one kind
                     for item in value:
                         self._keep(item)
-            elif kind is dict:
+            elif isinstance(value, dict):
                 fields[name] = dict(value)
-            elif _is_mutable(kind):
+            elif isinstance(value, MUTABLE):
                 self._keep(value)
 
     def restore(self) -> None:
@@ -88,8 +90,3 @@ class Savepoint:
         for part, fields in self._fields:
             part.__dict__.clear()
             part.__dict__.update(fields)
-
-
-def _is_mutable(kind: type) -> bool:
-    config = getattr(kind, "model_config", None)  # of models alone
-    return config is not None and not config.get("frozen")

@@ -1,0 +1,108 @@
+"""A change of a run's state is made whole or not at all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, cast, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from perdure import loop
+from perdure.errors import EngineError, InvalidInputError
+from perdure.types.state import NewerStateError, RunState
+from perdure.workflows.guard import MUTABLE, Guard, Savepoint
+from perdure.workflows.host import Host, hosted
+from tests.unit.loop.build import asks, call, model, opened
+from tests.unit.loop.test_approvals import asked, waiting
+
+
+class Still:
+    """A host where it is always the same time."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _hosted() -> Iterator[None]:
+    with hosted(cast(Host, Still())):
+        yield
+
+
+def models_of(kind: Any, found: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if kind not in found:
+            found.add(kind)
+            for field in kind.model_fields.values():
+                models_of(field.annotation, found)
+    else:
+        for part in get_args(kind):
+            models_of(part, found)
+    return found
+
+
+def test_all_of_a_state_that_changes_in_place_is_kept() -> None:
+    changing = {kind for kind in models_of(RunState, set()) if not kind.model_config.get("frozen")}
+    assert len(changing) > 8
+    assert all(issubclass(kind, MUTABLE) for kind in changing), changing
+
+
+def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
+    state = asked(waiting("c1"), call("c2"))
+    before, pending = copy.deepcopy(state), state.calls[1]
+    saved = Savepoint(state)
+    state.calls[0].waiting = None
+    loop.apply_result(state, pending.op, cast(Any, loop.response(state)))
+    state.seen["m9"] = "t9"
+    state.refused.append("x")
+    assert state.turn is not None
+    state.turn.said_by.append("x")
+    loop.cancel(state)
+    assert state != before
+    saved.restore()
+    assert state == before
+    assert state.calls[1] is pending
+
+
+def test_a_change_that_fails_is_undone_and_the_run_pauses() -> None:
+    state = opened()
+    model(state, asks(call("c1")))
+    before = copy.deepcopy(state)
+
+    def fails() -> None:
+        state.calls.clear()
+        state.op += 5
+        raise KeyError("c9")
+
+    assert Guard().apply(state, "the outcome of a tool call", fails) is None
+    assert state.pause is not None
+    assert state.pause.reason.startswith("the outcome of a tool call failed: KeyError: 'c9'. Resume the run")
+    assert loop.decide(state) == loop.Wait("resumed")
+    state.pause = None
+    assert state == before
+
+
+def test_a_refusal_is_passed_on_and_changes_nothing() -> None:
+    state = opened()
+    before = copy.deepcopy(state)
+
+    def refuses() -> None:
+        state.op += 5
+        raise InvalidInputError("no")
+
+    with pytest.raises(InvalidInputError):
+        Guard().change(state, "it", refuses, InvalidInputError)
+    with pytest.raises(EngineError, match="it failed: InvalidInputError: no"):
+        Guard().change(state, "it", refuses)
+    assert state == before
+
+
+def test_a_state_of_a_newer_engine_fails_the_task() -> None:
+    def newer() -> None:
+        raise NewerStateError("newer")
+
+    with pytest.raises(NewerStateError):
+        Guard().apply(opened(), "it", newer)
