@@ -58,7 +58,7 @@ class Turn:
         except RunClosedError:  # in this very moment
             return await self.status()
         except PerdureError:  # no worker answers
-            return await self._unasked(seen)
+            return await self._unasked()
         if status.state == "unknown":  # too long ago, or of an earlier execution
             return await self._recorded() or await self._left(status)
         self.task_id = self.task_id or status.task_id
@@ -126,15 +126,17 @@ class Turn:
     def _running(self) -> TurnStatus:
         return TurnStatus(task_id=self.task_id or "", state="running")
 
-    async def _unasked(self, seen: WorkflowExecutionDescription) -> TurnStatus:
+    async def _unasked(self) -> TurnStatus:
         """How the turn of an open run stands, where nobody answers for its workflow.
 
         The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
         too: until then a message may join the turn, and have an answer of its own.
         """
-        if seen.raw_description.pending_activities or await has_news(self.run.client.temporal, seen):
+        if (recorded := await self._recorded()) is None:
             return self._running()
-        return await self._recorded() or self._running()
+        seen = await self.run.describe()  # after the store was read: by now the call that wrote it may be pending
+        busy = seen.raw_description.pending_activities or await has_news(self.run.client.temporal, seen)
+        return self._running() if busy else recorded
 
     async def _of_closed(self, seen: WorkflowExecutionDescription) -> TurnStatus:
         """How a turn of a run stands that has ended. Without a word on it (terminated, timed out, refused) the turn is

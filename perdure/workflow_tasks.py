@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
-from temporalio.api.enums.v1 import WorkflowTaskFailedCause
+from temporalio.api.enums.v1 import PendingWorkflowTaskState, WorkflowTaskFailedCause
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
@@ -72,13 +72,17 @@ async def failing_task(temporal: TemporalClient, seen: WorkflowExecutionDescript
 
 
 async def has_news(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> bool:
-    """Whether something has come for an open run that no workflow task has given to it yet.
+    """Whether something has come, or may have come, for an open run that no workflow task has given to it yet.
 
     A task that is pending need not mean that: it may be there only because a client asked for the run's status.
     """
     if not seen.raw_description.HasField("pending_workflow_task"):
         return False
+    if seen.raw_description.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED:
+        return True  # what comes meanwhile is in no history until the task ends, or its worker is found to be lost
     async for event in _last_events(temporal, seen):
+        if event.event_id > seen.history_length:
+            return True  # the run has got on since it was described
         if event.HasField("workflow_task_completed_event_attributes"):
             return False
         name = event.WhichOneof("attributes") or ""
