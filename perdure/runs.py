@@ -121,7 +121,7 @@ async def make_store(store: Store, temporal: TemporalClient, task_queue: str) ->
                 hint=f"Let this client list and read workflows. {way_out}",
             ) from error
     await store.open()
-    logger.warning(
+    logging.getLogger("perdure.store").info(
         "made a new store, %s, at %s: no run of task queue %r has one", store.store_id, store.place, task_queue
     )
 

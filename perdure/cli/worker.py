@@ -42,6 +42,7 @@ def worker(
     from .load import load
 
     log_to_stderr()
+    logging.getLogger("perdure.store").setLevel(logging.INFO)  # a new store is worth a line in a worker's log
     loaded = load(target, alone=agents is None)
     asyncio.run(_serve(loaded, server, task_queue, drain, agents))
 

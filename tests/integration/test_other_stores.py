@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,7 @@ async def test_an_operator_may_begin_with_an_empty_store(engine: Engine, monkeyp
 
 
 async def test_a_new_store_is_said(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "perdure.store")
     async with engine.served(Agent("a", ScriptedProvider(["one"]))) as client:
         made = (await client.store()).store_id
     assert [f"made a new store, {made}, at {engine.store_path}" in record.message for record in caplog.records] == [
