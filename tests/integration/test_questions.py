@@ -180,7 +180,7 @@ async def test_what_is_no_answer_is_refused_without_a_trace(engine: Engine) -> N
                 await run.handle.execute_update("answer_call", raw)
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await run.handle.execute_update("answer_call", {"call_id": ids["pay"], "value": "\ud800"})
-        assert "does not fit what is asked" in str(refused.value.cause)
+        assert "value: must be plain JSON" in str(refused.value.cause)
         with pytest.raises(InvalidInputError, match="no call 'other' waits for an answer"):
             await run.answer("other", 1)
         with pytest.raises(InvalidInputError, match="2 calls of run"):
