@@ -23,7 +23,8 @@ def remote_result(state: RunState, pending: PendingCall, value: Any) -> NewResul
         return remote_failure(pending, f"ResultError: {name} ran, but its result is no plain JSON")
     if (found := size(text)) > REMOTE_BYTES:
         return remote_failure(
-            pending, f"ResultError: {name} ran, but its result has {found:,} bytes; it may have {REMOTE_BYTES:,}"
+            pending,
+            f"ResultError: {name} ran, but its result has {found:,} bytes as JSON; it may have {REMOTE_BYTES:,}",
         )
     if not fits_beside(state, text):
         return remote_failure(
