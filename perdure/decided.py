@@ -26,7 +26,7 @@ async def past_of(run: Run, call_id: str) -> DecidedApproval | None:
         return past
     # Nobody sent it to the last execution: it ran out, or continued as new.
     raw = await run.query_ended(str(seen.run_id), "status")
-    status = None if raw is None else Status.model_validate(raw)
+    status = Status.model_validate(raw) if raw else None
     return next((one for one in reversed(status.decided if status else ()) if one.call_id == call_id), None)
 
 

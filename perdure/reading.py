@@ -300,12 +300,17 @@ class Reading:
         raise AssertionError("the update is never accepted")
 
     async def query_ended(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
-        """Query an execution that has ended: it has no workflow task any more that a query could wedge. None where no
-        worker answers, or it had not begun."""
+        """Query an execution that has ended: it has no workflow task any more that a query could wedge.
+
+        None where no worker answers. Empty where one does, and cannot say: the run had not begun, or was terminated
+        with events that no workflow task had brought.
+        """
         try:
             ended = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
             return await ended.query(view, args=args, rpc_timeout=ANSWER)
-        except (RPCError, WorkflowQueryFailedError):
+        except WorkflowQueryFailedError:
+            return {}
+        except RPCError:
             return None
 
     async def describe(self) -> WorkflowExecutionDescription:

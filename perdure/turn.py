@@ -151,7 +151,7 @@ class Turn:
         known, said = latest is not None and self.task_id == latest, None
         if not known:
             said = await self.run.query_ended(str(seen.run_id), "turn", *([self.task_id] if self.task_id else []))
-        if said is not None and (status := TurnStatus.model_validate(said)).state != "running":
+        if said and (status := TurnStatus.model_validate(said)).state != "running":
             if status.state == "unknown":
                 return await self._left(status)
             self.task_id = self.task_id or status.task_id

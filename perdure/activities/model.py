@@ -24,7 +24,7 @@ from ..ports import (
     ToolCallDelta,
 )
 from ..types.events import StepTaken
-from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld
+from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
 logger = logging.getLogger("perdure.worker")
@@ -93,7 +93,9 @@ class ModelActivity:
                         raise refused from None
                     raise
                 left_out = ", ".join(one.what for one in contained.withheld)
-                logger.warning("%s refused a request of run %s: %s", agent.model, call.input.context_id, error.message)
+                logger.warning(
+                    "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean(error.message)
+                )
                 logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 

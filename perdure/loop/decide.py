@@ -102,6 +102,8 @@ Ending = Literal["completed", "failed", "cancelled"]
 def decide(state: RunState) -> Next:
     """The next step of ``state``; changes nothing."""
     turn = state.turn
+    if state.pause is not None and state.pause.fault:  # also of an ending, which would fail again at once
+        return Wait("resumed")
     if state.cancelled:
         return _close_once(state, "cancelled")
     if turn is not None and turn.failure is not None:

@@ -106,9 +106,9 @@ def stopped(state: RunState) -> None:
         turn.at_limit = False
 
 
-def pause(state: RunState, reason: str, since: str) -> None:
-    """The run waits for an operator."""
-    state.pause = Pause(reason=reason, since=since)
+def pause(state: RunState, reason: str, since: str, *, fault: bool = False) -> None:
+    """The run waits for an operator; ``fault``: for an engine without the fault that it came upon."""
+    state.pause = Pause(reason=reason, since=since, fault=fault)
 
 
 def resume(state: RunState, raw: Any = None) -> None:

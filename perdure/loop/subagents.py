@@ -95,7 +95,8 @@ def lineage(state: RunState, call_id: str, agent: str) -> Lineage:
     if state.parent is None:
         return Lineage(root=state.context_id, path=(step,), agent=state.agent)
     above = state.parent.lineage
-    return above.model_copy(update={"path": (*above.path, step)})
+    root = above.root if state.is_child else state.context_id
+    return above.model_copy(update={"root": root, "path": (*above.path, step)})
 
 
 def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping: bool) -> None:

@@ -16,15 +16,19 @@ Count = Annotated[int, Field(ge=1, lt=2**63)]
 """A whole number that a float can carry, too."""
 
 
+Amount = Annotated[int, Field(ge=0, lt=2**63)]
+Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Bounds(Data):
     """What a run, or one turn, may use. None is no limit."""
 
-    iterations: int | None = None
-    tokens: int | None = None
-    cost_usd: float | None = None
-    wall_time: float | None = None
+    iterations: Amount | None = None
+    tokens: Amount | None = None
+    cost_usd: Money | None = None
+    wall_time: Money | None = None
     """Seconds."""
-    tool_calls: int | None = None
+    tool_calls: Amount | None = None
 
 
 class LimitUse(Data):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -107,6 +107,9 @@ class UserMessage(Strict):
         return {**raw, "content": None}
 
 
+NameHash = Annotated[str, Field(max_length=64)]
+
+
 class Parent(Data):
     """Whose call a subagent answers, as its parent says. Fields of a newer engine are ignored."""
 
@@ -126,7 +129,7 @@ class Parent(Data):
     """Nobody awaits it: it tells its parent when it has ended."""
     lineage: Lineage
     """The way down to it."""
-    asked_by: tuple[str, ...] = Field(default=(), max_length=SENDERS, exclude_if=operator.not_)
+    asked_by: tuple[NameHash, ...] = Field(default=(), max_length=SENDERS, exclude_if=operator.not_)
     """``name_hash`` of who wrote to the runs above it in their present turns: they asked for what it does too."""
 
 

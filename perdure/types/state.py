@@ -89,6 +89,8 @@ class Pause(Part):
 
     reason: str
     since: str
+    fault: bool = Field(default=False, exclude_if=operator.not_)
+    """The engine failed: nothing else is tried before the run is resumed, or cancelled."""
 
 
 class Compacting(Part):

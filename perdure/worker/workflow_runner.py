@@ -31,12 +31,15 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
 
         def activate_of_task(act: WorkflowActivation) -> WorkflowActivationCompletion:
             if any(job.WhichOneof("variant") not in _PASSIVE for job in act.jobs):
-                # The time is that of the task that has started: no other has, and yet there are further events.
-                if act.history_length > last.history_length and act.timestamp == last.timestamp:
+                # Time and size are those of the task that has started: no other has, and yet there are further events.
+                # The time alone would not tell: it stands still where the server's clock is set back.
+                same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
+                if act.history_length > last.history_length and same_task:
                     failed = WorkflowActivationCompletion()
                     failed.failed.failure.message = "the run has news that no workflow task has brought: query it again"
                     return failed
                 last.history_length = act.history_length
+                last.history_size_bytes = act.history_size_bytes
                 last.timestamp.CopyFrom(act.timestamp)
             return activate(act)
 

@@ -59,7 +59,9 @@ class _Calls:
         """See base."""
         begun: list[Coroutine[Any, Any, None]] = []
         if self._next() is not None:
-            loop.ask(self._state, host.now())
+            self._work.guard.apply(self._state, "the wait for a person", lambda: loop.ask(self._state, host.now()))
+        if self._state.pause is not None and self._state.pause.fault:
+            return begun
         if loop.due(self._state):
             begun.append(steps.remind(self._state, self._work))
         return begun + self.of(loop.joining(self._state, self._flying))

@@ -60,8 +60,17 @@ class Guard:
             return self.change(state, what, change)
         except EngineError as error:
             reason = f"{error.message}. Resume the run when its workers have a mended engine."
-            loop.pause(state, reason, host.now().isoformat())
+            loop.pause(state, reason, host.now().isoformat(), fault=True)
             return None
+
+
+def holds(condition: Callable[[], bool]) -> bool:
+    """Whether ``condition`` holds, for what Temporal looks at again and again; one that fails does not."""
+    try:
+        return condition()
+    except Exception:
+        host.logger().exception("a condition of the workflow failed")
+        return False
 
 
 class Savepoint:

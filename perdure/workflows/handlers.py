@@ -23,6 +23,7 @@ from . import host
 from .guard import Guard
 
 Answer = TypeVar("Answer")
+ASKER_CHARS = 100
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -166,7 +167,8 @@ class Handlers:
         value = decoded(view)
         asked = value if isinstance(value, dict) else {}
         answer = self.turn(asked.get("task_id")) if asked.get("view") == "turn" else self.status()
-        details = {"answer": answer, "asker": asked.get("asker")}
+        asker = asked.get("asker")
+        details = {"answer": answer, "asker": asker if isinstance(asker, str) and len(asker) <= ASKER_CHARS else None}
         raise ApplicationError("the answer is in the details", details, type=READ, non_retryable=True)
 
     @workflow.query

@@ -13,6 +13,7 @@ from .. import loop
 from ..types.indexing import AGENT, WAITING
 from ..types.state import RunState
 from . import host
+from .guard import holds
 
 
 @contextmanager
@@ -34,7 +35,7 @@ async def _index(state: RunState, step: Callable[[], loop.Next | None]) -> None:
 
     noted = _Noted(state)
     while True:
-        await host.wait_condition(lambda: noted.due() or bool(due()))
+        await host.wait_condition(lambda: holds(lambda: noted.due() or bool(due())))
         # Both come in one workflow task: whoever sees the number sees what it counts.
         noted.tell()
         if changed := due():

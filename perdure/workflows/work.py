@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from . import host
-from .guard import Guard
+from .guard import Guard, holds
 
 
 class More(Protocol):
@@ -57,7 +57,7 @@ class Work:
         async def wait() -> None:
             with suppress(TimeoutError):
                 await host.wait_condition(
-                    lambda: over() or (more is not None and more.there()),
+                    lambda: over() or (more is not None and holds(more.there)),
                     timeout=more.timeout() if more is not None else None,
                 )
 

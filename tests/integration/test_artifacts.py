@@ -61,7 +61,7 @@ async def test_create_append_read_and_list(engine: Engine) -> None:
 
 
 async def test_a_long_one_is_kept_in_pieces(engine: Engine) -> None:
-    body = "".join(f"line {n} \x00\t✓\n" for n in range(20_000))
+    body = "".join(f"line {n} \x01\t✓\n" for n in range(20_000))
     replies = [
         call("artifact_create", name="log", content=body),
         call("artifact_append", name="log", content="end"),

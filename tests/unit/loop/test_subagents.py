@@ -190,3 +190,16 @@ def test_so_many_begin_at_once() -> None:
     step = loop.decide(asking(50, limits=AgentLimits()))
     assert isinstance(step, loop.RunCalls)
     assert len(step.calls) == 20
+
+
+def test_a_run_whose_descent_is_not_proved_is_the_root_of_those_below_it():
+    """What a client says of the runs above counts for rules alone: a token of theirs would open for its children."""
+    lineage = {"root": "victim", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
+    parent = {"context_id": "victim", "call_id": "c", "scope": "s", "depth": 1, "lineage": lineage}
+    for parent_id, root in (("victim", "victim"), (None, "victim/evil"), ("other", "victim/evil")):
+        state = loop.open_state({"agent": "a", "message": "hi", "parent": parent}, "victim/evil", "own", parent_id)
+        model(state, asks(call("c1", AsSubagent(agent="b", message="go"))))
+        below = started(state)["parent"]["lineage"]
+        assert below["root"] == root
+        assert [step["agent"] for step in below["path"]] == ["a", "b"]
+        assert below["agent"] == "above"

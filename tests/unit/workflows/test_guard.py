@@ -106,3 +106,18 @@ def test_a_state_of_a_newer_engine_fails_the_task() -> None:
 
     with pytest.raises(NewerStateError):
         Guard().apply(opened(), "it", newer)
+
+
+@pytest.mark.parametrize("ending", [loop.cancel, lambda state: loop.fail(state, "X", "y")], ids=["cancelled", "failed"])
+def test_an_ending_that_fails_waits_too_and_is_not_tried_again_and_again(ending: Any) -> None:
+    state = opened()
+    ending(state)
+    assert isinstance(loop.decide(state), loop.Close)
+
+    def fails() -> None:
+        raise TypeError("a fault")
+
+    assert Guard().apply(state, "the input of an ending", fails) is None
+    assert loop.decide(state) == loop.Wait("resumed")
+    loop.resume(state)
+    assert isinstance(loop.decide(state), loop.Close)
