@@ -62,7 +62,7 @@ _QUERY = re.compile(r"[a-z][a-z0-9+.-]*://[^?#\s]*\?([^#\s]*)", re.IGNORECASE)
 class Redaction:
     """``Redaction(secrets).redact_text(text)``. Secrets that are trivial, and empty ones, are left out."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
+    def __init__(self, secrets: Iterable[str | bytes]) -> None:
         values = {piece for secret in secrets for piece in _pieces(secret)}
         self._compiled = _compile(tuple(sorted(values, key=lambda value: (-len(value), value))))
 
@@ -131,6 +131,11 @@ def variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
 
 def _pieces(secret: Any) -> Iterator[str]:
     """``secret`` and what of it is a secret alone."""
+    if isinstance(secret, bytes):  # the value of a header
+        try:
+            secret = secret.decode()
+        except UnicodeDecodeError:
+            secret = secret.decode("latin-1")
     secret = str(secret).strip()
     if len(secret) < WORD or _TRIVIAL.fullmatch(secret):
         return
@@ -167,26 +172,42 @@ def _compile(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str
 def _pattern(value: str) -> str:
     """A regular expression of ``value`` with any of its characters URL-encoded or escaped.
 
-    Letters and digits of ASCII stand for themselves: no encoder changes them.
+    Letters and digits of ASCII stand for themselves: no encoder changes them. A run of backslashes takes all that follow
+    each other and gives none back, or the ways to share them among its characters would be tried one by one; so what
+    escapes the character after the run may be missing.
     """
-    return "".join(char if char.isascii() and char.isalnum() else _any_form(char) for char in value)
+    found, after_run = [], False
+    for part in re.findall(r"\\+|[^\\]", value):
+        if part[0] == "\\":
+            found.append(rf"(?:\\{{{len(part)},{5 * len(part)}}}+|{_any_of(_encoded(part[0]))}{{{len(part)}}})")
+        elif part.isascii() and part.isalnum():
+            found.append(part)
+        else:
+            found.append(_any_of([rf"\\{{0,4}}{re.escape(part)}", *_encoded(part, least=0 if after_run else 1)]))
+        after_run = part[0] == "\\"
+    return "".join(found)
 
 
-def _any_form(char: str) -> str:
+def _any_of(forms: Iterable[str]) -> str:
+    return f"(?:{'|'.join(forms)})"
+
+
+def _encoded(char: str, least: int = 1) -> Iterator[str]:
+    """The forms of ``char`` in which it does not stand itself; ``least``: backslashes that an escaped one begins with."""
     code, body = ord(char), char.encode(errors="surrogatepass")
     units = char.encode("utf-16-be", errors="surrogatepass").hex()
-    forms = [rf"\\{{0,4}}{re.escape(char)}"]
-    forms.append("(?i:" + "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in body) + ")")
-    forms.append("(?i:" + "".join(rf"\\{{1,4}}x{byte:02x}" for byte in body) + ")")
-    forms.append("(?i:" + "".join(rf"\\{{1,4}}u{units[at : at + 4]}" for at in range(0, len(units), 4)) + ")")
-    forms.append(f"(?i:&#(?:0{{0,4}}{code}|x0{{0,4}}{code:x});)")
-    forms.append(rf"(?i:\\{{1,4}}(?:U{code:08x}|x{code:02x}))")
-    forms += [named for named in (escape(char),) if named != char]
+    first = rf"\\{{{least},4}}"
+    yield "(?i:" + "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in body) + ")"
+    yield f"(?i:{first}" + r"\\{1,4}".join(f"x{byte:02x}" for byte in body) + ")"
+    yield f"(?i:{first}" + r"\\{1,4}".join(f"u{units[at : at + 4]}" for at in range(0, len(units), 4)) + ")"
+    yield f"(?i:&#(?:0{{0,4}}{code}|x0{{0,4}}{code:x});)"
+    yield rf"(?i:{first}(?:U{code:08x}|x{code:02x}))"
+    if (named := escape(char)) != char:
+        yield named
     if char in _LETTERS:
-        forms.append(rf"\\{{1,4}}{_LETTERS[char]}")
+        yield f"{first}{_LETTERS[char]}"
     if quote_plus(char) == "+":
-        forms.append(r"\+")
-    return f"(?:{'|'.join(forms)})"
+        yield r"\+"
 
 
 def _base64_cores(value: str) -> Iterator[str]:

@@ -83,6 +83,25 @@ def test_each_encoding_of_one_secret(encoding: str) -> None:
     assert text.endswith("> at line 3")
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("after", ["x", '"', "/", "\n", "ü", "\N{KEY}", "'", ""])
+def test_a_run_of_backslashes_is_part_of_a_secret(encoding: str, count: int, after: str) -> None:
+    secret = "k3ys3cr3t" + "\\" * count + after + "z9y8x7w6"
+    shown, _ = ENCODINGS[encoding](secret)
+    text = Redaction([secret]).redact_text(f"invalid header <{shown}> at line 3")
+    assert text == f"invalid header <{MARK}> at line 3" or encoding.startswith("base64")
+    assert "k3ys" not in text
+    assert "w6" not in text
+
+
+@pytest.mark.parametrize("count", [6, 200, 3000])
+@pytest.mark.parametrize("before", ["", "k3y"])
+def test_backslashes_without_end_are_not_shared_out_in_every_way(count: int, before: str) -> None:
+    redaction = Redaction([before + "\\" * count + "secret12"])
+    assert redaction.redact_text(before + "\\" * 100_000)  # it was tried until the end of days
+
+
 @given(st.lists(st.text(), max_size=5), st.text(), st.integers(0, 3))
 def test_any_text_and_any_secrets_can_be_redacted(given: list[str], text: str, repeated: int) -> None:
     shown = Redaction(given).redact_text(text * 10**repeated)
@@ -124,6 +143,13 @@ def test_a_short_value_is_a_secret_as_a_whole_word() -> None:
     ],
 )
 def test_a_piece_of_a_header_is_a_secret_too(value: str, shown: str) -> None:
+    assert Redaction([value]).redact_text(f"not valid: {shown}") == f"not valid: {MARK}"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(b"s3cr3t-0123", "s3cr3t-0123"), ("grün-0123".encode("latin-1"), "grün-0123")]
+)
+def test_a_secret_in_bytes_is_one(value: bytes, shown: str) -> None:
     assert Redaction([value]).redact_text(f"not valid: {shown}") == f"not valid: {MARK}"
 
 
