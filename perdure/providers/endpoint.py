@@ -21,6 +21,11 @@ C = TypeVar("C")
 
 _ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACEHOLDERS = frozenset(
+    "- api-key changeme dummy empty fake key lm-studio local localhost no-key not-needed ollama placeholder test unused vllm"
+    " x xxx".split()
+)
+"""What people give for a key to a server that needs none. It is no secret, and often a word of the server's name."""
 CONNECT_TIMEOUT = 10.0
 """Seconds that a connection may take to open, whatever ``timeout`` allows the model."""
 
@@ -122,6 +127,13 @@ class Endpoint(ABC, Generic[C]):
         self._api_key_envs = (api_key_env,) if api_key_env else self.key_envs
         self._timeout = timeout
         self._headers = dict(headers or {})
+        for name, value in self._headers.items():
+            if not (isinstance(name, str) and isinstance(value, str | bytes)):
+                raise DefinitionError(  # the value may be a credential: it is not shown
+                    f"{made}: the value of header {name!r:.100} is of {type(value).__name__}; "
+                    "names of headers are texts, and their values texts or bytes.",
+                    hint="Leave out what has no value.",
+                )
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, C] = WeakKeyDictionary()
 
     @property
@@ -170,9 +182,18 @@ class Endpoint(ABC, Generic[C]):
         found = error if isinstance(error, ProviderError) else self._translate(error, begun)
         if begun and type(found) is ProviderError:
             found.retryable = True  # what no table knows was raised while a reply was read: another may be readable
-        return Redaction((key, *self._secrets(request))).redact_error(found)
+        host = self.host
+        secrets = (key, *self._secrets(request))
+        redaction = Redaction(
+            one
+            for one in secrets
+            if isinstance(one, bytes) or not (one.strip() in host or one.strip().lower() in _PLACEHOLDERS)
+        )
+        hint, found.hint = found.hint, None  # our own words, which quote nothing of an API
+        redaction.redact_error(found).hint = hint
+        return found
 
-    def _secrets(self, request: ModelRequest) -> Iterator[str]:
+    def _secrets(self, request: ModelRequest) -> Iterator[str | bytes]:
         """Besides the key that the request had: the variables may have others by now."""
         for name in (*self._api_key_envs, *self.secret_envs):
             for line in os.environ.get(name, "").splitlines():

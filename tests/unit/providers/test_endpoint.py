@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
+from perdure.ports import ModelRequest
 from perdure.providers import get_provider, registry
 from perdure.providers.endpoint import Endpoint, is_host_of, missing_sdk, origin
 
@@ -72,6 +73,10 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, url: str | None, host: str
         ({"timeout": 0}, "above 0"),
         ({"timeout": "5"}, "above 0"),
         ({"timeout": float("nan")}, "above 0"),
+        ({"headers": {"X-Key": 7}}, "value of header 'X-Key' is of int"),
+        ({"headers": {"X-Key": ["secret"]}}, "value of header 'X-Key' is of list"),
+        ({"headers": {"X-Key": None}}, "value of header 'X-Key' is of NoneType"),
+        ({"headers": {b"X-Key": "secret"}}, "names of headers are texts"),
     ],
 )
 def test_mistakes_are_said_where_it_is_made(given: dict[str, Any], said: str) -> None:
@@ -92,6 +97,27 @@ def test_the_variable_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VENDOR_URL", " http://proxy:1/v1\n")
     assert Vendor().base_url == "http://proxy:1/v1"
     assert Vendor("http://mine").base_url == "http://mine"
+
+
+def left(vendor: Vendor, error: Exception, key: str) -> ProviderError:
+    return vendor._failure(error, ModelRequest(model="m", messages=()), key, False)
+
+
+def test_a_header_in_bytes_is_a_secret() -> None:
+    error = left(Vendor(headers={"X-Key": b"supersecret123"}), ValueError("bad key supersecret123"), "k" * 20)  # type: ignore[dict-item]
+    assert error.message == "api.vendor.test: bad key [redacted]"
+
+
+@pytest.mark.parametrize("key", ["ollama", "lm-studio", "EMPTY", "none", "dummy", "test"])
+def test_a_placeholder_for_a_key_is_no_secret(key: str) -> None:
+    error = left(Vendor("http://127.0.0.1:1/v1", api_key=key), ValueError(f"the {key} server is not here"), key)
+    assert error.message == f"127.0.0.1: the {key} server is not here"
+
+
+def test_the_hosts_name_and_our_hints_are_shown_whatever_the_key_is() -> None:
+    vendor = Vendor("http://gateway.corp.test/v1", api_key="gateway", headers={"X-Title": "Check base_url"})
+    error = left(vendor, ProviderError("gateway.corp.test: Check base_url", hint="Check base_url."), "gateway")
+    assert (error.message, error.hint) == ("gateway.corp.test: [redacted]", "Check base_url.")
 
 
 def test_whose_key(monkeypatch: pytest.MonkeyPatch) -> None:
