@@ -108,6 +108,9 @@ async def make_store(store: Store, temporal: TemporalClient, task_queue: str) ->
         try:
             async for seen in temporal.list_workflows(query, limit=_ASKED):
                 if (store_id := await _store_of(temporal, seen)) is not None:
+                    await store.open(create=False)
+                    if store.store_id:  # another worker, which started with this one, has made it
+                        return
                     raise StoreError(
                         f"there is no store at {store.place}, and run {seen.id!r} of task queue {task_queue!r} is kept "
                         f"in store {store_id}",
