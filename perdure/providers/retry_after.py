@@ -44,8 +44,8 @@ def _from_now(value: float | None, unit: float = 1.0) -> float | None:
 
 
 def _retry_after(text: str) -> float | None:
-    """Seconds of the header: a number, a date, or several numbers where proxies have added theirs (the longest)."""
-    numbers = [_number(piece) for piece in text.split(",")]
+    """Seconds of the header: a duration, a moment, or several where proxies have added theirs (the longest)."""
+    numbers = [_from_now(duration(piece)) for piece in text.split(",")]
     if None not in numbers:
         return max(filter(None, numbers), default=0.0)
     try:

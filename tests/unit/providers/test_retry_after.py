@@ -64,7 +64,9 @@ def test_duration(text: str, seconds: float | None) -> None:
         ({"retry-after": ","}, "", None),
         ({"retry-after": "Fri, 31 Dec 99999 23:59:59 GMT"}, "", None),
         ({"retry-after": "Fri, 31 Dec 0000 23:59:59 GMT"}, "", 0.0),
-        ({"retry-after": "1e300"}, "", 1e300),
+        ({"retry-after": "30s"}, "", 30.0),
+        ({"retry-after": "500ms"}, "", 0.5),
+        ({"retry-after": "1m30s, 5"}, "", 90.0),
     ],
 )
 def test_retry_after(headers: dict[str, str], message: str, seconds: float | None) -> None:
@@ -74,6 +76,9 @@ def test_retry_after(headers: dict[str, str], message: str, seconds: float | Non
 def test_moments_count_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
     assert retry_after({"retry-after": formatdate(1_700_000_030, usegmt=True)}) == 30
+    assert retry_after({"retry-after": "1700000030"}) == 30
+    assert retry_after({"retry-after": "1600000000"}) == 0
+    assert retry_after({"retry-after": "1700000030000, 7"}) == pytest.approx(30)
     assert retry_after({"x-ratelimit-reset": "1700000005"}) == 5
     assert retry_after({"x-ratelimit-reset": "1700000005000"}) == pytest.approx(5)
 
