@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from .threads import Threads
@@ -28,7 +27,9 @@ PROBE = 1.0
 """Seconds between two looks at the loop; what blocks it longer is named."""
 LOST_THREADS = 256
 """Abandoned sync functions that still run, at which the worker is to stop."""
-BLOCKED = 120.0
+LOST_FOR = 60.0
+"""Seconds after which there must still be so many: functions that are merely slow have returned by then."""
+BLOCKED = 300.0
 """Seconds that an async function may block its loop before the worker is to stop: no other async function can run."""
 CANCEL_WAIT = 10.0
 """Seconds that a cancelled async function is given to end before nobody waits for it any more."""
@@ -51,6 +52,7 @@ class AuthorLoop:
         loop.set_task_factory(_task)
         self._loop, self._stopping = loop, stopping
         self._pool = Threads("perdure-tool")
+        self._looks_again = False
         self.lost: Future[str] = Future()
         """Why the worker can run authors' functions no more, once that is so."""
         self._threads = [
@@ -122,10 +124,12 @@ class AuthorLoop:
         return result
 
     def _look_for_lost(self, name: str) -> None:
-        """Report lost threads: at 8, at 16, and so on, and to the worker when they are too many."""
+        """Report lost threads: at 8, at 16, and so on, and to the worker when they stay too many."""
         lost = self._pool.lost
         if lost >= LOST_THREADS:
-            _report(self.lost, f"{lost} abandoned functions still run in threads of this worker; the last is {name}")
+            if not self._looks_again:
+                self._looks_again = True
+                asyncio.get_running_loop().call_later(LOST_FOR, self._look_again, self._pool, name)
         elif lost >= 8 and not lost & (lost - 1):
             logger.warning(
                 "%d abandoned functions still run in threads of this worker, the last is %s; at %d the worker stops. "
@@ -134,6 +138,15 @@ class AuthorLoop:
                 name,
                 LOST_THREADS,
             )
+
+    def _look_again(self, pool: Threads, name: str) -> None:
+        """``pool`` is that of the first look."""
+        if pool is self._pool:  # else there were a stop and a start since
+            self._looks_again = False
+            if pool.lost >= LOST_THREADS:
+                _report(
+                    self.lost, f"{pool.lost} abandoned functions still run in threads of this worker; one is {name}"
+                )
 
     async def _on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any], begun: Callable[[], None]) -> Any:
         loop = self._loop
@@ -220,9 +233,10 @@ def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Fut
                 "Make it a plain def, which runs in a thread, or await what it waits for.",
                 _running(loop),
             )
-            since = monotonic()
+            looks = 0  # and not the clock: a process that was suspended has looked at nothing
             while not answered.wait(PROBE) and not stopping.is_set():
-                if monotonic() - since > BLOCKED:
+                looks += 1
+                if looks * PROBE > BLOCKED:
                     _report(lost, f"{_running(loop)} has blocked the event loop of async tools for {BLOCKED:g} s")
         stopping.wait(PROBE)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import itertools
 import logging
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -105,6 +107,7 @@ async def test_hung_functions_take_no_thread_from_others_and_the_worker_hears_of
     author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(author_loop, "LOST_THREADS", 20)
+    monkeypatch.setattr(author_loop, "LOST_FOR", 0.01)
     first, last = threading.Event(), threading.Event()
     await hang(author, 19, first)
     assert await author.run("next", lambda: "runs", timeout=30) == "runs"
@@ -113,8 +116,47 @@ async def test_hung_functions_take_no_thread_from_others_and_the_worker_hears_of
     first.set()
     await eventually(lambda: author._pool.lost == 0, what="they are lost no more when they return")
     await hang(author, 20, last)
-    assert "20 abandoned functions still run in threads of this worker; the last is tool hang" in author.lost.result()
+    why = await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
+    assert "20 abandoned functions still run in threads of this worker; one is tool hang" in why
     last.set()
+
+
+async def test_functions_that_are_slow_and_return_within_a_minute_do_not_stop_the_worker(
+    author: AuthorLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(author_loop, "LOST_THREADS", 4)
+    go, never = threading.Event(), threading.Event()
+    await hang(author, 6, go)
+    assert not author.lost.done()
+    go.set()
+    await eventually(lambda: author._pool.lost == 0, what="their return")
+    author._look_again(author._pool, "tool hang")  # a minute later
+    assert not author.lost.done()
+    monkeypatch.setattr(author_loop, "LOST_FOR", 0.01)
+    await hang(author, 4, never)  # looked at anew
+    assert "4 abandoned" in await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
+    never.set()
+
+
+def test_a_process_that_was_suspended_at_a_breakpoint_has_not_lost_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopping(threading.Event):
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            return self.looks > 9
+
+    class Blocked:
+        def call_soon_threadsafe(self, _: Any) -> None:
+            """It is never called."""
+
+    hours = itertools.count(0, 3600)
+    monkeypatch.setattr(author_loop, "monotonic", lambda: next(hours), raising=False)
+    monkeypatch.setattr(author_loop, "PROBE", 0.001)
+    stopping, lost = Stopping(), Future[str]()
+    author_loop._watch(Blocked(), stopping, lost)  # type: ignore[arg-type]
+    assert stopping.looks > 9
+    assert not lost.done()
 
 
 @pytest.mark.usefixtures("_looks_often")
