@@ -6,6 +6,9 @@ VENV   := .venv
 # Of a PYTHON that is named, .venv where that is its version or there is none; another version has a folder of its own.
 ifneq ($(origin PYTHON), undefined)
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifeq ($(VERSION),)
+$(error PYTHON=$(PYTHON) cannot be run; install it, or name another one: make setup PYTHON=/path/to/python3.11)
+endif
 THERE   := $(shell test ! -x .venv/bin/python || .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV    := .venv$(if $(filter-out $(VERSION),$(THERE)),-$(VERSION))
 endif
