@@ -93,7 +93,7 @@ async def _server(target: Target) -> list[Finding]:
         client = await connect(target)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=target.namespace))
         attributes = await _attributes(client)
-        stuck = await _stuck(client)
+        stuck = [*await _away(client), *await _stuck(client)]
     except PerdureError as error:
         return [Finding("server", "fail", error.message, error.hint)]
     except RPCError as error:
@@ -200,14 +200,31 @@ def _home() -> Finding:
 
 
 def _store() -> Finding:
-    url = os.environ.get("PERDURE_STORE_URL")
-    if url and not url.startswith("sqlite"):
-        parts = urlsplit(url)  # without the password
+    path = _store_path()
+    if path is None:
+        parts = urlsplit(os.environ["PERDURE_STORE_URL"])  # without the password
         return Finding("store", "ok", f"{parts.scheme}://{parts.hostname or ''}{parts.path} (not checked here)")
-    path = Path(unquote(urlsplit(url).path)[1:]) if url else current_home().store_db
     if path.is_file() and path.stat().st_mode & 0o077:
         return Finding("store", "warn", f"{path} is open to other users", f"chmod 600 {path}")
-    return _writable("store", path, str(path))
+    return _writable("store", path, str(path) if path.exists() else f"{path} (made when needed)")
+
+
+def _store_path() -> Path | None:
+    """The store's file; None where the store is none."""
+    url = os.environ.get("PERDURE_STORE_URL")
+    if url and not url.startswith("sqlite"):
+        return None
+    return Path(unquote(urlsplit(url).path)[1:]) if url else current_home().store_db
+
+
+async def _away(client: Client) -> list[Finding]:
+    """That the store's file is missing, where the server has runs."""
+    path = _store_path()
+    if path is None or path.exists():
+        return []
+    runs = [run async for run in client.list_workflows(f"WorkflowType = '{WORKFLOW}'", limit=1)]
+    hint = "Put the store back there (is its volume mounted?), or correct PERDURE_STORE_URL."
+    return [Finding("store file", "warn", f"none at {path}, but run {run.id} is on the server", hint) for run in runs]
 
 
 def _writable(check: str, path: Path, detail: str) -> Finding:
