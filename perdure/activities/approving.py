@@ -6,6 +6,7 @@ or months, and maybe a deploy: a rule that it brought holds for the calls that a
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -83,31 +84,56 @@ class Approving:
             return await next(call)
         if given is not None and given.hash != arguments_hash(task.call_id, task.name, call.arguments):
             return _refused(call, f"{task.name} was approved with other arguments; it was not run")
-        if agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval):
+        ruled = bool(agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval))
+        if ruled:
             refused = await self._again(agent, tool, call, told)
             if refused is not None:
                 return _refused(call, refused)
+        if given is not None or ruled:
+            call.refused = functools.partial(self._changed, agent, tool, call, told)
         return _explained(await next(call), given)
+
+    async def _changed(
+        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
+    ) -> ToolOutput | None:
+        """The refusal of a call that a hook has given other arguments than were approved or ruled on, if so."""
+        task, given = call.input, call.input.approval
+        how = f"the hook {call.changed_by.name} changed its arguments; it was not run"
+        if given is not None and given.standing is None:
+            same = given.hash == arguments_hash(task.call_id, task.name, call.arguments)
+            return None if same else _refused(call, f"{task.name} was approved with other arguments: {how}")
+        terms = await self._now(agent, tool, call, told)
+        if isinstance(terms, Denied):
+            return _refused(call, f"{terms.text(task.name)}: {how}")
+        if terms is not None and (given is None or terms.separate):
+            return _refused(call, f"{task.name} needs a person's approval, and nobody has approved this: {how}")
+        return None
 
     async def _again(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
     ) -> str | None:
         """Why the call may not run as things stand now, if so."""
+        task = call.input
+        terms = await self._now(agent, tool, call, told)
+        if isinstance(terms, Denied):
+            return terms.text(task.name)
+        if terms is not None and task.approval is None:
+            text = f"{task.name} needs a person's approval since it was called; it was not run"
+            return f"{text}. Call it again, and somebody is asked."
+        return None
+
+    async def _now(
+        self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
+    ) -> Approval | Denied | None:
         task, given = call.input, call.input.approval
         asks = given is None and tool is not None and callable(tool.needs_approval)
         context = await told() if asks else None
         part = ToolCallPart(id=task.call_id, name=task.name, arguments=dict(call.arguments))
         try:
-            terms = await self._terms(agent, tool, part, context, task.lineage, policy=asks)
+            return await self._terms(agent, tool, part, context, task.lineage, policy=asks)
         finally:
             if context is not None:
                 context.memory.close()
-        if isinstance(terms, Denied):
-            return terms.text(task.name)
-        if terms is not None and given is None:
-            text = f"{task.name} needs a person's approval since it was called; it was not run"
-            return f"{text}. Call it again, and somebody is asked."
-        return None
 
     async def _terms(
         self,
@@ -139,15 +165,16 @@ class Approving:
         rule = first_rule(agent.approvals, call.name, seen)
         if rule is not None and rule.action != "ask":
             return Denied(agent.name) if rule.action == "deny" else None
-        if rule is not None and rule.approval is not None:
-            return rule.approval
+        terms = rule.approval if rule is not None else None
+        if rule is not None and terms is not None and not rule.doubtful:
+            return terms
         if callable(asked):
             given = {name: call.arguments.get(name) if of is UNKNOWN else of for name, of in seen.arguments.items()}
             part = call.model_copy(update={"arguments": given})
             asked = await self._policy(agent, asked, part, told) if policy else True
         if isinstance(asked, Approval):
-            return asked
-        return Approval() if asked or rule is not None else None
+            return stricter(terms, asked)
+        return terms or (Approval() if asked or rule is not None else None)
 
     async def _seen(self, tool: Tool | None, call: ToolCallPart) -> Seen:
         """What the tool is called with; where that is not known here, what the model said and the schema's defaults."""

@@ -133,6 +133,8 @@ class ToolCall:
     stage."""
     changed_by: Any = None
     """The hook that has changed the arguments; set by the hook stage."""
+    refused: Callable[[], Awaitable[ToolOutput | None]] | None = None
+    """The result of a call that may not run with ``arguments`` as hooks have changed them; set by the iteration stage."""
     error: Exception | None = None
     """What the tool raised, where that is its outcome."""
     blobs: list[Blob] = field(default_factory=list)

@@ -91,6 +91,8 @@ class _Around:
             return _failed(call, error, what)
         if veto is not None:
             return ToolOutput(key=call.key, content=clean(f"Vetoed: {veto.reason}"), is_error=True)
+        if call.changed_by is not None and call.refused is not None and (refused := await call.refused()) is not None:
+            return refused
         call.cleared = tuple(call.kept) if call.cleared is None else call.cleared
         output = self._explained(call, await next(call))
         if output.status == "asking":  # the call goes on when it was answered, and hooks run around that

@@ -112,6 +112,8 @@ class Rule:
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     approval: Approval | None = None
+    doubtful: bool = False
+    """It cannot be told whether it matches: ``approval`` adds to the terms of the tool's own."""
 
     def matches(self, name: str, seen: Seen) -> bool | None:
         """Whether it is for this call; None where that cannot be told."""
@@ -195,15 +197,21 @@ def checked_rules(name: str, rules: Any) -> tuple[Rule, ...]:
 
 def first_rule(rules: Iterable[Rule], name: str, seen: Seen) -> Rule | None:
     """The rule that decides: the first that matches. Where that cannot be told of one that denies or asks, the call is
-    asked for, unless the rules behind it deny it."""
+    asked for, unless the rules behind it deny it; on the terms of all that may match."""
     doubtful: Rule | None = None
     for rule in rules:
         matches = rule.matches(name, seen)
         if matches:
-            return rule if doubtful is None or rule.action == "deny" else doubtful
+            if doubtful is None or rule.action == "deny":
+                return rule
+            return _also(doubtful, rule.approval)
         if matches is None and rule.action != "allow":
-            doubtful = doubtful or replace(rule, action="ask")
+            doubtful = _also(doubtful or replace(rule, action="ask", doubtful=True), rule.approval)
     return doubtful
+
+
+def _also(doubtful: Rule, terms: Approval | None) -> Rule:
+    return doubtful if terms is None else replace(doubtful, approval=stricter(doubtful.approval, terms))
 
 
 def plain(value: Any) -> Any:

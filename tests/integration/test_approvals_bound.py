@@ -252,3 +252,83 @@ async def test_who_asked_the_run_above_cannot_approve_below() -> None:
             await one.approve(by="mallory ")
         await one.approve(by="ana")
         await run.result()
+
+
+# --- what hooks make of the arguments
+
+
+def changing(amount: float) -> Any:
+    @hook("before_tool_call")
+    def change(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, "amount": amount}
+
+    return change
+
+
+@tool
+async def send(amount: float) -> str:
+    """Send."""
+    return f"sent {amount:g}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ([deny("send", amount=500)], "Denied: a rule of agent desk"),
+        ([ask("send", amount=500)], "send needs a person's approval"),
+        ([deny("send", amount=7)], "sent 500"),
+    ],
+)
+async def test_rules_are_asked_again_where_a_hook_has_changed_the_arguments(rules: Any, says: str) -> None:
+    agent = Agent("desk", MODEL, tools=[send], approvals=rules, hooks=[changing(500)])
+    async with scripted(agent, [call("send", amount=5), "Done."]) as script:
+        response = await (await script.client.start("desk", "Pay.")).result()
+    (said,) = results(response.messages)
+    assert said.startswith(says)
+    assert ("change changed its arguments" in said) is (says != "sent 500")
+
+
+@pytest.mark.parametrize(("amount", "says"), [(500, "pay was approved with other arguments: the hook"), (5, "paid 5")])
+async def test_what_was_approved_is_what_the_tool_gets_whatever_hooks_do(amount: float, says: str) -> None:
+    agent = Agent("desk", MODEL, tools=[pay], hooks=[changing(amount)])
+    async with scripted(agent, [call("pay", amount=5), "Done."]) as script:
+        run = await script.client.start("desk", "Pay.")
+        await waiting(run, amount=5)
+        await run.approve(by="ana")
+        response = await run.result()
+    assert results(response.messages)[0].startswith(says)
+
+
+@pytest.mark.parametrize(("separate", "says"), [(False, "sent 500"), (True, "send needs a person's approval")])
+async def test_what_is_approved_for_always_may_be_changed_by_hooks_as_far_as_rules_go(
+    separate: bool, says: str
+) -> None:
+    rules = [ask("send", Approval(separate=separate), amount=500), ask("send")]
+    agent = Agent("desk", MODEL, tools=[send], approvals=rules, hooks=[changing(500)])
+    async with scripted(agent, [call("send", amount=5), call("send", amount=6), "Done."]) as script:
+        run = await script.client.start("desk", "Pay.")
+        await waiting(run, amount=5)
+        await run.approve(by="ana", always=True)
+        response = await run.result()
+    first, second = results(response.messages)
+    assert first.startswith("send was approved with other arguments")
+    assert second.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("rules", "own"),
+    [
+        ([deny("far", amount=500), ask("far", Approval(separate=True, expires="1d"))], False),
+        ([deny("far", amount=500)], Approval(separate=True, expires="1d")),
+        ([deny("far", amount=500), ask("far", Approval(expires="1d"))], Approval(separate=True)),
+    ],
+)
+async def test_a_call_in_doubt_waits_on_the_terms_that_it_would_have_had(rules: Any, own: Any) -> None:
+    far = remote_tool("far", {"type": "object", "properties": {"amount": {}}}, "far", needs_approval=own)
+    agent = Agent("desk", MODEL, tools=[far], approvals=rules)
+    async with scripted(agent, [call("far", amount="400"), "Done."]) as script:
+        run = await script.client.start("desk", "Pay.", by="mallory")
+        one = await waiting(run, amount="400")
+        assert (one.separate, one.expires is not None) == (True, True)
+        await run.deny(by="ana")
+        await run.result()

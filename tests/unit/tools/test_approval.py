@@ -188,3 +188,18 @@ def test_an_inline_tool_cannot_wait() -> None:
         tool(look, inline=True, needs_approval=True)
     with pytest.raises(DefinitionError, match="neither True nor an Approval nor a function"):
         tool(look, needs_approval="yes")  # type: ignore[call-overload]  # that is what is tested
+
+
+def test_where_it_cannot_be_told_the_terms_of_all_that_may_match_hold() -> None:
+    seen = Seen({"x": "500"}, loose=True)
+    strict, long = Approval(separate=True, expires="1d"), Approval(expires="7d", on_expiry="approve")
+    for rules, terms in (
+        ([deny("pay", x=500), ask("pay", strict)], strict),
+        ([deny("pay", x=500), ask("pay", strict, x=500)], strict),
+        ([ask("pay", long, x=500), ask("pay", strict)], Approval(expires="7d", separate=True)),
+        ([deny("pay", x=500), ask("pay")], None),
+        ([deny("pay", x=500), allow("*"), ask("pay", strict)], None),
+    ):
+        decides = first_rule(rules, "pay", seen)
+        assert decides is not None
+        assert (decides.action, decides.approval) == ("ask", terms)
