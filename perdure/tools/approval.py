@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
-from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
+from pydantic import AliasChoices, AliasPath, BaseModel, RootModel, SecretBytes, SecretStr
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from perdure.errors import DefinitionError
@@ -94,6 +95,13 @@ UNKNOWN = object()
 """In the place of an argument that cannot be compared."""
 
 
+class Named(dict[str, Any]):
+    """The fields of a model or a dataclass. In rules each may have any of its names."""
+
+    also: Mapping[str, str] = {}
+    """Other names of fields: which is the key here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The arguments of a call as rules see them: plain data."""
@@ -145,6 +153,8 @@ class Rule:
             pairs = zip(pattern, value, strict=False)
             return len(pattern) == len(value) and _all(self._equals(a, b, loose=loose) for a, b in pairs)
         if isinstance(pattern, dict) and isinstance(value, dict):
+            if isinstance(value, Named):
+                pattern = {key if key in value else value.also.get(key, key): of for key, of in pattern.items()}
             if self.action == "allow" and pattern.keys() != value.keys():
                 return False
             return _all(key in value and self._equals(pattern[key], value[key], loose=loose) for key in pattern)
@@ -229,13 +239,18 @@ def plain(value: Any) -> Any:
         case RootModel():
             return plain(value.root)
         case BaseModel():
-            return plain({_field_name(value, name): of for name, of in value})
+            names = {name: _field_name(value, name) for name, _ in value}
+            found = Named({names[name]: plain(of) for name, of in value})
+            found.also = {also: names.get(name, name) for also, name in _aliases(type(value).model_fields)} | names
+            return found
         case Mapping():
             return {key if isinstance(key, str) else _text(plain(key)): plain(of) for key, of in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [plain(one) for one in value]
         case _ if is_dataclass(value) and not isinstance(value, type):
-            return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+            found = Named({one.name: plain(getattr(value, one.name)) for one in fields(value)})
+            found.also = dict(_aliases(_field_infos(type(value))))
+            return found
+        case Collection() if not isinstance(value, type | bytes | bytearray | memoryview):
+            return [plain(one) for one in value]
     return to_jsonable_python(value)
 
 
@@ -257,6 +272,25 @@ def _field_name(model: BaseModel, name: str) -> str:
     known = type(model).model_fields.get(name)
     alias = known.validation_alias if known is not None else None
     return alias if isinstance(alias, str) else name
+
+
+def _aliases(known: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str]]:
+    """Every alias of a field, and the field's name."""
+    for name, info in known.items():
+        given = info.validation_alias
+        choices = given.choices if isinstance(given, AliasChoices) else [given]
+        paths = [one.path for one in choices if isinstance(one, AliasPath)]
+        for alias in (info.alias, info.serialization_alias, *choices, *(path[0] for path in paths if len(path) == 1)):
+            if isinstance(alias, str):
+                yield alias, name
+
+
+def _field_infos(cls: type) -> dict[str, FieldInfo]:
+    """What pydantic is told of a dataclass's fields."""
+    if (known := getattr(cls, "__pydantic_fields__", None)) is not None:
+        return dict(known)
+    hints = get_type_hints(cls, include_extras=True)
+    return {one.name: FieldInfo.from_annotation(hints[one.name]) for one in fields(cls)}
 
 
 def _all(found: Iterable[bool | None]) -> bool | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, Field, SecretStr
+from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from perdure import Agent, Approval, allow, ask, deny, tool
 from perdure.errors import DefinitionError, ToolError
@@ -95,6 +98,24 @@ class Order(BaseModel):
     to: str = Field(alias="for")
 
 
+class Chosen(BaseModel):
+    role: str = Field("", validation_alias=AliasChoices("r", "Role"))
+
+
+class Camel(BaseModel, alias_generator=to_camel):
+    is_admin: bool = False
+
+
+@dataclass
+class Aliased:
+    role: Annotated[str, Field(alias="Role")]
+
+
+@pydantic_dataclass
+class OfPydantic:
+    role: str = Field(alias="Role")
+
+
 VALUES: list[tuple[Any, Any, tuple[Any, ...]]] = [
     (bool, True, (True, 1, 1.0, "true", "TRUE", "yes", "on", "1", "t")),
     (int, 500, (500, 500.0, "500", " 500 ", "5_00", "500.0")),
@@ -106,7 +127,11 @@ VALUES: list[tuple[Any, Any, tuple[Any, ...]]] = [
     (SecretStr, "x*", ("xyz",)),
     (list[int], 500, ([1, "500"], ["5_00"])),
     (Item, {"price": 5}, ({"price": "5.0"}, {"price": 5})),
-    (Order, {"for": "ana"}, ({"item": {"price": 1}, "for": "ana"},)),
+    *[(Order, {name: "ana"}, ({"item": {"price": 1}, "for": "ana"},)) for name in ("for", "to")],
+    *[(Chosen, {name: "admin"}, ({"r": "admin"}, {"Role": "admin"})) for name in ("role", "r", "Role")],
+    *[(list[Camel], {name: True}, ([{"isAdmin": "yes"}],)) for name in ("is_admin", "isAdmin")],
+    *[(kind, {name: "a"}, ({"Role": "a"},)) for kind in (Aliased, OfPydantic) for name in ("role", "Role")],
+    (deque[Decimal], 500, (["500.0"],)),
 ]
 
 
@@ -203,3 +228,11 @@ def test_where_it_cannot_be_told_the_terms_of_all_that_may_match_hold() -> None:
         decides = first_rule(rules, "pay", seen)
         assert decides is not None
         assert (decides.action, decides.approval) == ("ask", terms)
+
+
+def test_what_is_allowed_of_a_model_names_each_field_once() -> None:
+    seen = Seen({"x": plain(Chosen.model_validate({"Role": "a"}))})
+    for name in ("role", "r", "Role"):
+        assert allow("pay", x={name: "a"}).matches("pay", seen) is True
+    assert allow("pay", x=Chosen.model_validate({"r": "a"})).matches("pay", seen) is True
+    assert allow("pay", x={"to": "a"}).matches("pay", seen) is False
