@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ logger = logging.getLogger("perdure.worker")
 
 POLICY = 60.0
 """Seconds that an approval policy may take; after that a person is asked."""
+
+
+_COMPOSED = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"}
+"""With these a JSON Schema may have more properties than it lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,8 @@ class Approving:
         """An ``Approval`` where the call waits for one, or None where it runs."""
         above = [found for one in (lineage.above if lineage is not None else ()) if (found := self._find(one))]
         asked = tool.needs_approval if tool is not None else False
-        narrow = any(rule.arguments for one in (agent, *above) for rule in one.approvals)
-        seen = await self._seen(tool, call) if narrow or callable(asked) else Seen(call.arguments)
+        narrow = {name for one in (agent, *above) for rule in one.approvals for name in rule.arguments}
+        seen = await self._seen(tool, call, narrow) if narrow or callable(asked) else Seen(call.arguments)
         terms = await self._own(agent, asked, call, seen, told, policy=policy)
         for one in above:  # what they deny or have asked for holds below them too; what they allow gives nothing
             rule = first_rule(one.approvals, call.name, seen)
@@ -169,15 +173,22 @@ class Approving:
         if rule is not None and terms is not None and not rule.doubtful:
             return terms
         if callable(asked):
-            given = {name: call.arguments.get(name) if of is UNKNOWN else of for name, of in seen.arguments.items()}
+            given = {
+                name: call.arguments.get(name) if of is UNKNOWN else of
+                for name, of in seen.arguments.items()
+                if of is not UNKNOWN or name in call.arguments or not seen.loose
+            }
             part = call.model_copy(update={"arguments": given})
             asked = await self._policy(agent, asked, part, told) if policy else True
         if isinstance(asked, Approval):
             return stricter(terms, asked)
         return terms or (Approval() if asked or rule is not None else None)
 
-    async def _seen(self, tool: Tool | None, call: ToolCallPart) -> Seen:
-        """What the tool is called with; where that is not known here, what the model said and the schema's defaults."""
+    async def _seen(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> Seen:
+        """What the tool is called with; where that is not known here, what the model said and the schema's defaults.
+
+        Of the arguments ``names`` those are then unknown which neither gives, and which the tool may have by itself.
+        """
         if tool is not None and not tool.read_elsewhere:
             try:
                 if tool.validates_by_code:
@@ -189,9 +200,12 @@ class Approving:
                 logger.debug("the arguments of call %s of %s are not valid: %s", call.id, call.name, error)
             else:
                 return Seen({name: _plain(value) for name, value in values.items()})
-        known = tool.parameters.get("properties", {}) if tool is not None and tool.toolset is None else {}
-        defaults = {name: schema["default"] for name, schema in known.items() if "default" in schema}
-        return Seen({**defaults, **call.arguments}, loose=True)
+        schema = tool.parameters if tool is not None else {}
+        listed = schema.get("properties")
+        known: dict[str, Any] = listed if isinstance(listed, dict) else {}
+        missing = names if schema.keys() & _COMPOSED else [name for name in names if name in known]
+        defaults = {name: of["default"] for name, of in known.items() if isinstance(of, dict) and "default" in of}
+        return Seen({**dict.fromkeys(missing, UNKNOWN), **defaults, **call.arguments}, loose=True)
 
     async def _policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
         """What the author's policy says. One that fails has a person asked."""

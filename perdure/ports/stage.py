@@ -134,7 +134,7 @@ class ToolCall:
     changed_by: Any = None
     """The hook that has changed the arguments; set by the hook stage."""
     refused: Callable[[], Awaitable[ToolOutput | None]] | None = None
-    """The result of a call that may not run with ``arguments`` as hooks have changed them; set by the iteration stage."""
+    """The result of a call that may not run with what hooks made of ``arguments``; set by the iteration stage."""
     error: Exception | None = None
     """What the tool raised, where that is its outcome."""
     blobs: list[Blob] = field(default_factory=list)

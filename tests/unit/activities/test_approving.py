@@ -1,0 +1,55 @@
+"""Approvals on the worker's side: what rules see of tools that read their arguments elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Agent, RunContext, allow, ask, deny
+from perdure.activities.approving import Approving
+from perdure.activities.author_loop import AuthorLoop
+from perdure.tools.approval import Rule
+from perdure.tools.of_toolset import ToolOfSet
+from perdure.types.toolset import PinnedTool
+from perdure.types.wire import AsActivity, Call, Refused
+
+TRUE, FALSE, NONE = ({"type": "boolean", "default": True}, {"type": "boolean", "default": False}, {"type": "boolean"})
+
+
+async def planned(rule: Rule, schema: dict[str, Any], **arguments: Any) -> str:
+    """What becomes of a call of the tool ``rm`` of a toolset."""
+    pinned = PinnedTool(toolset="fs", tool="rm", name="rm", description="", parameters=schema, timeout=5)
+    agent = Agent("a", "openai:gpt-5", tools=[ToolOfSet(pinned)], approvals=[rule])
+    call = Call(id="c", name="rm", arguments=arguments, disposition=AsActivity(timeout=5, toolset="fs"))
+    found = await Approving(AuthorLoop(), lambda _: None).plan(agent, call, RunContext(), None)
+    if isinstance(found.disposition, Refused):
+        return "denied"
+    return "runs" if found.approval is None else "asks"
+
+
+@pytest.mark.parametrize(
+    ("rule", "recursive", "becomes"),
+    [
+        (deny("rm", recursive=True), TRUE, "denied"),
+        (deny("rm", recursive=True), FALSE, "runs"),
+        (deny("rm", recursive=True), NONE, "asks"),
+        (deny("rm", recursive="t*"), NONE, "asks"),
+        (ask("rm", recursive=True), TRUE, "asks"),
+        (ask("rm", recursive=True), FALSE, "runs"),
+        (ask("rm", recursive=True), NONE, "asks"),
+        (allow("rm", recursive=True), NONE, "runs"),
+        (deny("rm", path="/etc/*"), NONE, "runs"),
+    ],
+)
+async def test_an_argument_that_a_call_leaves_out_is_the_schemas_default_or_unknown(
+    rule: Rule, recursive: dict[str, Any], becomes: str
+) -> None:
+    schema = {"type": "object", "properties": {"recursive": recursive}}
+    assert await planned(rule, schema) == becomes
+
+
+async def test_a_schema_that_is_composed_may_have_any_argument() -> None:
+    schema = {"type": "object", "properties": {}, "anyOf": [{"properties": {"recursive": NONE}}]}
+    assert await planned(deny("rm", recursive=True), schema) == "asks"
+    assert await planned(deny("rm", recursive=True), schema, recursive=False) == "runs"
