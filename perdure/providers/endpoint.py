@@ -22,8 +22,27 @@ C = TypeVar("C")
 _ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACEHOLDERS = frozenset(
-    "- api-key changeme dummy empty fake key lm-studio local localhost no-key not-needed ollama placeholder test unused vllm"
-    " x xxx".split()
+    [
+        "-",
+        "api-key",
+        "changeme",
+        "dummy",
+        "empty",
+        "fake",
+        "key",
+        "lm-studio",
+        "local",
+        "localhost",
+        "no-key",
+        "not-needed",
+        "ollama",
+        "placeholder",
+        "test",
+        "unused",
+        "vllm",
+        "x",
+        "xxx",
+    ]
 )
 """What people give for a key to a server that needs none. It is no secret, and often a word of the server's name."""
 CONNECT_TIMEOUT = 10.0
