@@ -172,8 +172,8 @@ def _compile(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str
 def _pattern(value: str) -> str:
     """A regular expression of ``value`` with any of its characters URL-encoded or escaped.
 
-    Letters and digits of ASCII stand for themselves: no encoder changes them. A run of backslashes takes all that follow
-    each other and gives none back, or the ways to share them among its characters would be tried one by one; so what
+    Letters and digits of ASCII stand for themselves: no encoder changes them. A run of backslashes takes all that
+    follow each other and gives none back, or the ways to share them among its characters would be tried one by one; so what
     escapes the character after the run may be missing.
     """
     found, after_run = [], False
@@ -193,7 +193,7 @@ def _any_of(forms: Iterable[str]) -> str:
 
 
 def _encoded(char: str, least: int = 1) -> Iterator[str]:
-    """The forms of ``char`` in which it does not stand itself; ``least``: backslashes that an escaped one begins with."""
+    """The forms of ``char`` in which it does not stand itself; ``least``: backslashes that an escaped one has."""
     code, body = ord(char), char.encode(errors="surrogatepass")
     units = char.encode("utf-16-be", errors="surrogatepass").hex()
     first = rf"\\{{{least},4}}"
