@@ -173,8 +173,8 @@ def _pattern(value: str) -> str:
     """A regular expression of ``value`` with any of its characters URL-encoded or escaped.
 
     Letters and digits of ASCII stand for themselves: no encoder changes them. A run of backslashes takes all that
-    follow each other and gives none back, or the ways to share them among its characters would be tried one by one; so what
-    escapes the character after the run may be missing.
+    follow each other and gives none back, or the ways to share them among its characters would be tried one by one;
+    so what escapes the character after the run may be missing.
     """
     found, after_run = [], False
     for part in re.findall(r"\\+|[^\\]", value):
