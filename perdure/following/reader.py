@@ -84,9 +84,13 @@ class Reader:
         events say it, or where ``after`` is behind it.
         """
         latest = await self._insist(lambda: self._store.changed(self._context_id, 0, 0.0))
-        rows = await self._page(self._context_id, max(0, latest - _LOOK_BACK), children=False)
-        told = [event for row in rows if isinstance(event := self._event(row), RunEvent)]
-        if latest + 1 <= self._after or (told and told[-1].state == end.state):
+        behind, told = max(0, latest - _LOOK_BACK), ""
+        while rows := await self._page(self._context_id, behind, children=False):
+            behind = rows[-1].seq
+            told = next(
+                (event.state for row in reversed(rows) if isinstance(event := self._event(row), RunEvent)), told
+            )
+        if latest + 1 <= self._after or told == end.state:
             return None
         event = read_event(self._context_id, latest + 1, None, end.type, event_body(end), ())
         return event if isinstance(event, RunEvent) else None
