@@ -26,8 +26,9 @@ CONTEXT_BYTES = 16 * 1024
 """Of the run's own data, which every activity is told, so that history has it again and again."""
 OVERRIDE_BYTES = 128 * 1024
 """Of what a run, or a turn, changes of its agent, which every model call is told."""
-INBOX_BYTES = 1024 * 1024
-"""Of all messages that wait for a model call: a run is continued as new with them."""
+INBOX_BYTES = 8 * 1024 * 1024
+"""Of all messages that wait for a model call. A run with more than it can be continued as new with first has the model
+take some, ``MESSAGES_BYTES`` in a step."""
 MESSAGES_BYTES = 512 * 1024
 """Of all that one step is given, unless a single message is larger. What waits beyond it comes next."""
 STEP_BYTES = MESSAGE_BYTES + MESSAGES_BYTES + 256 * 1024

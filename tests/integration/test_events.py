@@ -106,7 +106,7 @@ async def test_a_run_that_nobody_knows(engine: Engine) -> None:
 
 async def test_a_run_of_long_ago_that_only_the_store_knows(engine: Engine) -> None:
     client = await engine.client()
-    store = await client.store()
+    store = await client.store(create=True)
     await store.append(Batch("long-ago", [NewEvent(RunEvent(state="started")), NewEvent(RunEvent(state="completed"))]))
     assert shown(await all_of(client.run("long-ago").events())) == ["run started", "run completed"]
 

@@ -14,13 +14,13 @@ from perdure.loop.sizes import (
     CALLS_BYTES,
     CARRIED_BYTES,
     CONTEXT_BYTES,
+    INBOX_BYTES,
     MESSAGE_BYTES,
     MESSAGES_BYTES,
     OVERRIDE_BYTES,
     SEEN_BYTES,
     size,
 )
-from perdure.loop.start import carry_over
 from perdure.types.approval import name_hash
 from perdure.types.interface import SENDERS, Parent
 from perdure.types.lineage import Lineage, PathStep
@@ -459,18 +459,26 @@ def test_no_name_is_nobodys():
     assert name_hash("\ud800") is not None
 
 
-def test_two_messages_of_340_kb_cyrillic_are_not_both_taken_since_no_run_is_continued_as_new_with_them():
+def test_messages_wait_up_to_a_bound_and_those_that_are_too_many_are_refused():
     state = opened(None)
     text = "ж" * 170_000
-    assert loop.receive(state, text)
-    assert not loop.receive(state, text)
-    assert state.refused[-1].startswith("message: with the 1 that wait for the model it has 2,")
+    taken = 0
+    while loop.receive(state, text):
+        taken += 1
+    assert taken == INBOX_BYTES // size(text)
+    assert state.refused[-1].startswith(f"message: with the {taken} that wait for the model it has ")
     with pytest.raises(InvalidInputError, match="Send it again when the model was given those"):
         loop.send(state, text)
     assert loop.receive(state, "short")
-    assert size(carry_over(state, "run-1")) < CARRIED_BYTES
+
+
+def test_a_run_that_two_messages_of_340_kb_cyrillic_are_sent_to_is_continued_when_the_model_has_taken_one():
+    state = opened(None, mode="session")
+    for _ in range(2):
+        assert loop.receive(state, "ж" * 170_000)
+    assert size(loop.carry_over(state, "run-1")) > CARRIED_BYTES
     model(state, says("42"))
-    assert loop.receive(state, text)
+    assert size(loop.carry_over(state, "run-1")) < CARRIED_BYTES
 
 
 def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes():
