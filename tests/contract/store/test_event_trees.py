@@ -35,9 +35,9 @@ AGAIN = PathStep(agent="researcher", call_id="call-1", task_id="later")
 OTHER = PathStep(agent="researcher", call_id="call-3", task_id="t")
 ON_THE_WAY = {
     "c": None,
-    "c/1": Lineage(root="c", path=(FIRST,)),
-    "c/1/2": Lineage(root="c", path=(FIRST, SECOND)),
-    "c/10": Lineage(root="c", path=(OTHER,)),
+    "c/1": Lineage(root="c", agent="a", path=(FIRST,)),
+    "c/1/2": Lineage(root="c", agent="a", path=(FIRST, SECOND)),
+    "c/10": Lineage(root="c", agent="a", path=(OTHER,)),
 }
 
 
@@ -149,7 +149,7 @@ async def test_a_run_that_is_begun_again_comes_by_another_way(store: Store):
     for of in ("c/1", "c/1/2"):
         await store.append(batch(of, LimitReached(), delta(), at=token(T2)))
     for of, path in ways.items():
-        then = Lineage(root="c", path=path)
+        then = Lineage(root="c", agent="a", path=path)
         assert not await store.append(replace(batch(of, LimitReached(), at=token(T1)), lineage=then)), "too late"
         await store.append(replace(batch(of, LimitReached(), at=token(T2)), lineage=then))
         await store.append(replace(batch(of, RunEvent(state="terminated")), lineage=None))  # who says no way
@@ -162,7 +162,7 @@ async def test_a_run_that_is_begun_again_comes_by_another_way(store: Store):
     ]
     below = await store.events("c/1")
     assert [row.path for row in below] == [*[()] * 2, *[(SECOND,)] * 2, *[()] * 2, *[(SECOND,)] * 2]
-    await store.append(replace(batch("c/1", LimitReached()), lineage=Lineage(root="else", path=(again,))))
+    await store.append(replace(batch("c/1", LimitReached()), lineage=Lineage(root="else", agent="a", path=(again,))))
     assert [row.seq for row in await store.events("c", after=8)] == [9]
 
 
