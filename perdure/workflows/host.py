@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
@@ -85,6 +86,54 @@ def hosted(host: Host) -> Iterator[None]:
         _host.reset(token)
 
 
+def is_hosted() -> bool:
+    """Whether it is not Temporal that runs the workflow."""
+    return _host.get() is not None
+
+
+@dataclass
+class Pace:
+    """What the present workflow task has come to, for ``commands.py``, which clears it."""
+
+    moved: bool = False
+    """Something that was waited for has come."""
+    commanded: bool = False
+    """A command was made that stands in history: it was not taken back in the same task."""
+
+
+_pace: ContextVar[Pace | None] = ContextVar("perdure_pace", default=None)
+
+
+@contextmanager
+def paced() -> Iterator[Pace]:
+    """What is waited for and commanded by the code of this block, and the tasks that it begins, is noted."""
+    pace = Pace()
+    token = _pace.set(pace)
+    try:
+        yield pace
+    finally:
+        _pace.reset(token)
+
+
+@contextmanager
+def _waiting(*, commands: bool) -> Iterator[None]:
+    """For the time of a wait, which begins with a command if ``commands``."""
+    pace = _pace.get() or Pace()
+    if commands:
+        pace.commanded = True
+    try:
+        yield
+    finally:
+        pace.moved = True
+        if commands:  # taken back in the task that made it, it leaves nothing in history
+            pace.commanded = False
+
+
+def _commanded() -> None:
+    if (pace := _pace.get()) is not None:
+        pace.commanded = True
+
+
 def info() -> Info:
     """Ids and sizes of this execution."""
     host = _host.get()
@@ -116,6 +165,7 @@ def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
     if host := _host.get():
         host.upsert_search_attributes(values)
         return
+    _commanded()
     workflow.upsert_search_attributes(
         [
             SearchAttributeKey.for_int(name).value_set(value)
@@ -130,8 +180,9 @@ def upsert_memo(values: Mapping[str, Any]) -> None:
     """Change the memo; None takes a value away. It does not come with the next execution, as search attributes do."""
     if host := _host.get():
         host.upsert_memo(values)
-    else:
-        workflow.upsert_memo(values)
+        return
+    _commanded()
+    workflow.upsert_memo(values)
 
 
 def continue_as_new(carried: dict[str, Any]) -> NoReturn:
@@ -166,21 +217,24 @@ async def execute_activity(name: str, argument: dict[str, Any], **options: Any) 
     """Run an activity to its end. Raises ``ActivityError``."""
     if host := _host.get():
         return await host.execute_activity(name, argument, **options)
-    return await workflow.execute_activity(name, argument, **options)
+    with _waiting(commands=True):
+        return await workflow.execute_activity(name, argument, **options)
 
 
 async def start_child_workflow(name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
     """Start a child, which is a task and a :class:`Child`. Raises ``ChildWorkflowError``."""
     if host := _host.get():
         return await host.start_child_workflow(name, argument, **options)
-    return await workflow.start_child_workflow(name, argument, **options)
+    with _waiting(commands=True):
+        return await workflow.start_child_workflow(name, argument, **options)
 
 
 async def signal_external(id: str, signal: str, *arguments: Any) -> None:
     """Send a signal to another run, by its id. Raises ``FailureError`` where it has ended, or there is none."""
     if host := _host.get():
         await host.signal_external(id, signal, arguments)
-    else:
+        return
+    with _waiting(commands=True):
         await workflow.get_external_workflow_handle(id).signal(signal, args=arguments)
 
 
@@ -188,7 +242,8 @@ async def cancel_external(id: str) -> None:
     """Cancel another run, by its id; again does no harm. Raises ``FailureError`` where it has ended."""
     if host := _host.get():
         await host.cancel_external(id)
-    else:
+        return
+    with _waiting(commands=True):
         await workflow.get_external_workflow_handle(id).cancel()
 
 
@@ -196,7 +251,8 @@ async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:
     """Until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
     if host := _host.get():
         await host.wait_condition(condition, **options)
-    else:
+        return
+    with _waiting(commands=options.get("timeout") is not None):
         await workflow.wait_condition(condition, **options)
 
 
@@ -204,5 +260,6 @@ async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Until all ``tasks`` are done."""
     if host := _host.get():
         await host.wait(tasks)
-    else:
+        return
+    with _waiting(commands=False):
         await workflow.wait(tasks)

@@ -142,7 +142,11 @@ class Engine:
         for run_id in await ids_of(client, f"TaskQueue = '{self.task_queue}'"):
             histories |= await histories_of_run(client, run_id)
         report = await replayed(histories, data_converter=client.temporal.data_converter)
-        assert not report.failed, str(report)
+        kept = self.folder / "unreplayable"
+        for one in report.failed:
+            kept.mkdir(exist_ok=True)
+            (kept / f"{one.name.replace('/', '_')}.json").write_text(histories[one.name].to_json())
+        assert not report.failed, f"{report}\nthe histories are in {kept}"
 
 
 def run_worker(agents: Iterable[Agent], **options: Any) -> None:

@@ -1,0 +1,73 @@
+"""A worker that takes a run over reads its workflow tasks as they were, also those in which it had nothing to command.
+
+Temporal's SDK takes a task without a command and the one behind it for one, when it loads a run from its history, and
+in a later replay it does not: docs/decisions/028-commands-of-a-task.md. Nothing is killed here. The worker has nothing
+in its cache, so it takes over with each task.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import EventType
+
+from perdure import Agent, Run
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, replay
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.server
+
+COMPLETED = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
+
+
+def chatting(gate: Gate | None = None) -> Agent:
+    async def reply(request: ModelRequest) -> Any:
+        said = [message.text for message in request.messages if message.role == "user"]
+        if gate is not None and len(said) == 2:
+            await gate()
+        return f"answer to {said[-1]}"
+
+    return Agent("chatting", ScriptedProvider(reply))
+
+
+async def tasks(run: Run) -> int:
+    """Workflow tasks that were completed."""
+    return sum(event.event_type == COMPLETED for event in (await run.handle.fetch_history()).events)
+
+
+async def test_the_first_message_of_a_session_finds_another_worker(engine: Engine) -> None:
+    async with engine.served(chatting()) as client:
+        run = await client.start("chatting", mode="session")
+        await eventually(lambda: tasks(run), what="the first task")
+    async with engine.served(chatting()) as client:
+        turn = await client.send("chatting", "hello", id=run.id)
+        assert (await turn.result()).content == "answer to hello"
+        await replay(client=client, id=run.id)  # raises where it does not
+
+
+async def test_a_message_behind_a_turn_that_ended_without_a_command(engine: Engine) -> None:
+    gate = Gate()
+    async with engine.served(chatting(gate)) as client:
+        run = await client.start("chatting", "one", mode="session")  # whose end sets search attributes
+        await run.turn().result()
+        first = await client.send("chatting", "two", id=run.id)
+        await eventually(lambda: gate.entered)
+        before = await tasks(run)
+        await run.handle.signal("probe")
+
+        async def one_more() -> bool:
+            return await tasks(run) > before
+
+        await eventually(one_more, what="a task without a command")
+        gate.open()
+        await first.result()
+    async with engine.served(chatting(gate)) as client:
+        second = await client.send("chatting", "three", id=run.id)
+        assert second.task_id != first.task_id, "the turn had ended"
+        assert (await second.result()).content == "answer to three"
+        assert (await first.result()).content == "answer to two"
+        await replay(client=client, id=run.id)
