@@ -113,6 +113,7 @@ __all__ = [
     "too_long",
     "tried",
     "turn_status",
+    "turn_to_note",
     "waiting_now",
     "was_stopped",
 ]
