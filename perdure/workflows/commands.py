@@ -41,4 +41,4 @@ async def _command(state: RunState, pace: host.Pace) -> None:
         await workflow.wait_condition(lambda: True)  # what has become possible by then goes first
         if pace.moved and not pace.commanded:
             workflow.upsert_memo({TURN: loop.turn_to_note(state)})
-        pace.moved = pace.commanded = False
+        pace.next_task()

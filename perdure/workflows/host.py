@@ -93,12 +93,19 @@ def is_hosted() -> bool:
 
 @dataclass
 class Pace:
-    """What the present workflow task has come to, for ``commands.py``, which clears it."""
+    """What the present workflow task has come to, for ``commands.py``."""
 
+    task: int = 0
+    """A number that the next task does not have."""
     moved: bool = False
     """Something that was waited for has come."""
     commanded: bool = False
     """A command was made that stands in history: it was not taken back in the same task."""
+
+    def next_task(self) -> None:
+        """What comes now is another task's."""
+        self.task += 1
+        self.moved = self.commanded = False
 
 
 _pace: ContextVar[Pace | None] = ContextVar("perdure_pace", default=None)
@@ -119,13 +126,12 @@ def paced() -> Iterator[Pace]:
 def _waiting(*, commands: bool) -> Iterator[None]:
     """For the time of a wait, which begins with a command if ``commands``."""
     pace = _pace.get() or Pace()
-    if commands:
-        pace.commanded = True
+    begun, pace.commanded = pace.task, pace.commanded or commands
     try:
         yield
     finally:
         pace.moved = True
-        if commands:  # taken back in the task that made it, it leaves nothing in history
+        if commands and pace.task == begun:  # taken back in the task that made it, it leaves nothing in history
             pace.commanded = False
 
 

@@ -96,7 +96,9 @@ async def fork(engine: Engine) -> Run:
 
 @hook("before_tool_call")
 def _guard(arguments: dict[str, Any]) -> Any:
-    return Veto("no") if "veto" in arguments else {**arguments, "seen": True}
+    if "veto" in arguments:
+        return Veto("no")
+    return {**arguments, "seen": True} if "n" in arguments else arguments  # a call that was approved stays as it is
 
 
 @hook("after_tool_call")
