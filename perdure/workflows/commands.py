@@ -25,12 +25,11 @@ def commanding(state: RunState) -> Iterator[None]:
     if host.is_hosted():
         yield
         return
-    with host.paced() as pace:
-        task = asyncio.create_task(_command(state, pace))
-        try:
-            yield
-        finally:
-            task.cancel()
+    task = asyncio.create_task(_command(state, host.paced()))
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def _command(state: RunState, pace: host.Pace) -> None:

@@ -111,15 +111,11 @@ class Pace:
 _pace: ContextVar[Pace | None] = ContextVar("perdure_pace", default=None)
 
 
-@contextmanager
-def paced() -> Iterator[Pace]:
-    """What is waited for and commanded by the code of this block, and the tasks that it begins, is noted."""
+def paced() -> Pace:
+    """From now on what this task waits for and commands is noted, and the tasks that it begins."""
     pace = Pace()
-    token = _pace.set(pace)
-    try:
-        yield pace
-    finally:
-        _pace.reset(token)
+    _pace.set(pace)  # for the length of the execution: this task is its main one
+    return pace
 
 
 @contextmanager
