@@ -1,4 +1,4 @@
-"""What Temporal itself has of a run, in its memo: no worker is asked."""
+"""What waits in a run, as Temporal itself has it: no worker is asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from .types.approval import PendingApproval
-from .types.indexing import PENDING, TURN, WAITING
+from .types.indexing import PENDING, WAITING
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowExecution
@@ -22,7 +22,7 @@ async def noted(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
     """What waits in the run that was ``seen``; None where only the run can say.
 
     That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, or
-    the run has just continued as new; or the codec is away, or not this client's. Number and list are written at once.
+    the run has just continued as new. Number and list are written at once.
     """
     pending = next((pair.value for pair in seen.typed_search_attributes if pair.key.name == PENDING), None)
     if not isinstance(pending, int):
@@ -31,17 +31,7 @@ async def noted(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
         return ()
     try:
         found = _WAITING.validate_python((await seen.memo()).get(WAITING) or ())
-    except Exception as error:
+    except Exception as error:  # a codec that is away, or not this client's; or anybody has written it
         logger.warning("what waits in run %s cannot be read from its memo: %s", seen.id, error)
         return None
     return found if len(found) == pending else None
-
-
-async def turn_over(seen: WorkflowExecution) -> str | None:
-    """The turn of the run that was ``seen`` of which its memo says that it is over for good; None where it does not."""
-    try:
-        turn = (await seen.memo()).get(TURN)
-    except Exception as error:
-        logger.debug("the memo of run %s cannot be read: %s", seen.id, error)
-        return None
-    return turn.get("task_id") if isinstance(turn, dict) and turn.get("over") is True else None

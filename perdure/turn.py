@@ -12,7 +12,6 @@ from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 from .errors import PerdureError, RunCancelledError, RunClosedError, RunNotFoundError, ServerUnreachableError, from_type
 from .following import follow_turn
 from .following.turns import had_turn, last_turn
-from .noted import turn_over
 from .ports import TurnRow
 from .runs import closed_status
 from .translate import run_error
@@ -54,8 +53,6 @@ class Turn:
             raise
         if closed_status(seen) is not None:
             return await self._of_closed(seen)
-        if self.task_id and await turn_over(seen) == self.task_id and (recorded := await self._recorded()) is not None:
-            return recorded
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
         except RunClosedError:  # in this very moment

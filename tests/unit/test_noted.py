@@ -8,9 +8,9 @@ import pytest
 from temporalio.client import WorkflowExecution
 from temporalio.common import TypedSearchAttributes
 
-from perdure.noted import noted, turn_over
+from perdure.noted import noted
 from perdure.search_attributes import typed
-from perdure.types.indexing import AGENT, PENDING, TURN, WAITING
+from perdure.types.indexing import AGENT, PENDING, WAITING
 
 ONE = {"kind": "approval", "call_id": "c", "name": "pay", "hash": "h", "arguments": {"a": None}}
 
@@ -49,19 +49,3 @@ class Seen:
 async def test_what_it_says(attributes: dict[str, Any], memo: Any, found: list[str] | None) -> None:
     said = await noted(cast(WorkflowExecution, Seen(attributes, memo)))
     assert (None if said is None else [one.call_id for one in said]) == found
-
-
-@pytest.mark.parametrize(
-    ("memo", "found"),
-    [
-        ({TURN: {"task_id": "a-1", "over": True}}, "a-1"),
-        ({TURN: {"task_id": "a-1", "over": False}}, None),
-        ({TURN: {}}, None),
-        ({}, None),
-        ({TURN: ["anything"]}, None),
-        ({TURN: {"task_id": "a-1", "over": "yes"}}, None),
-        (RuntimeError("the codec is away"), None),
-    ],
-)
-async def test_which_turn_is_over(memo: Any, found: str | None) -> None:
-    assert await turn_over(cast(WorkflowExecution, Seen({}, memo))) == found
