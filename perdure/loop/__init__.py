@@ -25,7 +25,7 @@ from .decide import (
     joining,
 )
 from .ending import cancel, close, fail, interrupt, pause, resume, stopped
-from .indexing import to_index, to_note, turn_to_note, waiting_now
+from .indexing import to_index, to_note, waiting_now
 from .limits import left, tick
 from .past import turn_status
 from .questions import answer_call, ask_person, check_answer, clear
@@ -113,7 +113,6 @@ __all__ = [
     "too_long",
     "tried",
     "turn_status",
-    "turn_to_note",
     "waiting_now",
     "was_stopped",
 ]

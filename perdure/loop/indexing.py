@@ -10,7 +10,6 @@ from ..types.state import RunState
 from .approvals import waiting
 from .asking import asks, waits
 from .decide import Next, Wait
-from .past import is_over
 from .sizes import size
 
 Value = str | int
@@ -56,8 +55,3 @@ def to_note(state: RunState) -> list[dict[str, Any]] | None:
         return None
     noted = [one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in found]
     return noted if size(noted) <= WAITING_BYTES else None
-
-
-def turn_to_note(state: RunState) -> dict[str, Any]:
-    """What the memo says of the present turn; nothing where there was none yet."""
-    return {"task_id": state.turn.task_id, "over": is_over(state)} if state.turn else {}

@@ -30,12 +30,6 @@ def _present(state: RunState, turn: Turn) -> TurnStatus:
     return TurnStatus(task_id=task_id, state="completed", response=response(state))
 
 
-def is_over(state: RunState) -> bool:
-    """Whether the present turn has ended for good: what closes its transcript is recorded, too."""
-    turn = state.turn
-    return turn is not None and (turn.failure is not None or (answered(state) and not state.carry))
-
-
 def answered(state: RunState) -> bool:
     """Whether the present turn has its answer, and nothing extends it."""
     return state.turn is not None and state.turn.answer is not None and not state.inbox

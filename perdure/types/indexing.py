@@ -23,8 +23,8 @@ WAITING_CALLS = 50
 """In that list: with each that is decided on, what still waits is written once more."""
 
 TURN = "PerdureTurn"
-"""Key of the memo for a turn: ``{"task_id", "over"}``, empty before the first. Written by workflow tasks in which
-the run got on and made no other command, so another turn may have begun since; one that is over is so for good."""
+"""Key of the memo for the ``task_id`` of a turn, empty before the first. Nothing here reads it. It is written by
+workflow tasks that brought something and have no other command, so that they have one: a turn may have begun since."""
 
 IndexedStatus = Literal["running", "waiting", "paused"]
 """Of an open run: at work, or between two turns; waiting for a person; paused until somebody resumes it. It stays as it

@@ -49,7 +49,7 @@ class AgentWorkflow(Handlers):
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
         state = self._open(raw, *more)
-        with commanding(state), indexing(state, lambda: self._step):
+        with commanding(state) as self._pace, indexing(state, lambda: self._step):
             return await self._drive(state)
 
     async def _drive(self, state: RunState) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class Children:
         else:
             raise error
         lost = error is not None and was_lost(error)
+        if row.runs:
+            host.moved()
         self._guard.apply(
             self._state,
             "the end of a subagent",

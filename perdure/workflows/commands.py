@@ -13,21 +13,27 @@ from contextlib import contextmanager
 
 from temporalio import workflow
 
-from .. import loop
 from ..types.indexing import TURN
 from ..types.state import RunState
 from . import host
 
+ROUNDS = 3
+"""How often everything else goes first: what wakes may wake something else, which makes a command."""
+
 
 @contextmanager
-def commanding(state: RunState) -> Iterator[None]:
-    """For the length of the block each task in which something that it waited for has come ends with a command."""
+def commanding(state: RunState) -> Iterator[host.Pace]:
+    """For the length of the block each task ends with a command that brought something the run waited for, or a signal.
+
+    Handlers of signals say so themselves: they are no part of the block.
+    """
     if host.is_hosted():
-        yield
+        yield host.Pace()
         return
-    task = asyncio.create_task(_command(state, host.paced()))
+    pace = host.paced()
+    task = asyncio.create_task(_command(state, pace))
     try:
-        yield
+        yield pace
     finally:
         task.cancel()
 
@@ -37,7 +43,8 @@ async def _command(state: RunState, pace: host.Pace) -> None:
     pace.moved = True  # the run has begun
     while True:
         await workflow.wait_condition(lambda: pace.moved or pace.commanded)
-        await workflow.wait_condition(lambda: True)  # what has become possible by then goes first
+        for _ in range(ROUNDS):
+            await workflow.wait_condition(lambda: True)
         if pace.moved and not pace.commanded:
-            workflow.upsert_memo({TURN: loop.turn_to_note(state)})
+            workflow.upsert_memo({TURN: state.turn.task_id if state.turn else ""})
         pace.next_task()

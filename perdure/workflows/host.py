@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
@@ -131,6 +131,12 @@ def _waiting(*, commands: bool) -> Iterator[None]:
             pace.commanded = False
 
 
+def moved() -> None:
+    """To be said where something has come without a wait of this module."""
+    if (pace := _pace.get()) is not None:
+        pace.moved = True
+
+
 def _commanded() -> None:
     if (pace := _pace.get()) is not None:
         pace.commanded = True
@@ -229,6 +235,12 @@ async def start_child_workflow(name: str, argument: dict[str, Any], **options: A
         return await host.start_child_workflow(name, argument, **options)
     with _waiting(commands=True):
         return await workflow.start_child_workflow(name, argument, **options)
+
+
+async def signal_child(child: asyncio.Task[Any], signal: str) -> None:
+    """Send a signal without an argument to a child that has begun. Raises ``FailureError`` where it has ended."""
+    with _waiting(commands=True):
+        await cast(Child, child).signal(signal)
 
 
 async def signal_external(id: str, signal: str, *arguments: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 from temporalio.common import TypedSearchAttributes
@@ -83,7 +83,7 @@ async def _end(child: asyncio.Task[Any], interrupted: Callable[[], bool]) -> Non
 
 async def _interrupt(child: asyncio.Task[Any]) -> None:
     try:
-        await cast(host.Child, child).signal("interrupt")
+        await host.signal_child(child, "interrupt")
     except (FailureError, asyncio.CancelledError):  # it has ended meanwhile, or is to end: waiting goes on
         child.cancel()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,34 @@ async def test_a_stored_history_replays(file: Path) -> None:
 def test_every_kind_of_run_is_stored() -> None:
     stored = {file.name.partition(".")[0] for file in STORED}
     assert set(SCENARIOS) <= stored, "python -m tests.replay.record <version> <scenario>"
+
+
+BRING = (
+    *("EXECUTION_STARTED", "SIGNALED", "EXECUTION_CANCEL_REQUESTED", "TIMER_FIRED"),
+    *("TASK_FAILED", "TASK_TIMED_OUT", "ACTIVITY_TASK_COMPLETED", "ACTIVITY_TASK_CANCELED"),
+    *("CHILD_WORKFLOW_EXECUTION_COMPLETED", "CHILD_WORKFLOW_EXECUTION_FAILED", "CHILD_WORKFLOW_EXECUTION_TERMINATED"),
+    *("CHILD_WORKFLOW_EXECUTION_CANCELED", "CHILD_WORKFLOW_EXECUTION_TIMED_OUT"),
+)
+"""Ends of the types of events for which a workflow waits; of workflow tasks, none is stored that failed."""
+COMMANDS = (
+    *("WORKFLOW_PROPERTIES_MODIFIED", "UPSERT_WORKFLOW_SEARCH_ATTRIBUTES", "ACTIVITY_TASK_SCHEDULED", "INITIATED"),
+    *("MARKER_RECORDED", "UPDATE_ACCEPTED", "UPDATE_COMPLETED", "TIMER_STARTED", "TIMER_CANCELED", "CONTINUED_AS_NEW"),
+    *("ACTIVITY_TASK_CANCEL_REQUESTED", "WORKFLOW_EXECUTION_COMPLETED", "WORKFLOW_EXECUTION_FAILED"),
+    "WORKFLOW_EXECUTION_CANCELED",
+)
+
+
+@pytest.mark.parametrize("file", STORED, ids=map(_name, STORED))
+def test_a_task_that_brings_something_ends_with_a_command(file: Path) -> None:
+    """docs/decisions/028-commands-of-a-task.md: without one it is taken for a part of the next task."""
+    kinds = [event["eventType"] for event in json.loads(file.read_text())["events"]]
+    brings = False
+    for number, (kind, following) in enumerate(pairwise([*kinds, ""]), 1):
+        if kind.endswith("WORKFLOW_TASK_COMPLETED"):
+            assert following.endswith(COMMANDS) or not brings, f"the task that ends at event {number} has no command"
+            brings = False
+        elif kind.endswith(BRING):
+            brings = True
 
 
 @pytest.mark.parametrize(
