@@ -215,5 +215,6 @@ async def test_arguments_that_are_not_json_are_told_to_the_model(engine: Engine,
             response = await (await client.start("a", "Note bread.")).result()
     wrong, right = (part for message in response.messages for part in message.tool_results)
     assert (wrong.is_error, right.content) == (True, "6 characters")
-    assert 'must be one JSON object, they were: {"text": "Br' in wrong.content
+    assert "must be one JSON object" in wrong.content
+    assert 'they were: {"text": "Br' in wrong.content
     assert (api.refused, response.content) == (0, "Noted.")

@@ -120,6 +120,8 @@ async def test_no_command_lets_through_what_steers_a_terminal(engine: Engine, mo
         await look_at("list", "-o", "jsonl")
         await look_at("replay", main, failed)
         await one_line("cancel", waiting, code=0)
+        # Nobody is there to cancel it, and without PerdureAgent it would be in the inbox of every agent.
+        await client.temporal.get_workflow_handle(waiting).terminate()
         await scheduled.delete()
     # All of it was there to be printed.
     said = "".join(printed)

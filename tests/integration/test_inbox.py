@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client as TemporalClient
 from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInput, StartWorkflowUpdateInput
 from temporalio.converter import DataConverter
@@ -115,10 +114,11 @@ async def in_memo(run: Run, count: int) -> list[str]:
 
 
 async def upserts(run: Run) -> int:
-    """Events that the memo has cost the present execution of a run."""
+    """Events that the list in the memo has cost the present execution of a run."""
     seen = await run.handle.describe()
     history = await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).fetch_history()
-    return sum(one.event_type == EventType.EVENT_TYPE_WORKFLOW_PROPERTIES_MODIFIED for one in history.events)
+    changed = [one.workflow_properties_modified_event_attributes for one in history.events]
+    return sum(WAITING in one.upserted_memo.fields for one in changed)
 
 
 async def test_the_inbox_needs_no_worker(engine: Engine) -> None:

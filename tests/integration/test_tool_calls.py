@@ -213,6 +213,7 @@ async def test_a_worker_that_has_lost_its_threads_stops_and_another_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("perdure.activities.author_loop.LOST_THREADS", 3)
+    monkeypatch.setattr("perdure.activities.author_loop.LOST_FOR", 0.5)
     go = threading.Event()
 
     @tool(timeout=0.1)
