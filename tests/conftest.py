@@ -17,6 +17,7 @@ from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from tests.support import npm
 from tests.support.engine import Engine
+from tests.support.in_process import InProcessEngine
 from tests.support.patience import be_patient
 
 # A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
@@ -67,8 +68,14 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-async def engine(temporal_address: str, tmp_path: Path) -> AsyncIterator[Engine]:
-    """A task queue and a store of this test's own: ``async with engine.served(agent) as client``."""
-    engine = Engine(temporal_address, tmp_path)
+async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Engine | InProcessEngine]:
+    """A task queue and a store of this test's own: ``async with engine.served(agent) as client``.
+
+    On a real server for a test that is marked ``server``, else in this process.
+    """
+    if request.node.get_closest_marker("server") and not os.environ.get("TEST_IN_PROCESS"):
+        engine: Engine | InProcessEngine = Engine(request.getfixturevalue("temporal_address"), tmp_path)
+    else:
+        engine = InProcessEngine(tmp_path)
     yield engine
     await engine.close()
