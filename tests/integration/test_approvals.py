@@ -19,8 +19,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 RAN: list[tuple[str, float]] = []
 
 
@@ -182,6 +180,7 @@ async def test_a_call_that_began_beside_others_is_stopped_with_them(engine: Engi
         assert second.startswith("Cancelled: late")
 
 
+@pytest.mark.server
 async def test_two_approvers_race_and_the_loser_hears_who_was_quicker(engine: Engine) -> None:
     async with engine.served(agent(*asking("a"))) as client:
         run = await client.start("support", "Go.")
@@ -345,6 +344,7 @@ async def test_an_inline_tool_that_a_rule_asks_for_is_an_activity(engine: Engine
         assert RAN == [("a", 0)]
 
 
+@pytest.mark.server
 async def test_a_rule_that_a_deploy_brings_holds_for_calls_in_flight(engine: Engine) -> None:
     async with engine.served(agent(*asking("a"))) as client:
         run = await client.start("support", "Go.")
@@ -357,6 +357,7 @@ async def test_a_rule_that_a_deploy_brings_holds_for_calls_in_flight(engine: Eng
         assert (await told(run))[0].startswith("Denied: a rule of agent support")
 
 
+@pytest.mark.server
 async def test_it_waits_over_restarts_of_the_worker(engine: Engine) -> None:
     async with engine.served(agent(*asking("a"))) as client:
         run = await client.start("support", "Go.")
@@ -368,6 +369,7 @@ async def test_it_waits_over_restarts_of_the_worker(engine: Engine) -> None:
         assert RAN == [("a", 5)]
 
 
+@pytest.mark.server
 async def test_it_continues_as_new_while_it_waits(engine: Engine) -> None:
     # Of the first execution the model call and the tools that run take more events than it may have.
     calls = [[call("refund", order="a", amount=5), *(call("look", order=str(n)) for n in range(4))], "Done."]
@@ -409,6 +411,7 @@ async def _closed(run: Run) -> bool:
     return (await run.status()).state == "cancelled"
 
 
+@pytest.mark.server
 async def test_what_is_no_decision_is_refused_without_a_trace(engine: Engine) -> None:
     async with engine.served(agent(*asking("a"))) as client:
         run = await client.start("support", "Go.")
@@ -481,6 +484,7 @@ async def test_a_call_of_a_subagent_waits_too(engine: Engine) -> None:
         assert await told(run) == ["Helped."]
 
 
+@pytest.mark.server
 async def test_of_many_runs_every_call_runs_once_with_what_its_winner_approved(engine: Engine) -> None:
     def reply(request: ModelRequest) -> Any:
         said = request.messages[-1]

@@ -17,8 +17,6 @@ from tests.support.checks import results
 from tests.support.cli import Cli
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 def writer(*replies: object) -> Agent:
     return Agent("writer", ScriptedProvider(list(replies)), toolsets=[Artifacts()])
@@ -78,6 +76,7 @@ async def test_a_long_one_is_kept_in_pieces(engine: Engine) -> None:
     assert results(response.messages)[-1].startswith(body[39_990:40_010])
 
 
+@pytest.mark.server
 async def test_the_command_line_shows_them(engine: Engine, tmp_path: Path) -> None:
     async with engine.served(writer(call("artifact_create", name="a.md", content="text"), "Done.")) as client:
         run = await client.start("writer", "Go.")
@@ -90,6 +89,7 @@ async def test_the_command_line_shows_them(engine: Engine, tmp_path: Path) -> No
     await cli.close()
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("verb", ["append", "create"])
 async def test_none_of_several_changes_at_once_is_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, verb: str

@@ -22,8 +22,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 def echo(request: ModelRequest) -> str:
     return f"heard {', '.join(users(request.messages))}"
@@ -86,6 +84,7 @@ async def ended_as(client: Client, name: str) -> WorkflowExecutionStatus | None:
     return await now(client, name)
 
 
+@pytest.mark.server
 async def test_two_work_while_their_parent_goes_on(engine: Engine) -> None:
     gate = Gate()
 
@@ -132,6 +131,7 @@ async def _ends(client: Client, names: list[str]) -> Any:
         yield await ended_as(client, name)
 
 
+@pytest.mark.server
 async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engine) -> None:
     gate = Gate()
     parent = boss([start("a"), start("b")], tell("b1", "and c"), [collect("b1"), collect("b2")], told)
@@ -159,6 +159,7 @@ async def _waits_for(run: Run, count: int) -> bool:
     return [one.name for one in status.calls] == ["collect_agent"] * count
 
 
+@pytest.mark.server
 async def test_one_that_continues_as_new_itself(engine: Engine) -> None:
     @tool
     async def look(n: int) -> str:
@@ -300,6 +301,7 @@ async def test_failures_are_results(engine: Engine) -> None:
     assert result.content == "MaxIterationsError: agent failing did not finish within 2 iterations"
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("cans", [False, True])
 async def test_one_that_was_terminated_is_lost(engine: Engine, monkeypatch: Any, cans: bool) -> None:
     """The execution that started it is told so by Temporal; a later one finds out, also when nobody says anything."""
@@ -386,6 +388,7 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
     assert second == "no agent 'b1' (this run has started no agent in background)"
 
 
+@pytest.mark.server
 async def test_one_that_is_paused_for_long_continues_as_new(engine: Engine, monkeypatch: Any) -> None:
     """It looks for its parent all the while, and Temporal ends a run whose history becomes too long."""
     # Often; but a run that does nothing else has no time to say that it is paused.
@@ -420,6 +423,7 @@ async def _paused(run: Run) -> bool:
     return (await run.status()).state == "paused"
 
 
+@pytest.mark.server
 async def test_so_many_at_once(engine: Engine) -> None:
     gate = Gate()
     parent = boss([start("a"), start("b"), start("c")], told, workers=["worker"], at_once=2)
@@ -497,6 +501,7 @@ async def test_long_texts_go_by_the_store(engine: Engine) -> None:
     assert len(history) < 80_000
 
 
+@pytest.mark.server
 async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setattr(watching, "LOOK_FOR_PARENT", 0.01)
     monkeypatch.setattr(watching, "LONGEST_FOR_PARENT", 0.01)

@@ -14,9 +14,8 @@ from tests.support.branches import Question, Score, answer, boss, echo, judge, r
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
 
-
+@pytest.mark.server
 async def test_a_branch_sees_what_the_step_sees_and_leaves_the_run_as_it_is(engine: Engine) -> None:
     ran: list[int] = []
 
@@ -78,6 +77,7 @@ async def test_the_forked_conversation_shares_its_prefix(engine: Engine) -> None
     assert first[1] not in own
 
 
+@pytest.mark.server
 async def test_a_plain_def_asks_for_results(engine: Engine) -> None:
     @hook("on_iteration")
     def ask(step: Step) -> None:

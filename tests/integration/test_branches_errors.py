@@ -18,8 +18,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 async def test_a_branch_that_fails_is_an_error_that_the_policy_may_catch(engine: Engine) -> None:
     caught: list[BaseException] = []
@@ -172,6 +170,7 @@ async def test_what_cannot_be_asked_fails_the_run_and_names_the_hook(
         await answer(engine, boss(hook("on_iteration")(policy)), echo())
 
 
+@pytest.mark.server
 async def test_a_deploy_that_changes_the_question_fails_the_run_which_then_goes_on(engine: Engine) -> None:
     gate, question = Gate(), "before"
 

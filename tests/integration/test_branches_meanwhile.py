@@ -18,8 +18,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 class Held:
     """An agent that answers when the gate is open, asked by a policy."""
@@ -144,6 +142,7 @@ async def test_what_was_asked_is_not_asked_again_when_the_conversation_is_too_lo
     assert len(requests(other)) == 1
 
 
+@pytest.mark.server
 async def test_a_run_with_branches_continues_as_new(engine: Engine) -> None:
     @hook("on_iteration")
     async def ask(step: Step) -> None:
@@ -184,6 +183,7 @@ async def test_what_a_policy_remembers_counts_once(engine: Engine) -> None:
     assert said(await answer(engine, boss(ask), echo())) == ["1"]
 
 
+@pytest.mark.server
 async def test_a_branch_killed_with_its_worker_goes_on(engine: Engine) -> None:
     lost = await engine.process("branching")
     client = await engine.client()
@@ -199,6 +199,7 @@ async def test_a_branch_killed_with_its_worker_goes_on(engine: Engine) -> None:
     assert len(engine.ledger.entries("policy")) == 2
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("point", ["model.answered", "model.recorded"])
 async def test_a_worker_killed_while_it_asks_for_the_branch(engine: Engine, point: str) -> None:
     """``model.answered``: before the branch is recorded, the policy runs once more; behind it, it does not."""

@@ -94,6 +94,7 @@ async def test_the_worker_serves_the_agents_of_hooks(engine: Engine) -> None:
     assert users(response.messages) == ["Go.", "Of the worker.", "Of the agent."]
 
 
+@pytest.mark.server
 async def test_what_a_hook_may_ask_is_checked_when_it_is_defined(engine: Engine) -> None:
     with pytest.raises(DefinitionError, match="cannot ask other agents"):
         hook("on_finish", agents=[judge])

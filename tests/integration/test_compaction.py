@@ -22,8 +22,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 PAGE = "word " * 200
 
 
@@ -282,6 +280,7 @@ async def _held(engine: Engine, then: Callable[[Run, Gate], Any], **options: Any
         return run
 
 
+@pytest.mark.server
 async def test_messages_that_arrive_during_a_summary_are_answered(engine: Engine) -> None:
     async def then(run: Run, gate: Gate) -> None:
         assert (await run.status()).doing == "compacting"
@@ -295,6 +294,7 @@ async def test_messages_that_arrive_during_a_summary_are_answered(engine: Engine
     assert_closed(full)
 
 
+@pytest.mark.server
 async def test_a_summary_is_interrupted_and_written_before_the_next_call(engine: Engine) -> None:
     async def then(run: Run, gate: Gate) -> None:
         await run.interrupt("Something else.")
@@ -307,6 +307,7 @@ async def test_a_summary_is_interrupted_and_written_before_the_next_call(engine:
     assert_closed(full)
 
 
+@pytest.mark.server
 async def test_a_run_that_is_cancelled_during_a_summary_ends_with_its_transcript(engine: Engine) -> None:
     async def then(run: Run, gate: Gate) -> None:
         await run.cancel()
@@ -335,6 +336,7 @@ async def test_a_session_is_summed_up_when_it_goes_on_not_when_it_ends(engine: E
     assert second.messages[0].id == SUMMARY_ID
 
 
+@pytest.mark.server
 async def test_a_worker_lost_behind_a_summary_does_not_pay_for_it_again(engine: Engine) -> None:
     """The outcome is in the store, and Temporal has not been told: the next attempt finds it."""
     reader = Reader(8)
@@ -355,6 +357,7 @@ async def test_a_worker_lost_behind_a_summary_does_not_pay_for_it_again(engine: 
     assert len(reader.summaries) == sum(event.type == "compacted" for event in events)
 
 
+@pytest.mark.server
 async def test_a_run_continues_as_new_between_a_refusal_and_what_is_done_about_it(engine: Engine) -> None:
     reader = Reader(30, most=3000)
     ways = [Compaction.summarise(at=1_000_000, keep_last=4), Compaction.window(tokens=9000)]

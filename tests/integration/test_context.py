@@ -16,8 +16,6 @@ from perdure.types.interface import WORKFLOW
 from tests.support.checks import results
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 class User(BaseModel):
     user_id: str
@@ -58,6 +56,7 @@ async def test_tools_and_instructions_get_the_object(engine: Engine, given: Any)
     assert response.messages[0].text == "You talk to ana."
 
 
+@pytest.mark.server
 async def test_a_client_that_has_the_agent_refuses_at_once(engine: Engine) -> None:
     agent, client = greeter(), await engine.client()
     for context in (None, {}, {"user_id": 7}, {"born": "2000-01-02"}):

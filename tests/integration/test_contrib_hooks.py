@@ -30,8 +30,6 @@ from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 
-pytestmark = pytest.mark.server
-
 KEY = "sk-abcdefghijklmnopqrstuvwxyz"
 
 
@@ -54,6 +52,7 @@ async def turns(engine: Engine, hooks: Callable[[], list[HookSet]], count: int, 
     return client, response
 
 
+@pytest.mark.server
 async def test_tokens_and_tools_are_counted_across_workers(engine: Engine) -> None:
     collector, usage = TokenCollector(), ToolUsage()
     client, _ = await turns(engine, lambda: [TokenCollector(), ToolUsage()], 2)

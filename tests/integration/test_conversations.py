@@ -27,8 +27,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 def echo(request: ModelRequest) -> str:
     """Answers with what it was told last, and how much it has heard."""
@@ -72,6 +70,7 @@ async def test_the_same_message_twice_counts_once(engine: Engine) -> None:
         assert (await again.run.status()).state == "completed", "no execution was opened for it"
 
 
+@pytest.mark.server
 async def test_racing_senders_open_one_conversation(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         chat = "u-3" + engine.task_queue
@@ -101,6 +100,7 @@ async def test_a_message_to_a_closed_conversation_goes_on_from_its_end(engine: E
         assert (await three.run.status()).mode == "session"
 
 
+@pytest.mark.server
 async def test_senders_and_closers_at_once_lose_nothing(engine: Engine) -> None:
     """The conversation is closed again and again under the messages that are on their way to it."""
     async with engine.served(talker()) as client:
@@ -171,6 +171,7 @@ async def test_a_failed_run_is_resumed_from_its_head(engine: Engine) -> None:
             await run.resume()
 
 
+@pytest.mark.server
 async def test_a_cancelled_and_a_terminated_run_are_resumed(engine: Engine) -> None:
     gate = Gate()
 
@@ -197,6 +198,7 @@ async def test_a_cancelled_and_a_terminated_run_are_resumed(engine: Engine) -> N
             assert result.is_error
 
 
+@pytest.mark.server
 async def test_two_who_resume_at_once(engine: Engine) -> None:
     async with engine.served(talker([AuthenticationError("wrong key"), "Done."])) as client:
         run = await client.start("talker", "Go.")
@@ -230,6 +232,7 @@ async def test_the_name_of_a_turn_of_an_execution_that_is_over_is_not_given_to_a
         assert (await client.run(chat).turn("mine").result()).content == "one (1)"
 
 
+@pytest.mark.server
 async def test_history_from_messages_a_run_a_response_and_a_head(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         given = [Message.user("zero"), Message.assistant("Hello.")]
@@ -275,6 +278,7 @@ async def test_a_handle_goes_on_with_the_conversation_that_it_opened_again(engin
         assert (await run.result()).content == "two (2)"
 
 
+@pytest.mark.server
 async def test_a_client_without_the_store_resumes_a_run_and_repeats_nothing(engine: Engine) -> None:
     async with engine.served(talker([AuthenticationError("wrong key"), "Done."])) as client:
         run = await client.start("talker", "Go.")
@@ -294,6 +298,7 @@ async def test_a_message_to_a_run_that_was_started_wrongly(engine: Engine) -> No
             await client.run(chat).send("one")
 
 
+@pytest.mark.server
 async def test_a_turn_of_a_terminated_run_ends(engine: Engine) -> None:
     gate = Gate()
 
@@ -368,6 +373,7 @@ async def test_who_sent_a_message_is_in_the_transcript(engine: Engine) -> None:
         assert (await again.result()).messages[2].by == "tests"
 
 
+@pytest.mark.server
 async def test_a_client_without_the_store_waits_for_a_turn(engine: Engine) -> None:
     async with engine.served(talker()):
         client = await engine.client(store=False)
@@ -378,6 +384,7 @@ async def test_a_client_without_the_store_waits_for_a_turn(engine: Engine) -> No
             await turn.run.turn("nonsense").result()
 
 
+@pytest.mark.server
 async def test_a_plain_temporal_client_sends_and_asks(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         handle = await client.temporal.start_workflow(
@@ -404,6 +411,7 @@ async def test_a_plain_temporal_client_sends_and_asks(engine: Engine) -> None:
         assert (await handle.describe()).history_length == before, "what is refused leaves no trace"
 
 
+@pytest.mark.server
 async def test_a_conversation_goes_on_through_many_executions(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         chat = "u-14" + engine.task_queue

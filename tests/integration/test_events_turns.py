@@ -21,8 +21,6 @@ from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_wh
 from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 TURN = BEGIN[1:]
 WAITING = [*ANSWER, "run waiting"]
 
@@ -49,6 +47,7 @@ async def test_each_turn_of_a_session_has_its_own_events(engine: Engine) -> None
     assert [event for one in said for event in one] == [event for event in everything if event.type != "model.delta"]
 
 
+@pytest.mark.server
 async def test_turns_that_are_asked_for_at_once(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
@@ -80,6 +79,7 @@ async def test_a_turn_so_far_and_from_a_number_on(engine: Engine) -> None:
         ]
 
 
+@pytest.mark.server
 async def test_a_turn_of_a_plain_temporal_clients_run(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         start = {"agent": "talker", "message": "One?", "mode": "session"}
@@ -88,6 +88,7 @@ async def test_a_turn_of_a_plain_temporal_clients_run(engine: Engine) -> None:
         assert shown(await all_of(client.run(where["id"]).turn().events())) == [*BEGIN, *WAITING]
 
 
+@pytest.mark.server
 async def test_a_turn_that_continues_as_new(engine: Engine) -> None:
     model = ScriptedProvider(calls_then(9, "look"))
     async with engine.served(Agent("long", model, tools=[look])) as client:
@@ -98,6 +99,7 @@ async def test_a_turn_that_continues_as_new(engine: Engine) -> None:
     assert_whole(events)
 
 
+@pytest.mark.server
 async def test_a_client_without_a_store_follows_no_turn(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         run = await client.start("talker", "One?", mode="session")
@@ -182,6 +184,7 @@ async def test_a_turn_that_is_interrupted(engine: Engine) -> None:
         assert shown(await all_of(turn.events())) == [*TURN, *WAITING]
 
 
+@pytest.mark.server
 async def test_who_follows_a_turn_hears_of_its_end_when_its_workers_are_gone(engine: Engine) -> None:
     async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
         run = await client.start("slow", "Go.", mode="session")
@@ -245,6 +248,7 @@ async def test_arguments_as_far_as_they_are_written_also_from_the_middle(engine:
     assert_whole(everything)
 
 
+@pytest.mark.server
 async def test_who_follows_is_not_kept_waiting_for_a_turn_to_begin(engine: Engine) -> None:
     client = await engine.client()
     run = await client.start("talker", "One?")

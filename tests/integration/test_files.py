@@ -17,8 +17,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 LARGE = bytes(range(256)) * (80 * 1024)  # 20 MB
 CAT, FILM = File(PNG, name="cat.png"), File(LARGE, "video/mp4", "film.mp4")
@@ -131,6 +129,7 @@ async def test_a_file_that_comes_during_a_call_is_seen_by_the_next(engine: Engin
         assert (await run.result()).content == "cat.png:10248"
 
 
+@pytest.mark.server
 async def test_a_client_without_a_store_can_send_what_needs_none(engine: Engine) -> None:
     async with engine.served(looker()):
         client = await engine.client(store=False)
@@ -146,6 +145,7 @@ async def test_a_client_without_a_store_can_send_what_needs_none(engine: Engine)
         assert await client.file(CAT.part) == PNG
 
 
+@pytest.mark.server
 async def test_a_plain_client_sends_bytes_in_its_message(engine: Engine) -> None:
     """JSON through Temporal's own client, as any language can."""
     data = base64.b64encode(PNG).decode()
@@ -171,6 +171,7 @@ async def plain_start(client: Client, start: dict[str, Any]) -> Run:
     return run
 
 
+@pytest.mark.server
 async def test_files_stay_out_of_history_however_many_iterations(engine: Engine) -> None:
     @tool
     async def draw(n: str) -> File:

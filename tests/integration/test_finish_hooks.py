@@ -12,8 +12,6 @@ from perdure.errors import HookError
 from perdure.testing import ScriptedProvider, finish
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 class City(BaseModel):
     name: str

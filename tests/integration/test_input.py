@@ -21,8 +21,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 class Person(BaseModel):
     name: str
@@ -99,6 +97,7 @@ async def test_a_dataclass_and_who_does_not_have_the_agent(engine: Engine) -> No
     assert "<amount>3.0</amount>" in ours.content
 
 
+@pytest.mark.server
 async def test_any_client_sends_plain_json(engine: Engine) -> None:
     async with engine.served(agent()):
         temporal = await engine.temporal()

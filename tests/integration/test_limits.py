@@ -19,8 +19,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import replied
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def add(a: int, b: int) -> int:
@@ -184,6 +182,7 @@ async def test_max_iterations_may_be_raised_and_reached_again(engine: Engine) ->
     assert_closed(response.messages)
 
 
+@pytest.mark.server
 async def test_of_two_people_who_raise_a_limit_the_higher_counts(engine: Engine) -> None:
     model = Model()
     async with engine.served(looking(model, limits=Limits(tokens=100), on_limit="pause")) as client:
@@ -247,6 +246,7 @@ async def test_a_person_raises_the_limit_of_one_turn(engine: Engine) -> None:
         await run.cancel()
 
 
+@pytest.mark.server
 async def test_counters_and_raised_limits_go_on_in_the_next_execution(engine: Engine) -> None:
     model = Model()
     agent = looking(model, limits=Limits(tool_calls=3, wall_time="1h"), on_limit="pause")

@@ -16,8 +16,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def learn(ctx: ToolContext, fact: str) -> str:
@@ -101,6 +99,7 @@ async def test_a_tool_that_is_cancelled_has_kept_nothing(engine: Engine) -> None
         assert await client.memory.list("n") == {}
 
 
+@pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "point"),
@@ -131,6 +130,7 @@ async def test_a_worker_killed_between_the_act_and_its_record_counts_once(
     assert engine.ledger.counts("visit") == {agent: 2 if ran_again else 1}
 
 
+@pytest.mark.server
 @pytest.mark.slow
 async def test_a_tool_whose_outcome_nobody_knows_has_kept_nothing(engine: Engine) -> None:
     client = await engine.client()

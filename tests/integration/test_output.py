@@ -20,8 +20,6 @@ from tests.support.apis import FORMATS, Says, strict_api
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 class Place(BaseModel):
     name: str
@@ -68,6 +66,7 @@ def scripted(agent: Agent) -> ScriptedProvider:
     return provider
 
 
+@pytest.mark.server
 async def test_the_answer_is_a_value_of_the_type_and_plain_json_for_everybody_else(engine: Engine) -> None:
     one = agent([[call("pay", amount=3)], ["Done so.", finish(verdict="refund", amount=3, places=[{"name": "Hall"}])]])
     async with engine.served(one) as client:
@@ -317,6 +316,7 @@ class Wordy(ScriptedProvider):
     tool_choice = False
 
 
+@pytest.mark.server
 async def test_without_tool_choice_the_model_is_given_a_template(engine: Engine) -> None:
     def reply(request: ModelRequest) -> Any:
         if request.tool_choice is None:
@@ -361,6 +361,7 @@ async def test_a_large_answer_goes_by_way_of_the_store(engine: Engine) -> None:
     assert len(history.to_json()) < 60_000
 
 
+@pytest.mark.server
 async def test_a_plain_client_reads_the_output(engine: Engine) -> None:
     one = agent([finish(verdict="none")])
     async with engine.served(one):

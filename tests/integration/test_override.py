@@ -16,8 +16,6 @@ from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def search(query: str) -> str:
@@ -80,6 +78,7 @@ async def test_limits_of_the_run(engine: Engine) -> None:
     assert len(provider.requests) == 2
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("override", "error", "said"),
     [
@@ -104,6 +103,7 @@ async def test_one_that_does_not_fit_is_refused_at_once_or_by_the_worker(
     assert provider.requests == []
 
 
+@pytest.mark.server
 async def test_a_setting_that_the_model_lacks(engine: Engine) -> None:
     client = await engine.client()
     with pytest.raises(SettingsError, match="'top_k'"):

@@ -19,8 +19,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 RAN: list[tuple[str, Any]] = []
 
 
@@ -140,6 +138,7 @@ async def test_an_answer_that_only_its_type_can_refuse_is_asked_for_again(engine
         assert len(RAN) == 3
 
 
+@pytest.mark.server
 async def test_of_two_who_answer_at_once_one_is_told_who_was_quicker(engine: Engine) -> None:
     async with engine.served(agent(call("pay", who="bo"), "Done.")) as client:
         run = await client.start("clerk", "Go.")
@@ -163,6 +162,7 @@ async def test_of_two_who_answer_at_once_one_is_told_who_was_quicker(engine: Eng
             await run.answer(one.call_id, "else", by="cleo")
 
 
+@pytest.mark.server
 async def test_what_is_no_answer_is_refused_without_a_trace(engine: Engine) -> None:
     async with engine.served(agent([call("pay", who="bo"), call("choose")], "Done.", approvals=[])) as client:
         run = await client.start("clerk", "Go.")

@@ -25,8 +25,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def add(a: int, b: int) -> int:
@@ -202,6 +200,7 @@ async def test_known_ids(engine: Engine) -> None:
             await client.run("nobody").status()
 
 
+@pytest.mark.server
 async def test_a_client_without_the_store_gets_everything_but_the_messages(engine: Engine) -> None:
     async with engine.served(Agent("greeter", ScriptedProvider(["Hello."]))):
         client = await engine.client(store=False)

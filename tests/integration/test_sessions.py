@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from perdure import Agent
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
@@ -13,8 +11,6 @@ from perdure.types.interface import WORKFLOW
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 
 async def test_a_session_takes_turns_until_it_is_closed(engine: Engine) -> None:

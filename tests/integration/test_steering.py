@@ -16,8 +16,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 async def in_state(run: Any, **wanted: Any) -> Any:
     """The status once it has these fields."""
@@ -75,6 +73,7 @@ async def test_a_message_during_a_tool_call_stands_behind_its_result(engine: Eng
     assert_closed(response.messages)
 
 
+@pytest.mark.server
 async def test_messages_before_the_first_task_keep_their_order(engine: Engine) -> None:
     client = await engine.client()
     provider = ScriptedProvider(lambda request: " ".join(users(request.messages)))
@@ -112,6 +111,7 @@ async def _refused(run: Any, count: int) -> Any:
     return status if len(status.refused) == count else None
 
 
+@pytest.mark.server
 async def test_the_status_says_why_a_run_is_stuck(engine: Engine) -> None:
     ready = False
 
@@ -141,6 +141,7 @@ async def _reason(run: Any, part: str) -> Any:
     return status if part in (status.reason or "") else None
 
 
+@pytest.mark.server
 async def test_the_status_of_a_call_that_waits_for_a_worker(engine: Engine) -> None:
     @tool(task_queue="nobody-there")
     async def far() -> str:
@@ -155,6 +156,7 @@ async def test_the_status_of_a_call_that_waits_for_a_worker(engine: Engine) -> N
         await in_state(run, state="cancelled")
 
 
+@pytest.mark.server
 async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
     @tool
     async def double(n: int) -> int:

@@ -20,8 +20,6 @@ from perdure.types.messages import ToolResultPart
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def search(query: str) -> str:
@@ -136,6 +134,7 @@ async def test_what_is_kept_holds_for_the_turn_or_the_run(engine: Engine) -> Non
     ]
 
 
+@pytest.mark.server
 async def test_what_is_kept_survives_continue_as_new(engine: Engine) -> None:
     def change(step: Step) -> None:
         if step.iteration == 1:
@@ -166,6 +165,7 @@ async def test_another_model_is_asked(engine: Engine, monkeypatch: pytest.Monkey
     assert len(big.requests) == 2
 
 
+@pytest.mark.server
 async def test_a_tool_of_the_worker_is_added_by_its_name_and_runs(engine: Engine) -> None:
     def change(step: Step) -> None:
         if "refund" not in step.tools:
@@ -190,6 +190,7 @@ async def test_a_tool_that_an_override_took_away_comes_back(engine: Engine) -> N
     assert results(response.messages) == ["seen a", "found b"]
 
 
+@pytest.mark.server
 async def test_nobody_outside_can_give_an_agent_a_tool_of_the_worker(engine: Engine) -> None:
     async with engine.served(agent(["Done."]), tools=[refund]) as client:
         with pytest.raises(InvalidInputError, match="add_tools"):
@@ -239,6 +240,7 @@ async def test_the_policy_says_something_to_the_model(engine: Engine) -> None:
     assert said == [("Go.", "tests"), ("2 left.", "step"), ("1 left.", "step")]
 
 
+@pytest.mark.server
 async def test_an_edited_history_begins_a_new_chain_and_the_old_one_stays(engine: Engine) -> None:
     def change(step: Step) -> None:
         if step.iteration == 3:
@@ -470,6 +472,7 @@ async def test_without_changes_nothing_is_said_of_a_step(engine: Engine) -> None
         assert await steps(client, run.id) == []
 
 
+@pytest.mark.server
 async def test_requests_of_one_agent_share_their_prefix_until_history_is_edited(engine: Engine) -> None:
     """A policy that only looks costs no prompt cache."""
     provider = ScriptedProvider(searches(3))
@@ -481,6 +484,7 @@ async def test_requests_of_one_agent_share_their_prefix_until_history_is_edited(
     assert all(begins(later, earlier) for earlier, later in zip(provider.requests, provider.requests[1:], strict=False))
 
 
+@pytest.mark.server
 async def test_a_worker_s_tool_has_its_own_hooks(engine: Engine) -> None:
     @hook("after_tool_call")
     def doubled(result: ToolResultPart) -> str:
@@ -512,6 +516,7 @@ async def test_what_a_policy_remembers_is_kept_with_the_outcome(engine: Engine) 
     assert users(messages) == ["Go.", "Step 3."]
 
 
+@pytest.mark.server
 async def test_the_policy_of_the_worker_runs_before_the_agents(engine: Engine) -> None:
     provider = ScriptedProvider(searches(1))
     one = agent(provider, policy(lambda step: step.inject("Agent.")))

@@ -15,8 +15,6 @@ from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 async def test_what_a_subagent_is_asked_and_answers_goes_through_hooks_in_order(engine: Engine) -> None:
     seen: list[Any] = []
@@ -52,6 +50,7 @@ async def test_what_a_subagent_is_asked_and_answers_goes_through_hooks_in_order(
     assert_closed(response.messages)
 
 
+@pytest.mark.server
 async def test_a_vetoed_subagent_never_runs_and_the_model_is_told_why(engine: Engine) -> None:
     @hook("before_subagent")
     def no(message: str) -> Veto | None:

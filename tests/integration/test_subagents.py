@@ -20,8 +20,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 def echo(name: str = "researcher", **options: Any) -> Agent:
     """Says what it was asked."""
@@ -33,6 +31,7 @@ def told(request: ModelRequest) -> str:
     return " | ".join(part.content for part in request.messages[-1].tool_results)
 
 
+@pytest.mark.server
 async def test_calls_run_in_parallel_and_come_back_in_their_order(engine: Engine) -> None:
     gate = Gate()
 
@@ -214,6 +213,7 @@ async def test_an_interrupt_goes_down_and_what_was_used_counts(engine: Engine) -
         await run.close()
 
 
+@pytest.mark.server
 async def test_a_terminated_parent_takes_its_children_with_it(engine: Engine) -> None:
     deep = Deep()
     async with engine.served(deep.top) as client:
@@ -271,6 +271,7 @@ async def test_a_tree_keeps_to_the_budget_of_its_root(engine: Engine) -> None:
     assert response.usage.total_tokens <= 20_000 + largest
 
 
+@pytest.mark.server
 async def test_a_child_killed_with_its_worker_goes_on(engine: Engine) -> None:
     lost = await engine.process("judging")
     client = await engine.client()

@@ -100,6 +100,7 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
         assert await told(client.run(one.run_id)) == ["removed a"]
 
 
+@pytest.mark.server
 async def test_a_rule_that_a_deploy_brings_above_holds_for_calls_that_wait_below(engine: Engine) -> None:
     async with engine.served(*tree(uses=apart)) as client:
         run = await client.start("boss", "Go.", by="ana")

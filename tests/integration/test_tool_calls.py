@@ -18,8 +18,6 @@ from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 
-pytestmark = pytest.mark.server
-
 
 async def _types(run: Any) -> list[str]:
     """The activity types in the run's history, in order."""
@@ -28,6 +26,7 @@ async def _types(run: Any) -> list[str]:
     return [attributes.activity_type.name for attributes in scheduled if attributes.activity_type.name]
 
 
+@pytest.mark.server
 async def test_parallel_calls_run_at_once_and_their_results_stand_in_call_order(engine: Engine) -> None:
     together = threading.Barrier(3)
     ended: list[int] = []
@@ -51,6 +50,7 @@ async def test_parallel_calls_run_at_once_and_their_results_stand_in_call_order(
     assert_closed(response.messages)
 
 
+@pytest.mark.server
 async def test_inline_tools_need_no_activity(engine: Engine) -> None:
     seen: list[ToolContext] = []
 
@@ -86,6 +86,7 @@ async def test_an_inline_tool_that_fails_is_a_result(engine: Engine) -> None:
     assert results(response.messages) == ["ValueError: broken"]
 
 
+@pytest.mark.server
 async def test_calls_that_cannot_run_are_told_to_the_model(engine: Engine) -> None:
     @tool
     async def add(a: int, b: int) -> int:
@@ -194,6 +195,7 @@ async def test_sync_tools_run_in_threads_of_their_own(engine: Engine) -> None:
     assert results(response.messages) == ["threads", "threads"]
 
 
+@pytest.mark.server
 async def test_of_96_payments_at_once_none_is_told_to_have_timed_out_and_is_made_all_the_same(engine: Engine) -> None:
     together = threading.Barrier(96)
 
@@ -209,6 +211,7 @@ async def test_of_96_payments_at_once_none_is_told_to_have_timed_out_and_is_made
     assert results(response.messages) == [f"paid {n}" for n in range(96)]
 
 
+@pytest.mark.server
 async def test_a_worker_that_has_lost_its_threads_stops_and_another_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,8 +19,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -128,6 +126,7 @@ async def test_refresh_takes_the_new_list_at_the_next_call(engine: Engine) -> No
     assert len(results(response.messages)) == 2
 
 
+@pytest.mark.server
 async def test_a_new_conversation_takes_a_new_list_and_one_that_continues_as_new_keeps_its_own(engine: Engine) -> None:
     weather = Weather()
 
@@ -202,6 +201,7 @@ async def test_tools_of_functions_typed_contexts_inline_calls_and_overrides(engi
     assert mine.asked == 2, "once for each audience"
 
 
+@pytest.mark.server
 async def test_the_list_of_a_run_outlives_the_worker_that_took_it(engine: Engine) -> None:
     """Another worker, whose toolset has other tools, reads what the run took from the store."""
     gate = Gate()

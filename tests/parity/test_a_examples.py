@@ -76,6 +76,7 @@ async def answer(engine: Engine, where: str, agent: Agent, models: dict[Agent, M
 ENGINES = pytest.mark.parametrize("where", [pytest.param("server", marks=pytest.mark.server), "process"])
 
 
+@pytest.mark.server
 @ENGINES
 async def test_b8_a_text_is_compressed_until_it_would_lose_too_much(engine: Engine, where: str) -> None:
     compressor, models = compressing()
@@ -112,6 +113,7 @@ class Present:
         return asked
 
 
+@pytest.mark.server
 @ENGINES
 async def test_b9_a_derivation_is_edited_until_three_judges_score_above_90(engine: Engine, where: str) -> None:
     coordinator, models = judging()

@@ -1,6 +1,6 @@
-"""The engine of tests that need no server: the same client, workflow, stages and tools, with a fake of Temporal's service.
+"""The engine of tests that need no server: perdure's client, workflow, stages and tools, and a fake Temporal service.
 
-It has the interface of :class:`tests.support.engine.Engine`, so a test says by its mark ``server`` alone which it runs on.
+It has the interface of :class:`tests.support.engine.Engine`; the mark ``server`` says which of the two a test gets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.support.ledger import Ledger
 
 
 class InProcessEngine:
-    """A fresh store. One engine serves at a time, and what it runs ends with its block: no run outlives a worker here."""
+    """A fresh store. One block serves at a time, and the runs end with it: one that is to go on afterwards needs a
+    server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
