@@ -87,6 +87,7 @@ def test_what_an_agent_denies_is_denied_to_all_below_it(rules: dict[str, Any], d
     assert said == [REFUSED.format(denies) if denies else "removed a"]
 
 
+@pytest.mark.server
 async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_terms(engine: Engine) -> None:
     rules = {"boss": [ask("remove", Approval(separate=True))], "remover": [ask("remove", Approval(expires="1d"))]}
     async with engine.served(*tree(**rules)) as client:
@@ -116,6 +117,7 @@ async def test_a_rule_that_a_deploy_brings_above_holds_for_calls_that_wait_below
 
 
 @pytest.mark.parametrize("way", ["foreground", "background", "branch"])
+@pytest.mark.server
 async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: Engine, way: str) -> None:
     worker = Agent("remover", ScriptedProvider([call("remove"), "Done."]), tools=[apart])
 
