@@ -68,14 +68,19 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Engine | InProcessEngine]:
+def server_address(request: pytest.FixtureRequest) -> str | None:
+    """Address of the server, for a test that is marked ``server``; ``TEST_IN_PROCESS=1`` says what needs none."""
+    if request.node.get_closest_marker("server") and not os.environ.get("TEST_IN_PROCESS"):
+        return str(request.getfixturevalue("temporal_address"))
+    return None
+
+
+@pytest.fixture
+async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[Engine | InProcessEngine]:
     """A task queue and a store of this test's own: ``async with engine.served(agent) as client``.
 
     On a real server for a test that is marked ``server``, else in this process.
     """
-    if request.node.get_closest_marker("server") and not os.environ.get("TEST_IN_PROCESS"):
-        engine: Engine | InProcessEngine = Engine(request.getfixturevalue("temporal_address"), tmp_path)
-    else:
-        engine = InProcessEngine(tmp_path)
+    engine = Engine(server_address, tmp_path) if server_address else InProcessEngine(tmp_path)
     yield engine
     await engine.close()
