@@ -76,7 +76,7 @@ def server_address(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[Engine | InProcessEngine]:
+async def engine(server_address: str | None, tmp_path: Path) -> AsyncIterator[Engine]:
     """A task queue and a store of this test's own: ``async with engine.served(agent) as client``.
 
     On a real server for a test that is marked ``server``, else in this process.

@@ -110,7 +110,7 @@ class Approving:
         if isinstance(terms, Denied):
             return _refused(call, f"{terms.text(task.name)}: {how}")
         if terms is not None and (given is None or terms.separate):
-            return _refused(call, f"{task.name} needs a person's approval, and nobody has approved this: {how}")
+            return _refused(call, f"{task.name} needs a person's approval, which these arguments do not have: {how}")
         return None
 
     async def _again(
@@ -123,7 +123,7 @@ class Approving:
             return terms.text(task.name)
         if terms is not None and task.approval is None:
             text = f"{task.name} needs a person's approval since it was called; it was not run"
-            return f"{text}. Call it again, and somebody is asked."
+            return f"{text}. Call it again to request approval."
         return None
 
     async def _now(

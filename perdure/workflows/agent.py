@@ -28,7 +28,7 @@ from . import host, steps
 from .background import Children, report
 from .branches import run_branch
 from .calls import remind, run_calls
-from .commands import commanding
+from .commands import ensure_commands
 from .handlers import Handlers, as_failure, decoded, raw_argument
 from .indexing import indexing
 from .work import Work
@@ -49,7 +49,7 @@ class AgentWorkflow(Handlers):
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
         state = self._open(raw, *more)
-        with commanding(state) as self._pace, indexing(state, lambda: self._step):
+        with ensure_commands(state) as self._progress, indexing(state, lambda: self._step):
             return await self._drive(state)
 
     async def _drive(self, state: RunState) -> dict[str, Any]:

@@ -96,8 +96,7 @@ class Children:
         else:
             raise error
         lost = error is not None and was_lost(error)
-        if row.runs:
-            host.moved()
+        host.record_received()
         self._guard.apply(
             self._state,
             "the end of a subagent",

@@ -1,8 +1,8 @@
-"""A command in each workflow task in which the run got on: it keeps the tasks apart in replay.
+"""Ensures that each workflow task that received something ends with a command.
 
-Where a worker loads a run from its history, Temporal's SDK (1.35) takes a task that ended without a command for one
-with the task behind it. An update of the second then comes before what the first brought; and once it stands in
-history, they are two in the next replay: TMPRL1100, or another state. docs/decisions/028-commands-of-a-task.md.
+When a worker loads a run from history, Temporal's SDK (1.35) merges a workflow task without a command with the next
+one. Updates of the second task then run before the results of the first are applied; once such an update is in
+history, the next replay splits the tasks: TMPRL1100, or a different state. docs/decisions/028-commands-of-a-task.md.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from ..types.state import RunState
 from . import host
 
 ROUNDS = 3
-"""How often everything else goes first: what wakes may wake something else, which makes a command."""
+"""How many times the other coroutines run first: one that wakes up may wake another, which makes a command."""
 
 
 @contextmanager
-def commanding(state: RunState) -> Iterator[host.Pace]:
-    """For the length of the block each task ends with a command that brought something the run waited for, or a signal.
+def ensure_commands(state: RunState) -> Iterator[host.TaskProgress]:
+    """Within the block, each workflow task that brings a result or a signal ends with a command.
 
-    Handlers of signals say so themselves: they are no part of the block.
+    Signal handlers run outside of the block and set ``received`` themselves.
     """
     if host.is_hosted():
-        yield host.Pace()
+        yield host.TaskProgress()
         return
-    pace = host.paced()
-    task = asyncio.create_task(_command(state, pace))
+    progress = host.track_progress()
+    task = asyncio.create_task(_command(state, progress))
     try:
-        yield pace
+        yield progress
     finally:
         task.cancel()
 
 
-async def _command(state: RunState, pace: host.Pace) -> None:
-    # Temporal's own waits: they are not among what is noted.
-    pace.moved = True  # the run has begun
+async def _command(state: RunState, progress: host.TaskProgress) -> None:
+    # Temporal's own waits, which are not recorded.
+    progress.received = True  # the run has begun
     while True:
-        await workflow.wait_condition(lambda: pace.moved or pace.commanded)
+        await workflow.wait_condition(lambda: progress.received or progress.has_command)
         for _ in range(ROUNDS):
             await workflow.wait_condition(lambda: True)
-        if pace.moved and not pace.commanded:
+        if progress.received and not progress.has_command:
             workflow.upsert_memo({TURN: state.turn.task_id if state.turn else ""})
-        pace.next_task()
+        progress.next_task()

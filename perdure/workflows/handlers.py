@@ -62,7 +62,7 @@ class Handlers:
         """Signals and updates that came before the input was read, as with signal-with-start."""
         self._since: str | None = None
         """When the present step began."""
-        self._pace = host.Pace()
+        self._progress = host.TaskProgress()
 
     @workflow.signal
     @raw_argument
@@ -151,7 +151,7 @@ class Handlers:
     @raw_argument
     def probe(self, *_: Any) -> None:
         """Shows the sender that the run is open: to a closed one, no signal is delivered."""
-        self._pace.moved = True
+        self._progress.received = True
 
     @workflow.update
     @raw_argument
@@ -204,7 +204,7 @@ class Handlers:
                 loop.refuse(state, f"{name}: {error.message}")
 
         self._apply(apply)
-        self._pace.moved = True
+        self._progress.received = True
 
     async def _answer(self, name: str, change: Callable[[RunState], Answer]) -> Answer:
         """What ``change`` gives for the state. Raises what it raises, as it crosses Temporal."""

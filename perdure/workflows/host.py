@@ -92,54 +92,54 @@ def is_hosted() -> bool:
 
 
 @dataclass
-class Pace:
-    """What the present workflow task has come to, for ``commands.py``."""
+class TaskProgress:
+    """What the current workflow task has received and commanded, for ``commands.py``."""
 
     task: int = 0
-    """A number that the next task does not have."""
-    moved: bool = False
-    """Something that was waited for has come."""
-    commanded: bool = False
-    """A command was made that stands in history: it was not taken back in the same task."""
+    """Number of the workflow task in this worker."""
+    received: bool = False
+    """The task brought a result that the workflow waited for, or a signal."""
+    has_command: bool = False
+    """The task made a command and did not cancel it."""
 
     def next_task(self) -> None:
-        """What comes now is another task's."""
+        """Begin a new workflow task."""
         self.task += 1
-        self.moved = self.commanded = False
+        self.received = self.has_command = False
 
 
-_pace: ContextVar[Pace | None] = ContextVar("perdure_pace", default=None)
+_progress: ContextVar[TaskProgress | None] = ContextVar("perdure_task_progress", default=None)
 
 
-def paced() -> Pace:
-    """From now on what this task waits for and commands is noted, and the tasks that it begins."""
-    pace = Pace()
-    _pace.set(pace)  # for the length of the execution: this task is its main one
-    return pace
+def track_progress() -> TaskProgress:
+    """Record what the calling coroutine, and the tasks that it starts, receive and command."""
+    progress = TaskProgress()
+    _progress.set(progress)  # never reset: the caller is the workflow's main coroutine
+    return progress
 
 
 @contextmanager
 def _waiting(*, commands: bool) -> Iterator[None]:
-    """For the time of a wait, which begins with a command if ``commands``."""
-    pace = _pace.get() or Pace()
-    begun, pace.commanded = pace.task, pace.commanded or commands
+    """Record a wait; ``commands`` says whether it begins with a command."""
+    progress = _progress.get() or TaskProgress()
+    begun, progress.has_command = progress.task, progress.has_command or commands
     try:
         yield
     finally:
-        pace.moved = True
-        if commands and pace.task == begun:  # taken back in the task that made it, it leaves nothing in history
-            pace.commanded = False
+        progress.received = True
+        if commands and progress.task == begun:  # a command cancelled in its own task leaves no event
+            progress.has_command = False
 
 
-def moved() -> None:
-    """To be said where something has come without a wait of this module."""
-    if (pace := _pace.get()) is not None:
-        pace.moved = True
+def record_received() -> None:
+    """Record a result that did not come through a wait of this module."""
+    if (progress := _progress.get()) is not None:
+        progress.received = True
 
 
-def _commanded() -> None:
-    if (pace := _pace.get()) is not None:
-        pace.commanded = True
+def _record_command() -> None:
+    if (progress := _progress.get()) is not None:
+        progress.has_command = True
 
 
 def info() -> Info:
@@ -173,7 +173,7 @@ def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
     if host := _host.get():
         host.upsert_search_attributes(values)
         return
-    _commanded()
+    _record_command()
     workflow.upsert_search_attributes(
         [
             SearchAttributeKey.for_int(name).value_set(value)
@@ -189,7 +189,7 @@ def upsert_memo(values: Mapping[str, Any]) -> None:
     if host := _host.get():
         host.upsert_memo(values)
         return
-    _commanded()
+    _record_command()
     workflow.upsert_memo(values)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -19,7 +18,7 @@ from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart
 from perdure.types.wire import MODEL_ACTIVITY
 from tests.support.engine import Engine
-from tests.support.histories import histories
+from tests.support.histories import histories, idle_tasks
 from tests.support.scripts import replied
 from tests.support.wait import eventually
 
@@ -75,12 +74,12 @@ async def talk(client: Client, id: str, turns: int = TURNS) -> list[float]:
 def split(events: list[HistoryEvent]) -> list[Turn]:
     """The events by turns: each begins where its message was taken.
 
-    Without workflow tasks that only told somebody how the run stands: how many there are depends on who looks when.
+    Workflow tasks that only refused a read of the status are left out: their number depends on when clients ask.
     """
     turns: list[Turn] = []
-    told = {event_id for ids in _without_command(events) for event_id in ids}
+    idle = {event_id for task in idle_tasks(events) for event_id in task.events}
     for event in events:
-        if event.event_id in told:
+        if event.event_id in idle:
             continue
         if event.HasField("workflow_execution_update_accepted_event_attributes"):
             turns.append(Turn())
@@ -92,17 +91,6 @@ def split(events: list[HistoryEvent]) -> list[Turn]:
         if scheduled.activity_type.name == MODEL_ACTIVITY:
             turns[-1].asked += scheduled.input.ByteSize()
     return turns
-
-
-def _without_command(events: list[HistoryEvent]) -> Iterator[tuple[int, int, int]]:
-    """The three events of each workflow task that ended without a command: docs/decisions/028-commands-of-a-task.md."""
-    for event, following in pairwise(events):
-        if event.HasField("workflow_task_completed_event_attributes"):
-            ended = event.workflow_task_completed_event_attributes
-            attributes = getattr(following, str(following.WhichOneof("attributes")))
-            accepted = following.HasField("workflow_execution_update_accepted_event_attributes")
-            if not accepted and not hasattr(attributes, "workflow_task_completed_event_id"):
-                yield ended.scheduled_event_id, ended.started_event_id, event.event_id
 
 
 def talker() -> Agent:

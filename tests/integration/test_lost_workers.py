@@ -1,8 +1,7 @@
-"""A worker that takes a run over reads its workflow tasks as they were, also those in which it had nothing to command.
+"""A worker that takes over a run from another one loads the same workflow tasks: each ends with a command.
 
-Temporal's SDK takes a task without a command and the one behind it for one, when it loads a run from its history, and
-in a later replay it does not: docs/decisions/028-commands-of-a-task.md. Nothing is killed here. The worker has nothing
-in its cache, so it takes over with each task.
+Temporal's SDK merges a task without a command with the next one when it loads a run from history, but not in a later
+replay: docs/decisions/028-commands-of-a-task.md. No process is killed; the second worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from perdure import Agent, Run
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, replay
 from tests.support.engine import Engine
+from tests.support.histories import idle_tasks
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
@@ -47,9 +47,10 @@ async def test_the_first_message_of_a_session_finds_another_worker(engine: Engin
         turn = await client.send("chatting", "hello", id=run.id)
         assert (await turn.result()).content == "answer to hello"
         await replay(client=client, id=run.id)  # raises where it does not
+        assert not [task for task in idle_tasks((await run.handle.fetch_history()).events) if task.received]
 
 
-async def test_a_message_behind_a_turn_that_ended_without_a_command(engine: Engine) -> None:
+async def test_a_message_after_a_turn_finds_another_worker(engine: Engine) -> None:
     gate = Gate()
     async with engine.served(chatting(gate)) as client:
         run = await client.start("chatting", "one", mode="session")  # whose end sets search attributes
@@ -62,7 +63,7 @@ async def test_a_message_behind_a_turn_that_ended_without_a_command(engine: Engi
         async def one_more() -> bool:
             return await tasks(run) > before
 
-        await eventually(one_more, what="a task without a command")
+        await eventually(one_more, what="the task of the signal")
         gate.open()
         await first.result()
     async with engine.served(chatting(gate)) as client:
@@ -71,3 +72,4 @@ async def test_a_message_behind_a_turn_that_ended_without_a_command(engine: Engi
         assert (await second.result()).content == "answer to three"
         assert (await first.result()).content == "answer to two"
         await replay(client=client, id=run.id)
+        assert not [task for task in idle_tasks((await run.handle.fetch_history()).events) if task.received]

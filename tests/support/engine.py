@@ -22,6 +22,7 @@ from perdure.ports.points import Point
 from perdure.testing import kill_at
 from perdure.worker.histories import histories_of_run, ids_of
 from perdure.worker.replay import replayed
+from tests.support.histories import idle_tasks
 from tests.support.ledger import Ledger
 from tests.support.wait import eventually
 
@@ -147,6 +148,9 @@ class Engine:
             kept.mkdir(exist_ok=True)
             (kept / f"{one.name.replace('/', '_')}.json").write_text(histories[one.name].to_json())
         assert not report.failed, f"{report}\nthe histories are in {kept}"
+        for name, history in histories.items():
+            idle = [task for task in idle_tasks(history.events) if task.received]
+            assert not idle, f"workflow tasks of {name} have no command: {idle}"
 
 
 def run_worker(agents: Iterable[Agent], **options: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
 
 from perdure import Run
@@ -51,3 +54,38 @@ def kinds(history: WorkflowHistory) -> list[str]:
             task = event.workflow_task_timed_out_event_attributes
             left |= {task.scheduled_event_id, task.started_event_id, event.event_id}
     return [EventType.Name(event.event_type) for event in history.events if event.event_id not in left]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTask:
+    """A completed workflow task without a command: docs/decisions/028-commands-of-a-task.md."""
+
+    events: tuple[int, int, int]
+    """Ids of its three events: scheduled, started, completed."""
+    received: bool
+    """It brought an event that the workflow waits for, or a signal."""
+
+
+def idle_tasks(events: Sequence[HistoryEvent]) -> Iterator[IdleTask]:
+    """The workflow tasks that were completed without a command."""
+    received = False
+    for event, following in pairwise([*events, HistoryEvent()]):
+        if event.HasField("workflow_task_completed_event_attributes"):
+            task = event.workflow_task_completed_event_attributes
+            if not _is_command(following):
+                yield IdleTask((task.scheduled_event_id, task.started_event_id, event.event_id), received)
+            received = False
+        elif _is_received(event):
+            received = True
+
+
+def _is_command(event: HistoryEvent) -> bool:
+    attributes = getattr(event, event.WhichOneof("attributes") or "", None)
+    accepted = event.HasField("workflow_execution_update_accepted_event_attributes")
+    return accepted or hasattr(attributes, "workflow_task_completed_event_id")
+
+
+def _is_received(event: HistoryEvent) -> bool:
+    kind = event.WhichOneof("attributes") or ""
+    acknowledged = ("workflow_task_", "activity_task_started_", "external_workflow_execution_cancel_requested_")
+    return not (_is_command(event) or kind.startswith(acknowledged) or "_update_" in kind)

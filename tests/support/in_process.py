@@ -1,11 +1,10 @@
 """The engine of tests that need no server: perdure's client, workflow, stages and tools, and a fake Temporal service.
 
-It has the interface of :class:`tests.support.engine.Engine`; the mark ``server`` says which of the two a test gets.
+It is used like its base class; the mark ``server`` says which of the two a test gets.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,37 +15,23 @@ from temporalio.client import Client as TemporalClient
 from perdure import Agent, Client
 from perdure.testing.service import InProcessService
 from perdure.worker import Engine as WorkerEngine
-from tests.support.ledger import Ledger
+from tests.support.engine import Engine, WorkerProcess
 
 
-class InProcessEngine:
-    """A fresh store. One block serves at a time, and the runs end with it: one that is to go on afterwards needs a
-    server."""
+class InProcessEngine(Engine):
+    """One block serves at a time, and its runs end with it: a test whose run outlives a worker needs a server."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.task_queue = f"test-{uuid.uuid4().hex[:8]}"
-        self.store_path = folder / "store.db"
-        self.store_url: str | None = f"sqlite:///{self.store_path}"
-        self.ledger = Ledger(folder / "ledger.jsonl")
-        self._temporal: TemporalClient | None = None
-        self._clients: list[Client] = []
+        super().__init__("in-process", folder)
 
     async def temporal(self) -> TemporalClient:
-        """A plain Temporal client of the engine that serves."""
-        assert self._temporal is not None, "inside of `async with engine.served(…)` alone"
+        """See base class."""
+        assert self._temporal is not None, "only inside `async with engine.served(…)`; other tests are marked server"
         return self._temporal
-
-    async def client(self, *, store: bool = True, **options: Any) -> Client:
-        """A client of the engine that serves, closed at the end of the test."""
-        url = self.store_url if store else None
-        client = Client(await self.temporal(), store_url=url, task_queue=self.task_queue, actor="tests", **options)
-        self._clients.append(client)
-        return client
 
     @asynccontextmanager
     async def served(self, *agents: Agent, drain: float = 1.0, **options: Any) -> AsyncIterator[Client]:
-        """Serve agents for the length of the block; yields a client."""
+        """See base class; ``drain`` has no effect."""
         engine = WorkerEngine(agents, **{"store_url": self.store_url, **options})
         async with engine.running():
             service = InProcessService(engine)
@@ -56,7 +41,6 @@ class InProcessEngine:
             finally:
                 await service.close()
 
-    async def close(self) -> None:
-        """Close the clients."""
-        for client in self._clients:
-            await client.close()
+    def spawn(self, module: str, **env: str) -> WorkerProcess:
+        """No process can serve a fake service."""
+        raise NotImplementedError(f"a test that starts tests.workers.{module} is marked server")
