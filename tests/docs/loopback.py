@@ -15,10 +15,12 @@ from pathlib import Path
 
 from perdure.embedded.rpc import ensure_namespace
 from tests.servers.openai_server import OpenAIServer
+from tests.support import forkserver
 from tests.support.program import without_warnings
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
+Process = asyncio.subprocess.Process | forkserver.Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Ended:
     err: str
 
 
-async def ended(process: asyncio.subprocess.Process, says: str = "") -> Ended:
+async def ended(process: Process, says: str = "") -> Ended:
     """What a process came to; waits for it."""
     out, err = await process.communicate(says.encode() or None)
     assert process.returncode is not None
@@ -74,7 +76,7 @@ class Loopback:
         self.task_queue = f"docs-{uuid.uuid4().hex[:8]}"
         self.store_url = f"sqlite:///{folder / 'store.db'}"
         self.namespace = "default"
-        self.started: list[asyncio.subprocess.Process] = []
+        self.started: list[Process] = []
 
     async def own_namespace(self) -> None:
         """For programs whose runs have fixed ids: other tests may use the same."""
@@ -105,9 +107,10 @@ class Loopback:
 
     async def spawn(
         self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, typed: bool = False
-    ) -> asyncio.subprocess.Process:
+    ) -> Process:
         """A process in the checkout; killed when the test ends. ``typed``: it reads what is written to its stdin."""
-        process = await asyncio.create_subprocess_exec(
+        start = forkserver.create_process if command[0] == sys.executable else asyncio.create_subprocess_exec
+        process = await start(
             *map(str, command),
             cwd=cwd,
             env={**self.env, **(env or {})},
@@ -132,7 +135,7 @@ class Loopback:
         process = await self.spawn(*command, env=env, cwd=cwd, typed=bool(says))
         return await ended(process, says)
 
-    async def kill(self, process: asyncio.subprocess.Process) -> Ended:
+    async def kill(self, process: Process) -> Ended:
         """``kill -9``: it and all that it started."""
         os.killpg(process.pid, signal.SIGKILL)
         return await ended(process)
@@ -140,8 +143,11 @@ class Loopback:
     async def close(self) -> None:
         """Kill what still runs, with its children, and close what nobody has read to its end."""
         for process in self.started:
-            if process.returncode is None:
+            if (process.poll() if isinstance(process, forkserver.Process) else process.returncode) is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
             # A test that failed half-way leaves pipes open, and asyncio would say so when the loop is gone.
-            process._transport.close()  # type: ignore[attr-defined]  # there is no public way
+            if isinstance(process, forkserver.Process):
+                process.close()
+            else:
+                process._transport.close()  # type: ignore[attr-defined]  # there is no public way

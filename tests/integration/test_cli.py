@@ -193,7 +193,7 @@ async def test_a_draining_worker_finishes_the_tool_that_runs(cli: Cli) -> None:
     await in_tool(cli)
     worker.send(signal.SIGTERM)
     await worker.until("SIGTERM: finishing what runs")
-    assert worker.process.returncode is None
+    assert worker.process.poll() is None
     (cli.folder / "open").touch()
     assert await worker.ended() == 0
     await served(cli)

@@ -12,13 +12,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support import forkserver
+
 PERDURE = (sys.executable, "-m", "perdure")
 
 
 class Command:
     """A command that runs; ``until`` reads what it says."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: forkserver.Process) -> None:
         self.process = process
         self.said: list[str] = []
 
@@ -69,7 +71,7 @@ class Cli:
     async def __call__(self, *arguments: str, stdin: str = "") -> Done:
         """Run it to its end, with ``stdin`` to read."""
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
+        process = await forkserver.create_process(
             *PERDURE, *arguments, cwd=self.folder, env=self.env, stdin=pipe, stdout=pipe, stderr=pipe
         )
         out, err = await process.communicate(stdin.encode())
@@ -77,7 +79,7 @@ class Cli:
 
     async def spawn(self, *arguments: str) -> Command:
         """Start it; what it says on both streams is read together."""
-        process = await asyncio.create_subprocess_exec(
+        process = await forkserver.create_process(
             *PERDURE,
             *arguments,
             cwd=self.folder,
@@ -92,7 +94,7 @@ class Cli:
 
     async def close(self) -> None:
         for command in self._commands:
-            if command.process.returncode is None:
+            if command.process.poll() is None:
                 command.process.kill()
             await command.ended()
 

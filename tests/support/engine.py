@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +20,7 @@ from perdure.ports.points import Point
 from perdure.testing import kill_at
 from perdure.worker.histories import histories_of_run, ids_of
 from perdure.worker.replay import replayed
+from tests.support import forkserver
 from tests.support.histories import idle_tasks
 from tests.support.ledger import Ledger
 from tests.support.wait import eventually
@@ -36,14 +35,13 @@ class WorkerProcess:
         self.log = log
         self._ready = log.with_suffix(".ready")
         self._ready.unlink(missing_ok=True)
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", f"tests.workers.{module}"],
+        with log.open("ab") as output, Path(os.devnull).open() as nothing:
+            self.process = forkserver.fork(
+                ("-m", f"tests.workers.{module}"),
                 cwd=ROOT,
                 env={**os.environ, **env, "TEST_READY": str(self._ready)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                descriptors=(nothing.fileno(), output.fileno(), output.fileno()),
+                new_session=True,
             )
 
     async def ready(self) -> WorkerProcess:
@@ -59,17 +57,17 @@ class WorkerProcess:
 
     async def gone(self) -> int:
         """Until it has ended by itself; its exit code."""
-        return await asyncio.to_thread(self.process.wait, 60)
+        return await asyncio.to_thread(self.process.wait_blocking, 60)
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(self.process.wait)
+        await asyncio.to_thread(self.process.wait_blocking)
 
     async def stop(self) -> int:
         """SIGTERM, and wait until it has drained; its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self.process.wait, 60)
+        return await asyncio.to_thread(self.process.wait_blocking, 60)
 
 
 class Engine:

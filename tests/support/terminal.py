@@ -12,6 +12,7 @@ import termios
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.support import forkserver
 from tests.support.cli import PERDURE
 from tests.support.screen import Screen
 
@@ -24,7 +25,7 @@ _DEADLINE = 60.0
 class Terminal:
     """A command whose stdin, stdout and stderr are one terminal. What is read is what a person would see."""
 
-    def __init__(self, process: asyncio.subprocess.Process, descriptor: int) -> None:
+    def __init__(self, process: forkserver.Process, descriptor: int) -> None:
         self.process = process
         self._descriptor = descriptor
         self._drawn = codecs.getincrementaldecoder("utf-8")()
@@ -38,7 +39,7 @@ class Terminal:
         """Start it as the leader of a session, with a terminal of its own."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
-        process = await asyncio.create_subprocess_exec(
+        process = await forkserver.create_process(
             *PERDURE,
             *arguments,
             cwd=cwd,
@@ -48,7 +49,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            controls_terminal=True,
         )
         os.close(theirs)
         return cls(process, ours)
@@ -101,7 +102,7 @@ class Terminal:
         try:
             async with asyncio.timeout(_DEADLINE):
                 while not there():
-                    if self.process.returncode is not None:
+                    if self.process.poll() is not None:
                         raise AssertionError(f"it ended without {what!r}:\n{self._screen.text}")
                     self._more.clear()
                     await self._more.wait()
@@ -114,7 +115,7 @@ class Terminal:
             return await self.process.wait()
 
     async def close(self) -> None:
-        if self.process.returncode is None:
+        if self.process.poll() is None:
             self.process.kill()
             await self.process.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
