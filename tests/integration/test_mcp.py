@@ -24,8 +24,6 @@ from tests.support.mcp import COUNTER, ROOT, Served, processes
 from tests.support.npm import packages
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 EVERYTHING = ROOT / "tests" / "servers" / "mcp_everything"
 
 
@@ -50,28 +48,11 @@ def shown(request: ModelRequest) -> list[str]:
     return [spec.name for spec in request.tools]
 
 
-async def test_a_server_that_dies_at_work_is_opened_again_and_only_what_is_harmless_is_done_again(
+async def test_a_server_that_dies_is_opened_again_and_only_what_is_harmless_is_done_again(
     engine: Engine, counts: Path
 ) -> None:
-    """``look`` says of itself that it only reads; whether ``act`` was done nobody knows, and the model is told so."""
-    replies = [call("look", what="die"), call("act", what="die"), call("act", what="again"), "Done."]
-    provider = ScriptedProvider(replies)
-    async with engine.served(Agent("host", provider, toolsets=[stdio(counts)])) as client:
-        response = await (await client.start("host", "Go.")).result()
-        assert len(processes(counts)) == 1, "one server for the worker"
-    assert processes(counts) == [], "it ends with the worker"
-    looked, lost, acted = results(response.messages)
-    assert (looked, acted) == ("look 2: die", "act 2: again")
-    assert "connection to MCP server 'counter' was lost" in lost
-    assert lost.endswith("; the call may have happened or not")
-    assert counts.read_text().split() == ["look", "look", "act", "act"]
-    assert all(request.tools == provider.requests[0].tools for request in provider.requests)
-
-
-async def test_a_server_that_is_killed_between_calls_is_opened_again_before_the_next(
-    engine: Engine, counts: Path
-) -> None:
-    """Nothing was under way, so what is not harmless is called all the same."""
+    """``look`` says of itself that it only reads; whether ``act`` was done nobody knows, and the model is told so.
+    Between calls nothing is under way, so what is not harmless is called all the same."""
     server = stdio(counts)
 
     async def kill(_: ModelRequest) -> Any:
@@ -80,10 +61,18 @@ async def test_a_server_that_is_killed_between_calls_is_opened_again_before_the_
         await eventually(lambda: not any(one.open for one in server._open.values()), what="the worker has noticed")
         return call("act", what="now")
 
-    provider = ScriptedProvider([call("act", what="first"), kill, "Done."])
+    replies = [call("look", what="die"), call("act", what="die"), call("act", what="again"), kill, "Done."]
+    provider = ScriptedProvider(replies)
     async with engine.served(Agent("host", provider, toolsets=[server])) as client:
         response = await (await client.start("host", "Go.")).result()
-    assert results(response.messages) == ["act 1: first", "act 2: now"]
+        assert len(processes(counts)) == 1, "one server for the worker"
+    assert processes(counts) == [], "it ends with the worker"
+    looked, lost, acted, later = results(response.messages)
+    assert (looked, acted, later) == ("look 2: die", "act 2: again", "act 3: now")
+    assert "connection to MCP server 'counter' was lost" in lost
+    assert lost.endswith("; the call may have happened or not")
+    assert counts.read_text().split() == ["look", "look", "act", "act", "act"]
+    assert all(request.tools == provider.requests[0].tools for request in provider.requests)
 
 
 async def test_http_with_headers_of_the_run_and_a_server_that_is_started_anew(
@@ -122,20 +111,13 @@ async def test_a_server_that_is_down_is_an_error_that_the_model_sees(
     assert "MCP server '127_0_0_1' cannot be opened: ConnectError" in down
 
 
-async def test_a_server_that_says_that_its_tools_have_changed_is_asked_again(engine: Engine, counts: Path) -> None:
+async def test_a_server_says_that_its_tools_have_changed_and_is_told_of_an_interrupted_call(
+    engine: Engine, counts: Path
+) -> None:
+    """The progress of a call is the run's until it is interrupted; the server stays."""
     server = stdio(counts, recheck=3600.0, on_change="refresh")
-    provider = ScriptedProvider([call("learn"), call("look", what="x"), call("new"), "Done."])
+    provider = ScriptedProvider([call("learn"), call("new"), call("wait"), call("look", what="after"), "Done."])
     async with engine.served(Agent("host", provider, toolsets=[server])) as client:
-        response = await (await client.start("host", "Go.")).result()
-    assert results(response.messages)[-1] == "new"
-    assert shown(provider.requests[0]) == ["look", "act", "wait", "who_am_i", "learn"]
-    assert shown(provider.requests[-1]) == ["look", "act", "wait", "who_am_i", "learn", "new"]
-
-
-async def test_an_interrupted_call_is_cancelled_at_the_server_which_stays(engine: Engine, counts: Path) -> None:
-    """Its progress is the run's until then."""
-    provider = ScriptedProvider([call("wait"), call("look", what="after"), "Done."])
-    async with engine.served(Agent("host", provider, toolsets=[stdio(counts)])) as client:
         run = await client.start("host", "Go.")
         async for event in run.events():
             if event.type == "tool.progress":
@@ -143,8 +125,11 @@ async def test_an_interrupted_call_is_cancelled_at_the_server_which_stays(engine
                 break
         (before,) = processes(counts)
         await run.interrupt("Never mind, look.")
-        assert results((await run.result()).messages)[-1] == "look 1: after"
+        learned, new, _, looked = results((await run.result()).messages)
         assert processes(counts) == [before]
+    assert (learned, new, looked) == ("learned", "new", "look 1: after")
+    assert shown(provider.requests[0]) == ["look", "act", "wait", "who_am_i", "learn"]
+    assert shown(provider.requests[-1]) == ["look", "act", "wait", "who_am_i", "learn", "new"]
     assert counts.read_text().split() == ["wait", "stopped", "look"]
 
 
@@ -191,6 +176,7 @@ async def test_a_server_that_hangs_is_given_up_and_opened_anew(counts: Path, mon
     await server.close()
 
 
+@pytest.mark.node
 async def test_the_reference_server_of_npm_over_stdio_and_over_http(engine: Engine) -> None:
     """It speaks the older protocol, and is killed in the middle of a run too."""
     modules = packages(EVERYTHING, "MCP servers of npm")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import forkserver
 from tests.support.wait import eventually
 
 COUNTER = ("-m", "tests.servers.mcp_counter")
@@ -45,9 +46,15 @@ class Served:
 
     async def start(self) -> Served:
         """Until it listens."""
-        self._process = subprocess.Popen(
-            self._command, env=self._env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        program, *arguments = self._command
+        with Path(os.devnull).open("r+b") as nothing:
+            streams = nothing.fileno()
+            if program == sys.executable:
+                self._process: forkserver.Process | subprocess.Popen[bytes] = forkserver.fork(
+                    arguments, cwd=ROOT, env=self._env, descriptors=(streams, streams, streams)
+                )
+            else:
+                self._process = subprocess.Popen(self._command, env=self._env, cwd=ROOT, stdout=streams, stderr=streams)
 
         def listens() -> bool:
             assert self._process.poll() is None, f"{self._command} ended"
@@ -60,4 +67,7 @@ class Served:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
-        self._process.wait()
+        if isinstance(self._process, forkserver.Process):
+            self._process.wait_blocking()
+        else:
+            self._process.wait()
