@@ -39,24 +39,21 @@ async def started(engine: Engine, raw: Any) -> WorkflowHandle[Any, Any]:
     )
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
+async def test_a_start_that_is_too_large_fails_at_once_and_says_how_large(engine: Engine) -> None:
+    starts: list[tuple[Any, str]] = [
         (utf8({"agent": "a", "message": "ж" * 500_000}), "3,000,015 bytes as JSON and may have 1,048,576"),
         ({"agent": "a", "message": "y" * 2_090_000}, "puts a long one into the store"),
         ({"agent": "a", "message": "go", "context": {"x": "y" * 1_000_000}}, "context has 1,000,009 bytes"),
-    ],
-    ids=["cyrillic", "2 MB", "context"],
-)
-async def test_a_start_that_is_too_large_fails_at_once_and_says_how_large(engine: Engine, raw: Any, said: str) -> None:
+    ]
     provider = ScriptedProvider(["never"])
     async with engine.served(Agent("a", provider)):
-        with pytest.raises(WorkflowFailureError) as failed:
-            await (await started(engine, raw)).result()
-    cause = failed.value.cause
-    assert isinstance(cause, ApplicationError)
-    assert cause.type == "InvalidInputError"
-    assert said in cause.message
+        for raw, said in starts:
+            with pytest.raises(WorkflowFailureError) as failed:
+                await (await started(engine, raw)).result()
+            cause = failed.value.cause
+            assert isinstance(cause, ApplicationError)
+            assert cause.type == "InvalidInputError"
+            assert said in cause.message
     assert provider.requests == []
 
 
@@ -86,8 +83,10 @@ async def _refused(run: Any, count: int) -> Any:
     return refused if len(refused) == count else None
 
 
+@pytest.mark.slow
 async def test_three_hundred_calls_with_the_largest_context_run_and_keep_their_order(engine: Engine) -> None:
-    """Together their inputs have 5 MB; the server takes 4 MB from one workflow task."""
+    """Together their inputs have 5 MB; the server takes 4 MB from one workflow task. That they begin in steps is the
+    loop's: tests/unit/loop/test_receive.py."""
     most, now, ran = 0, 0, 0
 
     @tool
