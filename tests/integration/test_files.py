@@ -14,7 +14,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import FilePart, file_parts
 from tests.support.engine import Engine
-from tests.support.scripts import Gate, calls_then, replied
+from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
@@ -36,12 +36,6 @@ def looker(*tools: Any) -> Agent:
     return Agent("looker", ScriptedProvider(seen), tools=tools)
 
 
-async def small(run: Run) -> None:
-    """Temporal's history has references only."""
-    described = await run.handle.describe()
-    assert described.raw_description.workflow_execution_info.history_size_bytes < HISTORY
-
-
 async def bytes_of(run: Run, messages: Any) -> list[bytes]:
     """The bytes of every file, by way of the reference that the transcript has."""
     parts = list(file_parts(messages))
@@ -58,7 +52,6 @@ async def test_files_of_a_start_and_of_messages_come_to_the_model_and_back(engin
         await run.interrupt([File.at("https://example.com/a.png", name="far.png"), "look"])
         await run.close()
         last = await run.result()
-        await small(run)
     assert first.content == "cat.png:10248 film.mp4:20971520"
     assert second.content.startswith("cat.png:10248 film.mp4:20971520 cat.png:10248")
     assert last.content.endswith("film.mp4:20971520 far.png:0")
@@ -85,7 +78,6 @@ async def test_a_tool_gives_files_as_an_activity_and_inline(engine: Engine) -> N
     async with engine.served(agent) as client:
         run = await client.start("looker", "Go.")
         response = await run.result()
-        await small(run)
     assert response.content == "cat.png:10248 film.mp4:20971520"
     (results,) = [message.tool_results for message in response.messages if message.tool_results]
     assert [(result.content, result.is_error) for result in results] == [
@@ -129,7 +121,6 @@ async def test_a_file_that_comes_during_a_call_is_seen_by_the_next(engine: Engin
         assert (await run.result()).content == "cat.png:10248"
 
 
-@pytest.mark.server
 async def test_a_client_without_a_store_can_send_what_needs_none(engine: Engine) -> None:
     async with engine.served(looker()):
         client = await engine.client(store=False)
@@ -178,9 +169,16 @@ async def test_files_stay_out_of_history_however_many_iterations(engine: Engine)
         """Draw a cat."""
         return File(PNG + n.encode(), name=f"{n}.png")
 
-    agent = Agent("painter", ScriptedProvider(calls_then(5, "draw", n="{n}")), tools=[draw])
-    async with engine.served(agent) as client:
-        run = await client.start("painter", "Go.")
+    @tool(inline=True)
+    def film() -> File:
+        """Film a cat."""
+        return FILM
+
+    replies = [*(call("draw", n=str(n)) for n in range(5)), call("film"), "Done."]
+    async with engine.served(Agent("painter", ScriptedProvider(replies), tools=[draw, film])) as client:
+        run = await client.start("painter", ["Go on from this.", CAT, FILM])
         response = await run.result()
-        await small(run)
-    assert await bytes_of(run, response.messages) == [PNG + str(n).encode() for n in range(5)]
+        described = await run.handle.describe()
+    assert 0 < described.raw_description.workflow_execution_info.history_size_bytes < HISTORY
+    drawn = [PNG + str(n).encode() for n in range(5)]
+    assert await bytes_of(run, response.messages) == [PNG, LARGE, *drawn, LARGE]

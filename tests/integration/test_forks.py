@@ -12,14 +12,12 @@ from perdure import Agent, Message, tool
 from perdure.errors import InvalidInputError, RunExistsError
 from perdure.ports import ModelRequest
 from perdure.store.cut import UNFINISHED
-from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 
 @tool
@@ -146,6 +144,7 @@ async def test_a_fork_has_another_model_and_what_the_run_was_started_with(engine
         assert seen[-1][1] == 0.9
 
 
+@pytest.mark.server
 async def test_a_run_that_continued_as_new_is_forked(engine: Engine) -> None:
     agent = Agent("long", ScriptedProvider(calls_then(6, "look", what="{n}")), tools=[look])
     async with engine.served(agent) as client:
@@ -156,6 +155,7 @@ async def test_a_run_that_continued_as_new_is_forked(engine: Engine) -> None:
         assert results((await branch.result()).messages) == [f"found {n}" for n in range(6)]
 
 
+@pytest.mark.server
 async def test_a_fork_of_a_long_conversation_adds_one_row(engine: Engine) -> None:
     said = [Message.user("q") if n % 2 == 0 else Message.assistant("a") for n in range(2000)]
     agent = Agent("echo", ScriptedProvider(lambda request: str(len(request.messages))))
@@ -171,12 +171,3 @@ async def test_a_fork_of_a_long_conversation_adds_one_row(engine: Engine) -> Non
     async with engine.served(agent):
         assert (await whole.result()).content == "2003"
         assert (await inside.result()).content == "1001"
-
-
-async def test_a_fork_without_a_server() -> None:
-    async with scripted(seeker(), answer) as s:
-        run = await s.client.start("seeker", "Go.")
-        await run.result()
-        branch = await run.fork("What if?", at=1)
-        assert (await branch.result()).content == "3: Go.|What if?; found 0|found 1|found 2"
-        assert (await run.diff(branch)).iteration == 1

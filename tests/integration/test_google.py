@@ -13,8 +13,6 @@ from tests.servers.google_wire import Call, Reply
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 @tool
 def add(a: int, b: int) -> int:

@@ -33,7 +33,6 @@ def noting(event: Any, said: list[str], who: str) -> Any:
     return hook(event, name=who)(lambda: said.append(f"{event} {who}"))
 
 
-@pytest.mark.server
 async def test_the_worker_s_the_agent_s_and_the_tool_s_in_this_order(engine: Engine) -> None:
     said: list[str] = []
     calls, tools = ("before_llm_call", "after_llm_call"), ("before_tool_call", "after_tool_call")
@@ -101,7 +100,6 @@ async def test_a_veto_answers_in_the_model_s_place_and_costs_nothing(engine: Eng
     assert response.messages[-1].text == "We are closed."
 
 
-@pytest.mark.server
 async def test_after_llm_call_changes_the_reply_before_it_is_read(engine: Engine) -> None:
     @hook("after_llm_call")
     def other_tool(reply: Message, response: Message, usage: Any) -> Message | str | None:
@@ -244,7 +242,6 @@ async def test_what_a_hook_does_to_a_tool_call_the_model_is_told(engine: Engine)
     assert [part.is_error for part in parts] == [True] * 7 + [False]
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("event", ["before_llm_call", "after_llm_call", "on_user_message", "on_finish"])
 async def test_a_hook_that_fails_in_a_model_call_fails_the_run_at_once(engine: Engine, event: Any) -> None:
     @hook(event)

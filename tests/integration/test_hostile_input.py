@@ -47,35 +47,32 @@ async def failure(handle: WorkflowHandle[Any, Any]) -> ApplicationError:
     return cause
 
 
-@pytest.mark.parametrize("payload", BROKEN.values(), ids=BROKEN)
-async def test_a_start_that_cannot_be_decoded_fails_at_once(engine: Engine, payload: Payload) -> None:
+async def test_a_start_that_cannot_be_decoded_fails_at_once(engine: Engine) -> None:
     temporal = await engine.temporal()
     async with engine.served(hello()):
-        handle = await temporal.start_workflow(
-            "AgentWorkflow", RawValue(payload), id=f"bad-{uuid.uuid4().hex}", task_queue=engine.task_queue
-        )
-        cause = await failure(handle)
-    assert cause.type == "InvalidInputError"
+        handles = {
+            name: await temporal.start_workflow(
+                "AgentWorkflow", RawValue(payload), id=f"bad-{uuid.uuid4().hex}", task_queue=engine.task_queue
+            )
+            for name, payload in BROKEN.items()
+        }
+        causes = {name: (await failure(handle)).type for name, handle in handles.items()}
+    assert causes == dict.fromkeys(BROKEN, "InvalidInputError")
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
+async def test_explicit_nulls_are_as_good_as_fields_left_out(engine: Engine) -> None:
+    temporal = await engine.temporal()
+    message = {"content": "hi", "auth_context": None, "auth_ref": None, "id": None, "by": None}
+    starts: list[dict[str, Any]] = [
         {"agent": "hello", "message": "hi", "auth_ref": None, "auth_context": None},
-        {
-            "agent": "hello",
-            "message": {"content": "hi", "auth_context": None, "auth_ref": None, "id": None, "by": None},
-        },
-    ],
-    ids=["start", "message"],
-)
-async def test_explicit_nulls_are_as_good_as_fields_left_out(engine: Engine, start: Any) -> None:
-    temporal = await engine.temporal()
+        {"agent": "hello", "message": message},
+    ]
     async with engine.served(hello()):
-        handle = await temporal.start_workflow(
-            "AgentWorkflow", start, id=f"null-{uuid.uuid4().hex}", task_queue=engine.task_queue
-        )
-        assert (await handle.result())["content"] == "Heard 1."
+        for start in starts:
+            handle = await temporal.start_workflow(
+                "AgentWorkflow", start, id=f"null-{uuid.uuid4().hex}", task_queue=engine.task_queue
+            )
+            assert (await handle.result())["content"] == "Heard 1."
 
 
 async def test_handlers_refuse_what_cannot_be_decoded_and_the_run_lives(engine: Engine) -> None:

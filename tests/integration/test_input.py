@@ -67,24 +67,23 @@ def agent(replies: Any = echo, input: Any = Question, **more: Any) -> Agent:
     return Agent("asked", ScriptedProvider(replies), input=input, **more)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+@pytest.mark.server
+async def test_a_value_is_shown_as_xml(engine: Engine) -> None:
+    one = agent()
+    values: list[Any] = [
         Question(text="Why <b> & c?", asker=Person(name="Ana", tags=["vip"])),
         {"text": "Why <b> & c?", "asker": {"name": "Ana", "tags": ["vip"]}},
-    ],
-)
-async def test_a_value_is_shown_as_xml(engine: Engine, value: Any) -> None:
-    one = agent()
-    async with engine.served(one) as client:
-        run = await client.start(one, value)
-        response = await run.result()
-        history = json.dumps((await run.handle.fetch_history()).to_json_dict())
-    assert response.content == SHOWN
-    assert response.messages[0].by == "tests"
-    assert "&lt;b" not in history.partition("activityTaskCompleted")[0]
+    ]
     schema = Question.model_json_schema()
-    assert Question.model_validate(from_xml(response.content, schema)) == Question.model_validate(value)
+    async with engine.served(one) as client:
+        for value in values:
+            run = await client.start(one, value)
+            response = await run.result()
+            history = json.dumps((await run.handle.fetch_history()).to_json_dict())
+            assert response.content == SHOWN
+            assert response.messages[0].by == "tests"
+            assert "&lt;b" not in history.partition("activityTaskCompleted")[0]
+            assert Question.model_validate(from_xml(response.content, schema)) == Question.model_validate(value)
 
 
 async def test_a_dataclass_and_who_does_not_have_the_agent(engine: Engine) -> None:
@@ -112,25 +111,23 @@ async def test_any_client_sends_plain_json(engine: Engine) -> None:
     assert [from_xml(one, Question.model_json_schema())["text"] for one in said] == ["Why?", "And then?"]
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
+async def test_where_the_agent_is_here_what_does_not_fit_is_never_sent(engine: Engine) -> None:
+    one = agent([])
+    wrong: list[tuple[Any, str]] = [
         ({"text": "Why?", "depth": "deep"}, "depth"),
         ({"depth": 3}, "text"),
         ({"text": "nothing"}, "ask something"),
         (Person(name="Ana"), "input"),
         (7, "input"),
-    ],
-)
-async def test_where_the_agent_is_here_what_does_not_fit_is_never_sent(engine: Engine, value: Any, named: str) -> None:
-    one = agent([])
+    ]
     async with engine.served(one) as client:
-        with pytest.raises(InvalidInputError, match=f"the input does not fit agent 'asked'(.|\n)*{named}"):
-            await client.start(one, value)
-        with pytest.raises(InvalidInputError, match=named):
-            await client.send(one, value, id=engine.task_queue)
-        with pytest.raises(InvalidInputError, match=named):
-            await one.call(value, client=client)
+        for value, named in wrong:
+            with pytest.raises(InvalidInputError, match=f"the input does not fit agent 'asked'(.|\n)*{named}"):
+                await client.start(one, value)
+            with pytest.raises(InvalidInputError, match=named):
+                await client.send(one, value, id=engine.task_queue)
+            with pytest.raises(InvalidInputError, match=named):
+                await one.call(value, client=client)
 
 
 async def test_elsewhere_the_run_fails_and_says_why(engine: Engine) -> None:
@@ -188,6 +185,7 @@ async def test_an_input_may_be_injected_and_interrupt(engine: Engine) -> None:
     assert [one.partition("\n")[0] for one in said] == ["Hi.", "<input>"]
 
 
+@pytest.mark.server
 async def test_a_large_input_goes_by_way_of_the_store(engine: Engine) -> None:
     one = agent(lambda _: "Read.")
     value = Question(text="ж" * 300_000)

@@ -21,8 +21,6 @@ from tests.support.scripts import Gate
 from tests.support.wait import eventually
 from tests.workers import stuck
 
-pytestmark = pytest.mark.server
-
 
 class Desk:
     """Tools that finish at once, hang until they are cancelled, or wait for the gate; and what became of them."""
@@ -169,6 +167,7 @@ async def test_an_interrupt_twice_and_between_two_turns(engine: Engine) -> None:
     assert users(second.messages) == ["Go.", "Stop that.", "Next."]
 
 
+@pytest.mark.server
 async def test_an_interrupt_before_the_first_worker(engine: Engine) -> None:
     client = await engine.client()
     run = await client.start("desk", "Go.", mode="session")
@@ -177,6 +176,7 @@ async def test_an_interrupt_before_the_first_worker(engine: Engine) -> None:
         assert (await run.turn().result()).content == "Go.|No, this."
 
 
+@pytest.mark.server
 async def test_a_run_that_is_cancelled_while_an_interrupt_settles(engine: Engine) -> None:
     """What is in flight is waited for all the same, and the transcript is closed."""
     held, cleaned = Gate(), Gate()
@@ -214,6 +214,7 @@ async def _cancelling(run: Run) -> bool:
     return asked in kinds and EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED in kinds[kinds.index(asked) :]
 
 
+@pytest.mark.server
 async def test_an_interrupt_of_a_model_call_whose_worker_is_lost(engine: Engine) -> None:
     """It ends with its heartbeats and is not tried again; nothing is wrong with the run."""
     worker = await engine.process("stuck")
@@ -227,8 +228,8 @@ async def test_an_interrupt_of_a_model_call_whose_worker_is_lost(engine: Engine)
     assert response.content == "You said No, this."
 
 
-@pytest.mark.parametrize("how", ["go on", "stop", "cancel"])
-async def test_a_result_that_arrives_in_the_same_task_as_an_interrupt_is_kept(engine: Engine, how: str) -> None:
+@pytest.mark.server
+async def test_a_result_that_arrives_in_the_same_task_as_an_interrupt_is_kept(engine: Engine) -> None:
     """The tool's worker is there, the workflow's is not: when it comes back, both are in its first task."""
     gate = Gate()
     elsewhere = f"{engine.task_queue}-tools"
@@ -239,23 +240,29 @@ async def test_a_result_that_arrives_in_the_same_task_as_an_interrupt_is_kept(en
         await gate()
         return "worked"
 
-    agent = Agent("desk", ScriptedProvider([call("work"), "Done."]), tools=[work])
+    provider = ScriptedProvider(lambda request: "Done." if results(request.messages) else call("work"))
+    agent = Agent("desk", provider, tools=[work])
     beside = Client(await Temporal.connect(engine.address), store_url=engine.store_url, task_queue=elsewhere)
     async with Worker(beside, [agent], drain=1.0):
         async with engine.served(agent) as client:
-            run = await client.start("desk", "Go.", mode="session")
-            await eventually(lambda: gate.entered)
+            runs = [await client.start("desk", "Go.", mode="session") for _ in range(3)]
+            await eventually(lambda: gate.entered == len(runs))
         gate.open()
 
         async def worked() -> bool:
-            return not (await run.describe()).raw_description.pending_activities
+            pending = [(await run.describe()).raw_description.pending_activities for run in runs]
+            return not any(pending)
 
-        await eventually(worked, what="the tool's result in history")
-        await (run.cancel() if how == "cancel" else run.interrupt("Stop." if how == "go on" else None))
+        await eventually(worked, what="the tools' results in history")
+        goes_on, stops, is_cancelled = runs
+        await goes_on.interrupt("Stop.")
+        await stops.interrupt()
+        await is_cancelled.cancel()
         async with engine.served(agent):
+            for run in runs:
 
-            async def recorded() -> list[str]:
-                return results(await run.transcript())
+                async def recorded(run: Run = run) -> list[str]:
+                    return results(await run.transcript())
 
-            assert await eventually(recorded) == ["worked"]
+                assert await eventually(recorded) == ["worked"]
     await beside.close()

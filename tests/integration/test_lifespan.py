@@ -18,8 +18,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 class Pool:
     """A pool of connections: bound to the event loop in which it was made, as real ones are."""
@@ -87,6 +85,7 @@ async def test_tools_and_instructions_share_what_it_yields(engine: Engine) -> No
     assert not pool.open
 
 
+@pytest.mark.server
 async def test_with_the_plugin_on_a_worker_of_ones_own(engine: Engine) -> None:
     lifespan = Lifespan()
     plugin = PerdurePlugin([asker()], store_url=engine.store_url, lifespan=lifespan)
@@ -97,6 +96,7 @@ async def test_with_the_plugin_on_a_worker_of_ones_own(engine: Engine) -> None:
     assert [pool.open for pool in lifespan.pools] == [False]
 
 
+@pytest.mark.server
 async def test_with_local(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPORAL_ADDRESS", engine.address)
     monkeypatch.setenv("PERDURE_STORE_URL", str(engine.store_url))
@@ -107,6 +107,7 @@ async def test_with_local(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> No
     assert [pool.open for pool in lifespan.pools] == [False]
 
 
+@pytest.mark.server
 async def test_it_is_left_behind_the_last_tool(engine: Engine) -> None:
     """A worker that is told to stop drains first: its tools still need the pool."""
     lifespan, gate = Lifespan(), Gate()
@@ -137,6 +138,7 @@ async def refusing() -> AsyncIterator[Any]:
     yield
 
 
+@pytest.mark.server
 async def test_a_worker_whose_lifespan_fails_does_not_start(engine: Engine) -> None:
     client = await engine.client()
     worker = Worker(client, [asker()], lifespan=refusing)

@@ -1,4 +1,4 @@
-"""Limits of runs and turns, on a real server: each of them, what happens there, and people who raise them."""
+"""Limits of runs and turns: each of them, what happens there, and people who raise them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Limits, Run, tool
 from perdure.errors import BudgetExceededError, DefinitionError, InvalidInputError, MaxIterationsError
 from perdure.ports import Completed, ModelRequest
-from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import Status
 from perdure.types.messages import TextPart, Usage
 from tests.support.checks import assert_closed, results, users
@@ -77,60 +77,58 @@ EACH = {
     "wall_time": (Limits(wall_time=0.001), 1, BudgetExceededError, "of 0.001 seconds (wall_time)"),
     "tool_calls": (Limits(tool_calls=2), 3, BudgetExceededError, "2 of 2 tool calls (tool_calls)"),
 }
-LIMITS = pytest.mark.parametrize("name", EACH)
-SCOPES = pytest.mark.parametrize("scope", ["run", "turn"])
+SCOPES = pytest.mark.parametrize(
+    ("name", "scope"), [*((name, "run") for name in EACH), *((name, "turn") for name in EACH if name != "iterations")]
+)
+"""Each limit of a run and of a turn. A turn's iterations are ``max_iterations``, which test_runs.py has."""
 
 
 def given(name: str, scope: str) -> Limits:
-    """The limit, of the run or of a turn. A turn's iterations are ``max_iterations``, which test_runs.py has."""
     of_run = EACH[name][0]
-    return of_run if scope == "run" or name == "iterations" else Limits(turn=of_run)
+    return of_run if scope == "run" else Limits(turn=of_run)
 
 
-@LIMITS
 @SCOPES
-@pytest.mark.parametrize("on_limit", ["finish", "return"])
-async def test_at_a_limit_there_is_an_answer(engine: Engine, name: str, scope: str, on_limit: Any) -> None:
+async def test_at_a_limit_there_is_an_answer(engine: Engine, name: str, scope: str) -> None:
     _, calls, _, said = EACH[name]
-    model = Model()
-    async with engine.served(looking(model, limits=given(name, scope), on_limit=on_limit)) as client:
-        run = await client.start("looking", "Go.")
-        response = await run.result()
-        events = [event async for event in run.events()]
-    assert_closed(response.messages)
-    assert response.finish_reason == "limit"
-    assert (response.calls, len(model.requests)) == ((calls + 1,) * 2 if on_limit == "finish" else (calls,) * 2)
-    assert response.content == ("All I know is this." if on_limit == "finish" else f"Still looking, {calls - 1}.")
-    if on_limit == "finish":
-        assert said in users(response.messages)[-1]
-    (limit,) = [event for event in events if event.type == "limit"]
-    assert limit.kind == name
-    assert limit.scope == ("run" if name == "iterations" else scope)
-    assert limit.used is not None
-    assert limit.used >= limit.limit > 0
-    if name == "tool_calls":
-        refused = f"not run: no more tool calls are allowed, the {scope} has used {said}"
-        assert results(response.messages) == ["2", "2", refused]
+    models = {"finish": Model(), "return": Model()}
+    agents = [Agent(way, model, tools=[add], limits=given(name, scope), on_limit=way) for way, model in models.items()]
+    async with engine.served(*agents) as client:
+        for way, model in models.items():
+            run = await client.start(way, "Go.")
+            response = await run.result()
+            assert_closed(response.messages)
+            assert response.finish_reason == "limit"
+            assert (response.calls, len(model.requests)) == ((calls + 1,) * 2 if way == "finish" else (calls,) * 2)
+            assert response.content == ("All I know is this." if way == "finish" else f"Still looking, {calls - 1}.")
+            if way == "finish":
+                assert said in users(response.messages)[-1]
+            (limit,) = [event async for event in run.events() if event.type == "limit"]
+            assert (limit.kind, limit.scope) == (name, scope)
+            assert limit.used is not None
+            assert limit.used >= limit.limit > 0
+            if name == "tool_calls":
+                refused = f"not run: no more tool calls are allowed, the {scope} has used {said}"
+                assert results(response.messages) == ["2", "2", refused]
 
 
-@LIMITS
-async def test_at_a_limit_the_run_fails(engine: Engine, name: str) -> None:
-    limits, calls, error, said = EACH[name]
-    model = Model()
-    async with engine.served(looking(model, limits=limits, on_limit="error")) as client:
-        run = await client.start("looking", "Go.")
-        with pytest.raises(error) as caught:
-            await run.result()
-        messages = await run.transcript()
-        events = [event async for event in run.events()]
-    assert said in caught.value.message
-    assert f"limits=Limits({name}=…)" in caught.value.message, "the way out"
-    assert len(model.requests) == calls
-    assert_closed(messages)
-    assert [event.kind for event in events if event.type == "limit"] == [name]
+async def test_at_a_limit_the_run_fails(engine: Engine) -> None:
+    models = {name: Model() for name in EACH}
+    agents = [
+        Agent(name, models[name], tools=[add], limits=limits, on_limit="error") for name, (limits, *_) in EACH.items()
+    ]
+    async with engine.served(*agents) as client:
+        for name, (_, calls, error, said) in EACH.items():
+            run = await client.start(name, "Go.")
+            with pytest.raises(error) as caught:
+                await run.result()
+            assert said in caught.value.message
+            assert f"limits=Limits({name}=…)" in caught.value.message, "the way out"
+            assert len(models[name].requests) == calls
+            assert_closed(await run.transcript())
+            assert [event.kind async for event in run.events() if event.type == "limit"] == [name]
 
 
-@LIMITS
 @SCOPES
 async def test_at_a_limit_the_run_waits_until_it_is_raised(engine: Engine, name: str, scope: str) -> None:
     _, calls, _, said = EACH[name]
@@ -152,8 +150,7 @@ async def test_at_a_limit_the_run_waits_until_it_is_raised(engine: Engine, name:
         assert len(model.requests) == calls
 
         model.enough = True
-        of_turn = scope == "turn" and name != "iterations"
-        await run.resume(limits={"turn": {name: 1000}} if of_turn else {name: 1000}, by="ana")
+        await run.resume(limits={"turn": {name: 1000}} if scope == "turn" else {name: 1000}, by="ana")
         response = await run.result()
         events = [event async for event in run.events()]
     assert (response.content, response.finish_reason, response.calls) == ("Done.", "stop", calls + 1)
@@ -182,7 +179,6 @@ async def test_max_iterations_may_be_raised_and_reached_again(engine: Engine) ->
     assert_closed(response.messages)
 
 
-@pytest.mark.server
 async def test_of_two_people_who_raise_a_limit_the_higher_counts(engine: Engine) -> None:
     model = Model()
     async with engine.served(looking(model, limits=Limits(tokens=100), on_limit="pause")) as client:
@@ -377,14 +373,6 @@ async def test_a_limit_of_tokens_fails_with_the_first_reply_that_reports_none(en
     assert_closed(transcript)
     assert results(transcript) == ["not run: the run failed"]
     assert len(model.requests) == 1
-
-
-async def test_so_it_does_in_process() -> None:
-    agent = looking(ScriptedProvider([]), limits=Limits(tokens=5))
-    async with scripted(agent, [UNCOUNTED]) as script:
-        with pytest.raises(DefinitionError, match="a limit of tokens, and 'local-7b' reports no usage"):
-            await agent.call("Go.")
-    assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize("parent", [False, True])

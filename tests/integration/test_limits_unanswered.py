@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Client, Limits, tool
+from perdure import Agent, Client, Limits, Run, tool
 from perdure.errors import BudgetExceededError
 from perdure.ports import Completed, ModelRequest
-from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import Status
 from perdure.types.messages import TextPart, Usage
 from tests.support.checks import assert_closed, users
@@ -61,68 +61,65 @@ async def interjected(client: Client, model: Model, id: str) -> None:
     model.gate.open()
 
 
-async def check_session(client: Client, model: Model) -> None:
-    turn = await client.send("asked", "Go.", id="s-1")
-    await interjected(client, model, "s-1")
-    response = await turn.result()
-    assert (response.content, response.finish_reason) == ("All I know.", "limit")
-    run = client.run("s-1")
-
-    async def told() -> Status | None:
-        status = await run.status()
-        return status if status.unanswered and status.doing == "message" else None
-
-    assert (await eventually(told)).unanswered == ("m-1", "")
-    assert (await turn.result()).unanswered == ("m-1", "")
-    assert (await (await client.send("asked", "More.", id="s-1")).result()).unanswered == (), (
-        "the next turn has its own"
-    )
-    assert (await run.status()).unanswered == ()
-    await run.close()
-    await run.result()
-    messages = await run.transcript()
-    assert_closed(messages)
-    assert [text for text in users(messages) if text.startswith("And")] == ["And in winter?", "And at night?"]
-    ends = [event async for event in turn.events() if event.type == "turn" and event.state == "completed"]
-    assert [event.unanswered for event in ends] == [(), ("m-1", "")]
-
-
-@pytest.mark.server
 async def test_the_turn_of_a_session_says_so(engine: Engine) -> None:
     model = Model(hold=2)
     async with engine.served(agent(ScriptedProvider(model), "finish")) as client:
-        await check_session(client, model)
+        turn = await client.send("asked", "Go.", id="s-1")
+        await interjected(client, model, "s-1")
+        response = await turn.result()
+        assert (response.content, response.finish_reason) == ("All I know.", "limit")
+        run = client.run("s-1")
+
+        async def told() -> Status | None:
+            status = await run.status()
+            return status if status.unanswered and status.doing == "message" else None
+
+        assert (await eventually(told)).unanswered == ("m-1", "")
+        assert (await turn.result()).unanswered == ("m-1", "")
+        again = await (await client.send("asked", "More.", id="s-1")).result()
+        assert again.unanswered == (), "the next turn has its own"
+        assert (await run.status()).unanswered == ()
+        await run.close()
+        await run.result()
+        messages = await run.transcript()
+        ends = [event async for event in turn.events() if event.type == "turn" and event.state == "completed"]
+    assert_closed(messages)
+    assert [text for text in users(messages) if text.startswith("And")] == ["And in winter?", "And at night?"]
+    assert [event.unanswered for event in ends] == [(), ("m-1", "")]
 
 
-async def test_a_scripted_one_says_so_too() -> None:
-    model = Model(hold=2)
-    async with scripted(agent("openai:any", "finish"), model) as script:
-        await check_session(script.client, model)
+async def run_to_the_limit(client: Client, model: Model) -> Run:
+    run = await client.start("asked", "Go.")
+    await interjected(client, model, run.id)
+    response = await run.result()
+    assert response.finish_reason == "limit"
+    assert response.unanswered == (await run.status()).unanswered == ("m-1", "")
+    return run
+
+
+async def test_the_result_of_a_run_says_so_under_return(engine: Engine) -> None:
+    model = Model(hold=1)
+    async with engine.served(agent(ScriptedProvider(model), "return")) as client:
+        await run_to_the_limit(client, model)
 
 
 @pytest.mark.server
-@pytest.mark.parametrize(("on_limit", "hold"), [("finish", 2), ("return", 1)])
-async def test_the_result_of_a_run_and_show_say_so(engine: Engine, on_limit: str, hold: int) -> None:
+async def test_the_result_of_a_run_and_show_and_events_say_so(engine: Engine) -> None:
     cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
-    model = Model(hold=hold)
-    async with engine.served(agent(ScriptedProvider(model), on_limit)) as client:
-        run = await client.start("asked", "Go.")
-        await interjected(client, model, run.id)
-        response = await run.result()
-        closed = await run.status()
+    model = Model(hold=2)
+    async with engine.served(agent(ScriptedProvider(model), "finish")) as client:
+        run = await run_to_the_limit(client, model)
         shown, told = (await cli("show", run.id)).out, (await cli("events", run.id)).out
-    assert response.finish_reason == "limit"
-    assert response.unanswered == closed.unanswered == ("m-1", "")
     said = "at a limit: 2 messages got no answer (m-1)\n"
     assert said in shown
     assert said.replace("\n", ")\n") in told
 
 
-async def test_under_error_the_error_says_so() -> None:
+async def test_under_error_the_error_says_so(engine: Engine) -> None:
     model = Model(hold=1)
-    async with scripted(agent("openai:any", "error"), model) as script:
-        run = await script.client.start("asked", "Go.", id="r-1")
-        await interjected(script.client, model, "r-1")
+    async with engine.served(agent(ScriptedProvider(model), "error")) as client:
+        run = await client.start("asked", "Go.")
+        await interjected(client, model, run.id)
         with pytest.raises(BudgetExceededError, match="2 messages that came meanwhile got no answer: m-1"):
             await run.result()
         messages = await run.transcript()

@@ -15,8 +15,6 @@ from tests.servers.responses_wire import Reply
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 async def test_parallel_calls_and_encrypted_reasoning(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2)

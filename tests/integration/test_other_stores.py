@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from tests.support.engine import Engine
 from tests.support.faults import sql
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 RECORDED = """SELECT 1 FROM journal WHERE kind = 'tool' AND instr(CAST(outcome AS TEXT), '"done"')"""
 LOSE = """UPDATE journal SET outcome = NULL WHERE kind = 'tool' AND instr(CAST(outcome AS TEXT), '"done"')"""
@@ -40,6 +39,7 @@ async def stranger(engine: Engine, tmp_path: Path) -> Any:
     await client.close()
 
 
+@pytest.mark.server
 async def test_a_client_with_another_store_is_told_which_and_how_to_get_the_answer(
     engine: Engine, stranger: Client
 ) -> None:
@@ -55,6 +55,7 @@ async def test_a_client_with_another_store_is_told_which_and_how_to_get_the_answ
     assert (await stranger.run(run.id).handle.result())["content"] == "forty-two"
 
 
+@pytest.mark.server
 async def test_a_long_message_from_a_client_with_another_store(engine: Engine, stranger: Client) -> None:
     """Once the run's store is known the sender is told; before, the run says in its transcript what it lacks."""
     gate = Gate()
@@ -97,6 +98,7 @@ async def _refused(run: Run) -> Any:
     return status if status.refused else None
 
 
+@pytest.mark.server
 async def test_a_message_whose_text_is_nowhere_keeps_no_other_out(engine: Engine) -> None:
     client = await engine.client()
     run = await client.start("a", "important")
@@ -108,6 +110,7 @@ async def test_a_message_whose_text_is_nowhere_keeps_no_other_out(engine: Engine
     assert f"[message lost could not be read: blob {'0' * 64} (1 bytes) is missing" in users(response.messages)[1]
 
 
+@pytest.mark.server
 async def test_a_run_whose_result_is_lost_pauses_and_can_still_be_cancelled(engine: Engine) -> None:
     @tool
     async def work() -> str:
@@ -148,6 +151,7 @@ async def _paused(run: Run) -> Any:
     return status if status.state == "paused" else None
 
 
+@pytest.mark.server
 async def test_twenty_calls_open_one_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Store] = []
 
@@ -165,6 +169,7 @@ async def test_twenty_calls_open_one_store(engine: Engine, monkeypatch: pytest.M
 # --- a store that is away
 
 
+@pytest.mark.server
 async def test_a_worker_that_starts_while_the_store_is_away_makes_no_other_in_its_place(engine: Engine) -> None:
     agent = Agent("a", ScriptedProvider(["forty-two"] * 3))
     async with engine.served(agent) as client:
@@ -196,6 +201,7 @@ async def test_an_operator_may_begin_with_an_empty_store(engine: Engine, monkeyp
     assert second.store_id != first.store_id
 
 
+@pytest.mark.server
 async def test_a_new_store_is_said(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "perdure.store")
     async with engine.served(Agent("a", ScriptedProvider(["one"]))) as client:
@@ -205,7 +211,9 @@ async def test_a_new_store_is_said(engine: Engine, caplog: pytest.LogCaptureFixt
     ]
 
 
-async def test_readers_make_no_store(engine: Engine) -> None:
+@pytest.mark.server
+async def test_readers_make_no_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.reading.ANSWER", timedelta(seconds=1))  # no worker is there to give one
     client = await engine.client()
     run = await client.start("a", "hi")
     assert (await run.status()).state == "running"

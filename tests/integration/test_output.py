@@ -66,7 +66,6 @@ def scripted(agent: Agent) -> ScriptedProvider:
     return provider
 
 
-@pytest.mark.server
 async def test_the_answer_is_a_value_of_the_type_and_plain_json_for_everybody_else(engine: Engine) -> None:
     one = agent([[call("pay", amount=3)], ["Done so.", finish(verdict="refund", amount=3, places=[{"name": "Hall"}])]])
     async with engine.served(one) as client:
@@ -89,28 +88,29 @@ async def test_the_answer_is_a_value_of_the_type_and_plain_json_for_everybody_el
     assert ran == ["pay 3"]
 
 
-@pytest.mark.parametrize(
-    ("output", "reply", "value", "content"),
-    [
-        (int, finish(value=7), 7, "7"),
-        (list[str], finish(value=["a", "ж"]), ["a", "ж"], '["a", "ж"]'),
-        (Place | int | None, finish(value={"name": "x"}), Place(name="x"), '{"name": "x", "floor": null}'),
-        (Place | int | None, finish(value=None), None, "null"),
-        (Point, finish(x=1, y=2), Point(1, 2), '{"x": 1, "y": 2}'),
-        (Pair, finish(left="a", right="b"), {"left": "a", "right": "b"}, '{"left": "a", "right": "b"}'),
-        (dict[str, int], finish(value={"a b": 1}), {"a b": 1}, '{"a b": 1}'),
-        (str, finish(content="so\nit is"), "so\nit is", "so\nit is"),
-    ],
-)
-async def test_every_type_that_pydantic_takes(
-    engine: Engine, output: Any, reply: Any, value: Any, content: str
-) -> None:
-    one = agent([reply], output, finish="tool")
-    async with engine.served(one) as client:
-        response = await (await client.start(one, "Go.")).result()
-    assert (response.output, response.content) == (value, content)
-    assert type(response.output) is type(value)
-    assert response.finish_called
+TYPES: list[tuple[Any, Any, Any, str]] = [
+    (int, finish(value=7), 7, "7"),
+    (list[str], finish(value=["a", "ж"]), ["a", "ж"], '["a", "ж"]'),
+    (Place | int | None, finish(value={"name": "x"}), Place(name="x"), '{"name": "x", "floor": null}'),
+    (Place | int | None, finish(value=None), None, "null"),
+    (Point, finish(x=1, y=2), Point(1, 2), '{"x": 1, "y": 2}'),
+    (Pair, finish(left="a", right="b"), {"left": "a", "right": "b"}, '{"left": "a", "right": "b"}'),
+    (dict[str, int], finish(value={"a b": 1}), {"a b": 1}, '{"a b": 1}'),
+    (str, finish(content="so\nit is"), "so\nit is", "so\nit is"),
+]
+
+
+async def test_every_type_that_pydantic_takes(engine: Engine) -> None:
+    agents = [
+        Agent(f"typed-{n}", ScriptedProvider([reply]), output=output, finish="tool")
+        for n, (output, reply, *_) in enumerate(TYPES)
+    ]
+    async with engine.served(*agents) as client:
+        for one, (_, _, value, content) in zip(agents, TYPES, strict=True):
+            response = await (await client.start(one, "Go.")).result()
+            assert (response.output, response.content) == (value, content)
+            assert type(response.output) is type(value)
+            assert response.finish_called
 
 
 async def test_a_wrong_answer_goes_back_to_the_model_and_counts(engine: Engine) -> None:
@@ -316,7 +316,6 @@ class Wordy(ScriptedProvider):
     tool_choice = False
 
 
-@pytest.mark.server
 async def test_without_tool_choice_the_model_is_given_a_template(engine: Engine) -> None:
     def reply(request: ModelRequest) -> Any:
         if request.tool_choice is None:
@@ -347,6 +346,7 @@ async def test_a_turn_that_ends_at_its_limit_has_no_output(engine: Engine) -> No
 # --- large ones, plain clients, formats
 
 
+@pytest.mark.server
 async def test_a_large_answer_goes_by_way_of_the_store(engine: Engine) -> None:
     one = agent([["T" * 40_000, finish(value=["x" * 1000] * 100)]], list[str])
     async with engine.served(one) as client:

@@ -78,7 +78,6 @@ async def test_limits_of_the_run(engine: Engine) -> None:
     assert len(provider.requests) == 2
 
 
-@pytest.mark.server
 @pytest.mark.parametrize(
     ("override", "error", "said"),
     [
@@ -103,8 +102,7 @@ async def test_one_that_does_not_fit_is_refused_at_once_or_by_the_worker(
     assert provider.requests == []
 
 
-@pytest.mark.server
 async def test_a_setting_that_the_model_lacks(engine: Engine) -> None:
-    client = await engine.client()
-    with pytest.raises(SettingsError, match="'top_k'"):
-        await client.start(Agent("worker", "openai:gpt-5"), "Go.", override={"settings": {"top_k": 3}})
+    async with engine.served() as client:
+        with pytest.raises(SettingsError, match="'top_k'"):
+            await client.start(Agent("worker", "openai:gpt-5"), "Go.", override={"settings": {"top_k": 3}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -12,8 +11,6 @@ from perdure.providers.pydantic_ai import PydanticAIModel
 from tests.servers.chat_wire import Call
 from tests.servers.openai_server import OpenAIServer
 from tests.support.engine import Engine
-
-pytestmark = pytest.mark.server
 
 
 @tool

@@ -1,4 +1,4 @@
-"""What tools ask of people (``ctx.ask``), on a real server."""
+"""What tools ask of people (``ctx.ask``)."""
 
 from __future__ import annotations
 

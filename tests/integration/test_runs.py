@@ -1,4 +1,4 @@
-"""Runs from start to end through the public interface, on a real Temporal server."""
+"""Runs from start to end through the public interface."""
 
 from __future__ import annotations
 
@@ -58,30 +58,29 @@ async def test_the_answer_stands_in_the_tag(engine: Engine) -> None:
     assert response.messages[0].role == "system"
 
 
-@pytest.mark.parametrize(
-    ("on_limit", "content"), [("finish", "All I know is this."), ("return", "Still looking."), ("error", None)]
-)
-async def test_at_the_limit(engine: Engine, on_limit: Any, content: str | None) -> None:
+async def test_at_the_limit(engine: Engine) -> None:
     def reply(request: ModelRequest) -> Any:
         return ["Still looking.", call("add", a=1, b=1)] if request.tools else "All I know is this."
 
-    agent = Agent("limited", ScriptedProvider(reply), tools=[add], max_iterations=3, on_limit=on_limit)
-    async with engine.served(agent) as client:
-        run = await client.start("limited", "Go on for ever.")
-        if content is None:
-            with pytest.raises(MaxIterationsError, match="within 3 iterations"):
-                await run.result()
-            assert (await run.status()).state == "failed"
-        else:
-            response = await run.result()
-            assert (response.content, response.finish_reason) == (content, "limit")
-            assert response.calls == (4 if on_limit == "finish" else 3)
-        messages = await run.transcript()
-        row = await (await client.store()).run(run.id)
-    assert_closed(messages)
-    assert results(messages) == ["2", "2", "2"]
-    assert row is not None
-    assert row.status == ("failed" if content is None else "completed")
+    ways: dict[Any, str | None] = {"finish": "All I know is this.", "return": "Still looking.", "error": None}
+    agents = [Agent(way, ScriptedProvider(reply), tools=[add], max_iterations=3, on_limit=way) for way in ways]
+    async with engine.served(*agents) as client:
+        for way, content in ways.items():
+            run = await client.start(way, "Go on for ever.")
+            if content is None:
+                with pytest.raises(MaxIterationsError, match="within 3 iterations"):
+                    await run.result()
+                assert (await run.status()).state == "failed"
+            else:
+                response = await run.result()
+                assert (response.content, response.finish_reason) == (content, "limit")
+                assert response.calls == (4 if way == "finish" else 3)
+            messages = await run.transcript()
+            row = await (await client.store()).run(run.id)
+            assert_closed(messages)
+            assert results(messages) == ["2", "2", "2"]
+            assert row is not None
+            assert row.status == ("failed" if content is None else "completed")
 
 
 async def test_instructions_may_be_a_function(engine: Engine) -> None:
@@ -200,7 +199,6 @@ async def test_known_ids(engine: Engine) -> None:
             await client.run("nobody").status()
 
 
-@pytest.mark.server
 async def test_a_client_without_the_store_gets_everything_but_the_messages(engine: Engine) -> None:
     async with engine.served(Agent("greeter", ScriptedProvider(["Hello."]))):
         client = await engine.client(store=False)

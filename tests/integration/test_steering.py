@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -112,7 +113,8 @@ async def _refused(run: Any, count: int) -> Any:
 
 
 @pytest.mark.server
-async def test_the_status_says_why_a_run_is_stuck(engine: Engine) -> None:
+async def test_the_status_says_why_a_run_is_stuck(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.reading.ANSWER", timedelta(seconds=1))  # at first no worker is there to give one
     ready = False
 
     def reply(request: ModelRequest) -> Any:
@@ -156,7 +158,6 @@ async def test_the_status_of_a_call_that_waits_for_a_worker(engine: Engine) -> N
         await in_state(run, state="cancelled")
 
 
-@pytest.mark.server
 async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
     @tool
     async def double(n: int) -> int:

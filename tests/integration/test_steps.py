@@ -1,4 +1,4 @@
-"""The step policy: ``@hook("on_iteration")``, on a real server."""
+"""The step policy: ``@hook("on_iteration")``."""
 
 from __future__ import annotations
 
@@ -165,7 +165,6 @@ async def test_another_model_is_asked(engine: Engine, monkeypatch: pytest.Monkey
     assert len(big.requests) == 2
 
 
-@pytest.mark.server
 async def test_a_tool_of_the_worker_is_added_by_its_name_and_runs(engine: Engine) -> None:
     def change(step: Step) -> None:
         if "refund" not in step.tools:
@@ -190,7 +189,6 @@ async def test_a_tool_that_an_override_took_away_comes_back(engine: Engine) -> N
     assert results(response.messages) == ["seen a", "found b"]
 
 
-@pytest.mark.server
 async def test_nobody_outside_can_give_an_agent_a_tool_of_the_worker(engine: Engine) -> None:
     async with engine.served(agent(["Done."]), tools=[refund]) as client:
         with pytest.raises(InvalidInputError, match="add_tools"):
@@ -240,7 +238,6 @@ async def test_the_policy_says_something_to_the_model(engine: Engine) -> None:
     assert said == [("Go.", "tests"), ("2 left.", "step"), ("1 left.", "step")]
 
 
-@pytest.mark.server
 async def test_an_edited_history_begins_a_new_chain_and_the_old_one_stays(engine: Engine) -> None:
     def change(step: Step) -> None:
         if step.iteration == 3:
@@ -302,11 +299,16 @@ async def test_the_policy_gives_a_typed_answer(engine: Engine) -> None:
     assert (await answer(engine, one)).output in ({"what": "a", "times": 1}, Found(what="a", times=1))
 
 
-@pytest.mark.parametrize("finish", ["text", "tag", "tool"])
-async def test_a_text_that_the_policy_answers_is_the_output_under_any_protocol(engine: Engine, finish: Any) -> None:
-    one = agent(searches(1)[:1], policy(lambda step: step.finish("Enough.")), finish=finish)
-    response = await answer(engine, one)
-    assert (response.content, response.output) == ("Enough.", "Enough.")
+async def test_a_text_that_the_policy_answers_is_the_output_under_any_protocol(engine: Engine) -> None:
+    protocols: tuple[Any, ...] = ("text", "tag", "tool")
+    enough = policy(lambda step: step.finish("Enough."))
+    agents = [
+        Agent(way, ScriptedProvider(searches(1)[:1]), tools=[search], hooks=[enough], finish=way) for way in protocols
+    ]
+    async with engine.served(*agents) as client:
+        for way in protocols:
+            response = await (await client.start(way, "Go.")).result()
+            assert (response.content, response.output) == ("Enough.", "Enough.")
 
 
 async def test_a_typed_answer_of_the_policy_that_does_not_fit_fails_the_run(engine: Engine) -> None:
@@ -353,23 +355,23 @@ async def test_an_error_of_a_validator_is_the_policy_s_run_s(engine: Engine) -> 
             await (await client.start(one.name, "Go.")).result()
 
 
-@pytest.mark.parametrize("value", ["***", {1, 2}, lambda: None], ids=["text", "set", "function"])
-async def test_a_call_that_is_changed_inside_its_message_is_refused_and_stays_as_it_was(
-    engine: Engine, value: Any
-) -> None:
+async def test_a_call_that_is_changed_inside_its_message_is_refused_and_stays_as_it_was(engine: Engine) -> None:
     """The message is the worker's copy of what is recorded: others would be told otherwise."""
+    values: dict[str, Any] = {"text": "***", "set": {1, 2}, "function": lambda: None}
 
     def redact(step: Step) -> None:
-        step.calls[0].arguments["query"] = value
+        step.calls[0].arguments["query"] = values[users(step.messages)[0]]
 
-    provider = ScriptedProvider(searches(1))
-    response = await answer(engine, agent(provider, policy(redact, on_error="log")))
-    assert [part.arguments for message in provider.requests[1].messages for part in message.tool_calls] == [
-        {"query": "1"}
-    ]
-    assert response.content == "Done."
-    with pytest.raises(HookError, match="a call of search were changed inside their message"):
-        await answer(engine, agent(searches(1), policy(redact)))
+    provider = ScriptedProvider(searches(1) * 3)
+    logging = agent(provider, policy(redact, on_error="log"))
+    failing = Agent("failing", ScriptedProvider(searches(1)[:1] * 3), tools=[search], hooks=[policy(redact)])
+    async with engine.served(logging, failing) as client:
+        for wrong in values:
+            response = await (await client.start(logging, wrong)).result()
+            arguments = [one.arguments for message in provider.requests[-1].messages for one in message.tool_calls]
+            assert (response.content, arguments) == ("Done.", [{"query": "1"}])
+            with pytest.raises(HookError, match="a call of search were changed inside their message"):
+                await (await client.start(failing, wrong)).result()
 
 
 async def test_the_policy_ends_the_run(engine: Engine) -> None:
@@ -396,9 +398,8 @@ def orphan(step: Step) -> None:
     del step.messages[1]
 
 
-@pytest.mark.parametrize(
-    ("do", "says"),
-    [
+async def test_what_cannot_be_carried_out_fails_the_run_and_names_the_hook(engine: Engine) -> None:
+    cases: list[tuple[Callable[[Step], Any], str]] = [
         (bad_model, "nobody"),
         (bad_setting, "top_k"),
         (orphan, "message 1 has a result that no call"),
@@ -406,16 +407,17 @@ def orphan(step: Step) -> None:
         (lambda step: step.inject("x" * 10) or 1 / 0, "ZeroDivisionError"),
         (lambda step: step.messages.append("Hi."), "no Message"),
         (lambda step: (step.settings.update(metadata={"x": "y" * 200_000}), step.keep()), "step.keep"),
-    ],
-)
-async def test_what_cannot_be_carried_out_fails_the_run_and_names_the_hook(
-    engine: Engine, do: Callable[[Step], Any], says: str
-) -> None:
-    provider = ScriptedProvider(searches(1))
-    with pytest.raises(HookError, match=r"the hook step_policy \(on_iteration\)") as failed:
-        await answer(engine, agent(provider, policy(do)))
-    assert says in str(failed.value)
-    assert len(provider.requests) == 1
+    ]
+    provider = ScriptedProvider(searches(1)[:1] * len(cases))
+    agents = [
+        Agent(f"worker-{n}", provider, tools=[search, look], hooks=[policy(do)]) for n, (do, _) in enumerate(cases)
+    ]
+    async with engine.served(*agents) as client:
+        for one, (_, says) in zip(agents, cases, strict=True):
+            with pytest.raises(HookError, match=r"the hook step_policy \(on_iteration\)") as failed:
+                await (await client.start(one, "Go.")).result()
+            assert says in str(failed.value)
+    assert len(provider.requests) == len(cases), "none has asked its model again"
 
 
 async def test_a_policy_that_is_only_logged_has_changed_nothing_when_it_fails(engine: Engine) -> None:
@@ -472,7 +474,6 @@ async def test_without_changes_nothing_is_said_of_a_step(engine: Engine) -> None
         assert await steps(client, run.id) == []
 
 
-@pytest.mark.server
 async def test_requests_of_one_agent_share_their_prefix_until_history_is_edited(engine: Engine) -> None:
     """A policy that only looks costs no prompt cache."""
     provider = ScriptedProvider(searches(3))
@@ -484,7 +485,6 @@ async def test_requests_of_one_agent_share_their_prefix_until_history_is_edited(
     assert all(begins(later, earlier) for earlier, later in zip(provider.requests, provider.requests[1:], strict=False))
 
 
-@pytest.mark.server
 async def test_a_worker_s_tool_has_its_own_hooks(engine: Engine) -> None:
     @hook("after_tool_call")
     def doubled(result: ToolResultPart) -> str:
@@ -516,7 +516,6 @@ async def test_what_a_policy_remembers_is_kept_with_the_outcome(engine: Engine) 
     assert users(messages) == ["Go.", "Step 3."]
 
 
-@pytest.mark.server
 async def test_the_policy_of_the_worker_runs_before_the_agents(engine: Engine) -> None:
     provider = ScriptedProvider(searches(1))
     one = agent(provider, policy(lambda step: step.inject("Agent.")))

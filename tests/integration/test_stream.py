@@ -18,8 +18,6 @@ from tests.support.following import Slow
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def here(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
@@ -41,6 +39,7 @@ async def text_of(pieces: AsyncIterator[str]) -> str:
         return "".join([piece async for piece in pieces])
 
 
+@pytest.mark.server
 async def test_pieces_come_before_the_reply_is_whole(here: Engine) -> None:
     model = Slow("One ", "two.")
     pieces = Agent("slow", model).stream("Go.")
@@ -49,14 +48,16 @@ async def test_pieces_come_before_the_reply_is_whole(here: Engine) -> None:
     assert await text_of(pieces) == "two."
 
 
-async def test_replies_begin_on_lines_of_their_own(here: Engine) -> None:
-    agent = Agent("busy", ScriptedProvider([["I look.", call("look")], [call("look")], "Seen."]), tools=[look])
-    assert await text_of(agent.stream("Go.")) == "I look.\nSeen."
+async def test_replies_begin_on_lines_of_their_own() -> None:
+    agent = Agent("busy", "openai:any", tools=[look])
+    replies: list[Any] = [["I look.", call("look")], [call("look")], "Seen."]
+    async with scripted(agent, replies):
+        assert await text_of(agent.stream("Go.")) == "I look.\nSeen."
 
 
-async def test_what_is_left_is_cancelled(here: Engine) -> None:
-    async with here.served(Agent(here.task_queue, Slow("One ", "two."))) as client:
-        agent = Agent(here.task_queue, "openai:any")
+async def test_what_is_left_is_cancelled(engine: Engine) -> None:
+    async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
+        agent = Agent("slow", "openai:any")
         async for _ in agent.stream("Go.", client=client):
             break
 
@@ -66,6 +67,7 @@ async def test_what_is_left_is_cancelled(here: Engine) -> None:
         await eventually(statuses)
 
 
+@pytest.mark.server
 async def test_what_is_left_in_a_program_of_its_own_is_cancelled_before_its_worker_goes(here: Engine) -> None:
     agent = Agent(here.task_queue, Slow("One ", "two."))
     pieces = agent.stream("Go.")
@@ -79,10 +81,10 @@ async def test_what_is_left_in_a_program_of_its_own_is_cancelled_before_its_work
     await eventually(cancelled)
 
 
-async def test_what_has_an_id_goes_on(here: Engine) -> None:
+async def test_what_has_an_id_goes_on(engine: Engine) -> None:
     model = Slow("One ", "two.")
-    async with here.served(Agent("slow", model)) as client:
-        agent, named = Agent("slow", "openai:any"), f"named-{here.task_queue}"
+    async with engine.served(Agent("slow", model)) as client:
+        agent, named = Agent("slow", "openai:any"), "named"
         pieces = agent.stream("Go.", id=named, client=client)
         assert await anext(pieces) == "One "
         await pieces.aclose()
@@ -91,16 +93,18 @@ async def test_what_has_an_id_goes_on(here: Engine) -> None:
         assert await text_of(agent.stream("Go.", id=named, client=client)) == "One two."
 
 
-async def test_the_runs_error_comes_behind_its_text(here: Engine) -> None:
+async def test_the_runs_error_comes_behind_its_text(engine: Engine) -> None:
     replies: list[Any] = [["I look.", call("look")], fail(AuthenticationError("no key"))]
-    pieces = Agent("busy", ScriptedProvider(replies), tools=[look]).stream("Go.")
-    assert await anext(pieces) == "I look."
-    with pytest.raises(AuthenticationError, match="no key"):
-        await anext(pieces)
+    agent = Agent("busy", ScriptedProvider(replies), tools=[look])
+    async with engine.served(agent) as client:
+        pieces = agent.stream("Go.", client=client)
+        assert await anext(pieces) == "I look."
+        with pytest.raises(AuthenticationError, match="no key"):
+            await anext(pieces)
 
 
 @pytest.mark.parametrize(("again", "said"), [("Half, whole.", "Half, whole."), ("No.", "Half\nNo.")])
-async def test_a_reply_that_is_cut_off_is_written_on(here: Engine, again: str, said: str) -> None:
+async def test_a_reply_that_is_cut_off_is_written_on(engine: Engine, again: str, said: str) -> None:
     gate = Gate()
 
     class Cut:
@@ -115,12 +119,15 @@ async def test_a_reply_that_is_cut_off_is_written_on(here: Engine, again: str, s
             yield TextDelta(again)
             yield Completed((TextPart(text=again),), model=request.model)
 
-    pieces = Agent("cut", Cut()).stream("Go.")
-    first = await anext(pieces)
-    gate.open()
-    assert first + await text_of(pieces) == said
+    agent = Agent("cut", Cut())
+    async with engine.served(agent) as client:
+        pieces = agent.stream("Go.", client=client)
+        first = await anext(pieces)
+        gate.open()
+        assert first + await text_of(pieces) == said
 
 
+@pytest.mark.server
 async def test_nobody_serves_it(here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from perdure import runtime
 
@@ -128,10 +135,3 @@ async def test_nobody_serves_it(here: Engine, monkeypatch: pytest.MonkeyPatch) -
     client = await here.client()
     with pytest.raises(NoWorkerError):
         await text_of(Agent("nobody", "openai:any").stream("Go.", client=client))
-
-
-async def test_a_scripted_stream() -> None:
-    agent = Agent("busy", "openai:any", tools=[look])
-    replies: list[Any] = [["I look.", call("look")], "Seen."]
-    async with scripted(agent, replies):
-        assert await text_of(agent.stream("Go.")) == "I look.\nSeen."

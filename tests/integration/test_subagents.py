@@ -1,4 +1,4 @@
-"""Subagents on a real server: a call of another agent is a child workflow, which lives and dies with its parent."""
+"""Subagents: a call of another agent is a child workflow, which lives and dies with its parent."""
 
 from __future__ import annotations
 
@@ -128,6 +128,7 @@ async def test_a_child_that_fails_is_an_error_for_the_model(engine: Engine) -> N
     assert response.usage.total_tokens > own, "what the child had used counts"
 
 
+@pytest.mark.server
 async def test_long_tasks_and_long_answers_go_by_the_store(engine: Engine) -> None:
     task = "ж" * 200_000
     boss = Agent("boss", ScriptedProvider([call("call_researcher", task=task), "Done."]), subagents=[echo()])

@@ -116,10 +116,9 @@ async def test_a_rule_that_a_deploy_brings_above_holds_for_calls_that_wait_below
     assert RAN == []
 
 
-@pytest.mark.parametrize("way", ["foreground", "background", "branch"])
 @pytest.mark.server
-async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: Engine, way: str) -> None:
-    worker = Agent("remover", ScriptedProvider([call("remove"), "Done."]), tools=[apart])
+async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: Engine) -> None:
+    worker = Agent("remover", ScriptedProvider([call("remove"), "Done."] * 3), tools=[apart])
 
     @hook("on_iteration", agents=[worker])
     async def ask_first(step: Step) -> None:
@@ -130,24 +129,20 @@ async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: 
         """Look."""
         return "seen"
 
-    calls: dict[str, list[Any]] = {
-        "foreground": [call("call_remover", task="Go.")],
-        "background": [call("start_agent", agent_name="remover", message="Go."), call("collect_agent", handle="b1")],
-        "branch": [call("look")],
-    }
-    boss = Agent(
-        "boss",
-        ScriptedProvider([*calls[way], "Done."]),
-        tools=[look, *(background([worker]) if way == "background" else ())],
-        subagents=[worker] if way == "foreground" else [],
-        hooks=[ask_first] if way == "branch" else [],
-    )
-    async with engine.served(boss, worker) as client:
-        run = await client.start(boss, "Go.", by="ana")
-        one = await waiting(client, run)
-        with pytest.raises(InvalidInputError, match="ana asked for what led to"):
-            await one.approve(by="ana")
-        assert RAN == []
-        await one.approve(by="bea")
-        await run.result()
-        assert RAN == ["a"]
+    start, collect = call("start_agent", agent_name="remover", message="Go."), call("collect_agent", handle="b1")
+    bosses = [
+        Agent("foreground", ScriptedProvider([call("call_remover", task="Go."), "Done."]), subagents=[worker]),
+        Agent("background", ScriptedProvider([start, collect, "Done."]), tools=[look, *background([worker])]),
+        Agent("branch", ScriptedProvider([call("look"), "Done."]), tools=[look], hooks=[ask_first]),
+    ]
+    async with engine.served(*bosses, worker) as client:
+        for boss in bosses:
+            run = await client.start(boss, "Go.", by="ana")
+            one = await waiting(client, run)
+            with pytest.raises(InvalidInputError, match="ana asked for what led to"):
+                await one.approve(by="ana")
+            assert RAN == []
+            await one.approve(by="bea")
+            await run.result()
+            assert RAN == ["a"]
+            RAN.clear()
