@@ -38,6 +38,13 @@ def hello() -> Agent:
     return Agent("hello", ScriptedProvider(lambda request: f"Heard {len(request.messages)}."))
 
 
+async def started(engine: Engine, start: Any) -> WorkflowHandle[Any, Any]:
+    """A run that a plain client started."""
+    temporal = await engine.temporal()
+    run_id = f"plain-{uuid.uuid4().hex}"
+    return await temporal.start_workflow("AgentWorkflow", start, id=run_id, task_queue=engine.task_queue)
+
+
 async def failure(handle: WorkflowHandle[Any, Any]) -> ApplicationError:
     async with asyncio.timeout(30):
         with pytest.raises(WorkflowFailureError) as raised:
@@ -47,32 +54,20 @@ async def failure(handle: WorkflowHandle[Any, Any]) -> ApplicationError:
     return cause
 
 
-async def test_a_start_that_cannot_be_decoded_fails_at_once(engine: Engine) -> None:
-    temporal = await engine.temporal()
-    async with engine.served(hello()):
-        handles = {
-            name: await temporal.start_workflow(
-                "AgentWorkflow", RawValue(payload), id=f"bad-{uuid.uuid4().hex}", task_queue=engine.task_queue
-            )
-            for name, payload in BROKEN.items()
-        }
-        causes = {name: (await failure(handle)).type for name, handle in handles.items()}
-    assert causes == dict.fromkeys(BROKEN, "InvalidInputError")
-
-
-async def test_explicit_nulls_are_as_good_as_fields_left_out(engine: Engine) -> None:
-    temporal = await engine.temporal()
+async def test_a_start_that_cannot_be_decoded_fails_at_once_and_nulls_are_as_good_as_what_is_left_out(
+    engine: Engine,
+) -> None:
     message = {"content": "hi", "auth_context": None, "auth_ref": None, "id": None, "by": None}
-    starts: list[dict[str, Any]] = [
+    nulls: list[dict[str, Any]] = [
         {"agent": "hello", "message": "hi", "auth_ref": None, "auth_context": None},
         {"agent": "hello", "message": message},
     ]
     async with engine.served(hello()):
-        for start in starts:
-            handle = await temporal.start_workflow(
-                "AgentWorkflow", start, id=f"null-{uuid.uuid4().hex}", task_queue=engine.task_queue
-            )
-            assert (await handle.result())["content"] == "Heard 1."
+        broken = {name: await started(engine, RawValue(payload)) for name, payload in BROKEN.items()}
+        fine = [await started(engine, start) for start in nulls]
+        causes = {name: (await failure(handle)).type for name, handle in broken.items()}
+        assert [(await handle.result())["content"] for handle in fine] == ["Heard 1."] * 2
+    assert causes == dict.fromkeys(BROKEN, "InvalidInputError")
 
 
 async def test_handlers_refuse_what_cannot_be_decoded_and_the_run_lives(engine: Engine) -> None:
@@ -152,16 +147,9 @@ async def test_a_fault_of_the_engine_pauses_the_run_and_a_deploy_heals_it(
 
 
 async def test_a_state_is_taken_from_no_client(engine: Engine) -> None:
-    temporal = await engine.temporal()
     async with engine.served(hello()) as client:
         victim = await client.start("hello", "mine", id=f"victim-{uuid.uuid4().hex}", max_history_events=20)
         await victim.result()
         state = loop.carry_over(loop.open_state({"agent": "hello", "message": "evil"}, victim.id, "s"), "r")
         for start in (state, {"state": state["state"]}):
-            handle = await temporal.start_workflow(
-                "AgentWorkflow",
-                start,
-                id=f"evil-{uuid.uuid4().hex}",
-                task_queue=engine.task_queue,
-            )
-            assert "state: Extra inputs" in (await failure(handle)).message
+            assert "state: Extra inputs" in (await failure(await started(engine, start))).message

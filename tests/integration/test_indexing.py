@@ -82,12 +82,29 @@ async def until_found(client: Client, query: str, ids: list[str]) -> None:
     await eventually(so, what=f"{len(ids)} runs of {query}")
 
 
-async def test_a_run_that_does_not_wait_costs_no_event(engine: Engine) -> None:
-    async with engine.served(agent(engine, call("look"), "Done.")) as client:
+async def test_a_run_costs_an_event_for_each_change_of_what_waits_and_a_session_one(engine: Engine) -> None:
+    """Also one that a plain client started, which is indexed at its first wait."""
+    replies = [call("look"), "Done.", call("refund", order="a"), "Done.", "One.", "Two.", "Three."]
+    async with engine.served(agent(engine, *replies)) as client:
         run = await client.start(name_of(engine), "Go.")
         await run.result()
         assert await told(run) == {AGENT: name_of(engine)}
-        assert await upserts(run) == 0
+        assert await upserts(run) == 0, "it did not wait"
+
+        plain = client.run(f"plain-{engine.task_queue}")
+        start = {"agent": name_of(engine), "message": "Go."}
+        await client.temporal.start_workflow("AgentWorkflow", start, id=plain.id, task_queue=engine.task_queue)
+        await says(plain, agent=name_of(engine), status="waiting", pending=1)
+        await plain.approve()
+        await plain.result()
+        assert await upserts(plain) == 2
+
+        session = client.run(f"session-{engine.task_queue}")
+        for text in ("a", "b", "c"):
+            await (await client.send(name_of(engine), text, id=session.id)).result()
+        await says(session, agent=name_of(engine), status="running", pending=0)
+        assert await upserts(session) == 1
+        await session.close()
 
 
 async def test_what_waits_is_found_by_one_query_and_then_no_more(engine: Engine) -> None:
@@ -115,28 +132,6 @@ async def test_what_waits_is_found_by_one_query_and_then_no_more(engine: Engine)
         gate.open()
         await run.result()
         assert await upserts(run) == 3
-
-
-async def test_a_run_of_any_client_is_indexed_at_its_first_wait(engine: Engine) -> None:
-    async with engine.served(agent(engine, call("refund", order="a"), "Done.")) as client:
-        run = client.run(f"plain-{engine.task_queue}")
-        start = {"agent": name_of(engine), "message": "Go."}
-        await client.temporal.start_workflow("AgentWorkflow", start, id=run.id, task_queue=engine.task_queue)
-        await says(run, agent=name_of(engine), status="waiting", pending=1)
-        await run.approve()
-        await run.result()
-        assert await upserts(run) == 2
-
-
-async def test_a_session_costs_one_event_whatever_its_turns(engine: Engine) -> None:
-    async with engine.served(agent(engine, "One.", "Two.", "Three.")) as client:
-        for text in ("a", "b", "c"):
-            turn = await client.send(name_of(engine), text, id=f"session-{engine.task_queue}")
-            await turn.result()
-        run = client.run(f"session-{engine.task_queue}")
-        await says(run, agent=name_of(engine), status="running", pending=0)
-        assert await upserts(run) == 1
-        await run.close()
 
 
 async def test_what_is_indexed_survives_continue_as_new(engine: Engine) -> None:

@@ -402,22 +402,22 @@ async def test_a_typed_answer_is_followed_as_it_comes(engine: Engine) -> None:
     assert [message.role for message in await run.transcript()] == ["user", "assistant", "tool"]
 
 
-@pytest.mark.parametrize(
-    ("output", "reply", "seen"),
-    [
+async def test_the_output_is_seen_as_it_comes(engine: Engine) -> None:
+    """What can be read of it so far, without what wraps a type that is no object."""
+    cases: list[tuple[Any, Any, Any]] = [
         (Resolution, finish(verdict="refund", amount=2.5), {"verdict": "refund", "amount": 2.5}),
         (list[str], finish(value=["one", "two"]), ["one", "two"]),
         (str, finish(content="So it is."), "So it is."),
-    ],
-)
-async def test_the_output_is_seen_as_it_comes(engine: Engine, output: Any, reply: Any, seen: Any) -> None:
-    """What can be read of it so far, without what wraps a type that is no object."""
-    held = hang(reply)
-    one = Agent("typed", ScriptedProvider([held, reply]), output=output, finish="tool")
-    async with engine.served(one) as client:
-        run = await client.start(one, "Go.")
-        async for event in run.events():
-            if event.type == "model.delta" and event.partial is not None:
-                assert (event.name, event.partial) == (FINISH_TOOL, seen)
-                break
-        await run.cancel()
+    ]
+    agents = [
+        Agent(f"typed-{n}", ScriptedProvider([hang(reply), reply]), output=output, finish="tool")
+        for n, (output, reply, _) in enumerate(cases)
+    ]
+    async with engine.served(*agents) as client:
+        for one, (_, _, seen) in zip(agents, cases, strict=True):
+            run = await client.start(one, "Go.")
+            async for event in run.events():
+                if event.type == "model.delta" and event.partial is not None:
+                    assert (event.name, event.partial) == (FINISH_TOOL, seen)
+                    break
+            await run.cancel()

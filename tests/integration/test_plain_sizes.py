@@ -111,28 +111,24 @@ async def test_three_hundred_calls_with_the_largest_context_run_and_keep_their_o
     assert_closed(response.messages)
 
 
-@pytest.mark.parametrize("mode", ["session", "paused"])
-async def test_a_run_that_waits_continues_as_new_when_what_is_signalled_makes_its_history_long(
-    engine: Engine, mode: str
-) -> None:
-    limits: dict[str, Any] = {"max_iterations": 1, "on_limit": "pause"} if mode == "paused" else {}
-
+async def test_a_run_that_waits_continues_as_new_when_what_is_signalled_makes_its_history_long(engine: Engine) -> None:
     @tool
     def look() -> str:
         """Look."""
         return "seen"
 
-    reply = [[call("look")], "Done."] if mode == "paused" else ["One."]
-    provider = ScriptedProvider(reply)
-    async with engine.served(Agent("a", provider, tools=[look], **limits)):
-        raw = {"agent": "a", "message": "go", "mode": "session", "max_history_events": 60}
-        handle = await started(engine, raw)
-        first = (await handle.describe()).run_id
+    session = Agent("waiting", ScriptedProvider(["One."]))
+    paused = Agent("paused", ScriptedProvider([call("look")]), tools=[look], max_iterations=1, on_limit="pause")
+    async with engine.served(session, paused):
+        for agent in (session, paused):
+            start = {"agent": agent.name, "message": "go", "mode": "session", "max_history_events": 60}
+            handle = await started(engine, start)
+            first = (await handle.describe()).run_id
 
-        async def again() -> bool:
-            await handle.signal("inject_user_message", {"nothing": 1})
-            return (await handle.describe()).run_id != first
+            async def again(handle: WorkflowHandle[Any, Any] = handle, first: str | None = first) -> bool:
+                await handle.signal("inject_user_message", {"nothing": 1})
+                return (await handle.describe()).run_id != first
 
-        await eventually(again)
-        assert (await handle.query("status"))["state"] == ("paused" if mode == "paused" else "waiting")
-        await handle.terminate()
+            await eventually(again)
+            assert (await handle.query("status"))["state"] == agent.name
+            await handle.terminate()

@@ -61,32 +61,30 @@ async def test_plain_json_comes_and_goes(engine: Engine) -> None:
     assert len({one for _, one in seen}) == 4, "each call has an id of its own"
 
 
-async def test_what_is_large_travels_whole_or_is_refused(engine: Engine) -> None:
+async def test_what_is_large_travels_whole_or_is_refused_and_many_large_results_are_no_end_of_the_run(
+    engine: Engine,
+) -> None:
     @activity.defn(name="tool.big")
     async def big(arguments: dict[str, Any]) -> str:
-        return "ж" * arguments["n"] if "n" in arguments else str(len(arguments["text"]))
+        return arguments["letter"] * arguments["n"] if "n" in arguments else str(len(arguments["text"]))
 
     far = remote_tool("big", {}, f"{engine.task_queue}-far")
     most = (REMOTE_BYTES - 2) // 6  # as JSON that Temporal writes, six bytes a letter
-    model = asks(
-        call("big", n=most), call("big", n=most + 1), call("big", text="x" * 200_000), call("big", text="x" * 300_000)
+    one_by_one = asks(
+        call("big", letter="ж", n=most),
+        call("big", letter="ж", n=most + 1),
+        call("big", text="x" * 200_000),
+        call("big", text="x" * 300_000),
     )
-    async with engine.served(Agent("large", model, tools=[far])) as client, elsewhere(engine, big):
+    many = asks(*[call("big", letter="x", n=REMOTE_BYTES - 2)] * 12)
+    agents = [Agent("large", one_by_one, tools=[far]), Agent("many", many, tools=[far])]
+    async with engine.served(*agents) as client, elsewhere(engine, big):
         whole, longer, fits, refused = results((await (await client.start("large", "Go.")).result()).messages)
+        found = results((await (await client.start("many", "Go.")).result()).messages)
     assert whole == "ж" * most
     assert longer == f"ResultError: big ran, but its result has {6 * most + 8:,} bytes as JSON; it may have 262,144"
     assert fits == "200000"
     assert refused.startswith("not run: its arguments have 300,0")
-
-
-async def test_many_large_results_are_no_end_of_the_run(engine: Engine) -> None:
-    @activity.defn(name="tool.big")
-    async def big(arguments: dict[str, Any]) -> str:
-        return "x" * (REMOTE_BYTES - 2)
-
-    far = remote_tool("big", {}, f"{engine.task_queue}-far")
-    async with engine.served(Agent("large", asks(*[call("big")] * 12), tools=[far])) as client, elsewhere(engine, big):
-        found = results((await (await client.start("large", "Go.")).result()).messages)
     assert [len(text) == REMOTE_BYTES - 2 for text in found].count(True) == 4
     assert sum("too long: ask for less" in text for text in found) == 8
 

@@ -50,30 +50,6 @@ async def test_parallel_calls_run_at_once_and_their_results_stand_in_call_order(
     assert_closed(response.messages)
 
 
-@pytest.mark.server
-async def test_inline_tools_need_no_activity(engine: Engine) -> None:
-    seen: list[ToolContext] = []
-
-    @tool(inline=True)
-    async def quick(ctx: ToolContext, n: int) -> int:
-        """Twice."""
-        seen.append(ctx)
-        return 2 * n
-
-    @tool
-    async def slow(n: int) -> int:
-        """Thrice."""
-        return 3 * n
-
-    provider = ScriptedProvider([[call("quick", n=1), call("slow", n=1), call("quick", n=2)], "Done."])
-    async with engine.served(Agent("mixed", provider, tools=[quick, slow])) as client:
-        run = await client.start("mixed", "Go.")
-        response = await run.result()
-        assert await _types(run) == ["perdure.model", "tool.slow", "perdure.model"]
-    assert results(response.messages) == ["2", "3", "4"]
-    assert len({ctx.idempotency_key for ctx in seen}) == 2
-
-
 async def test_an_inline_tool_that_fails_is_a_result(engine: Engine) -> None:
     @tool(inline=True)
     def broken() -> None:
@@ -87,30 +63,37 @@ async def test_an_inline_tool_that_fails_is_a_result(engine: Engine) -> None:
 
 
 @pytest.mark.server
-async def test_calls_that_cannot_run_are_told_to_the_model(engine: Engine) -> None:
+async def test_inline_calls_and_those_that_cannot_run_need_no_activity(engine: Engine) -> None:
+    seen: list[ToolContext] = []
+
+    @tool(inline=True)
+    async def quick(ctx: ToolContext, n: int) -> int:
+        """Twice."""
+        seen.append(ctx)
+        return 2 * n
+
     @tool
     async def add(a: int, b: int) -> int:
         """Add."""
         return a + b
 
-    provider = ScriptedProvider(
-        [
-            [
-                call("subtract", a=1, b=2),
-                call("add", a="one"),
-                ToolCallPart(id="", name="add", malformed='{"a": 1,'),
-                call("add", a=1, b=2),
-            ],
-            "Done.",
-        ]
-    )
-    async with engine.served(Agent("calm", provider, tools=[add])) as client:
+    calls = [
+        call("quick", n=1),
+        call("subtract", a=1, b=2),
+        call("add", a="one"),
+        ToolCallPart(id="", name="add", malformed='{"a": 1,'),
+        call("add", a=1, b=2),
+        call("quick", n=2),
+    ]
+    async with engine.served(Agent("calm", ScriptedProvider([calls, "Done."]), tools=[add, quick])) as client:
         run = await client.start("calm", "Go.")
         response = await run.result()
         assert await _types(run) == ["perdure.model", "tool.add", "perdure.model"]
-    unknown, invalid, malformed, good = response.messages[2].tool_results
+    first, unknown, invalid, malformed, good, last = response.messages[2].tool_results
+    assert (first.content, last.content) == ("2", "4")
+    assert len({ctx.idempotency_key for ctx in seen}) == 2
     assert unknown.is_error
-    assert unknown.content == "tool not found: subtract (there is: add)"
+    assert unknown.content == "tool not found: subtract (there is: add, quick)"
     assert invalid.is_error
     assert "a" in invalid.content
     assert "b" in invalid.content
