@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
-from tests.support import npm
+from tests.support import forkserver, npm
 from tests.support.engine import Engine
 from tests.support.in_process import InProcessEngine
 from tests.support.patience import be_patient
@@ -48,6 +48,11 @@ def _certificates_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _build_has_a_name() -> None:
+    forkserver.name_this_build()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidIn
 from perdure.inbox import pending_of
 from perdure.types.approval import PendingApproval
 from tests.support.checks import assert_closed, results
-from tests.support.engine import Engine
+from tests.support.engine import Engine, side_by_side
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 
 async def waits(run: Run, count: int) -> tuple[PendingApproval, ...]:
@@ -89,7 +90,29 @@ async def test_worker_and_server_die_while_calls_wait_and_then_somebody_decides(
         await stop_server(home)
 
 
-async def test_a_decision_that_had_no_answer_is_sent_again(engine: Engine) -> None:
+async def test_workers_are_killed_and_deployed_while_calls_wait(engine: Engine) -> None:
+    deploys = {
+        "a deploy without the tool": partial(
+            _deployed, code="gone", always=False, said=r"pay.*(gone|no tool|not found|unknown|does not exist)"
+        ),
+        "a deploy with a rule that denies": partial(_deployed, code="deny", always=False, said=DENIED),
+        "a deploy with a rule that denies, approved for ever": partial(
+            _deployed, code="deny", always=True, said=DENIED
+        ),
+        "a deploy with a rule that asks, behind the call's begin": _deployed_behind_the_begin,
+    }
+    scenarios = {
+        "a decision without an answer": _decided_without_an_answer,
+        "decisions at once": _decided_at_once,
+        "the time is over while nobody serves": _expired_unserved,
+    }
+    await side_by_side(engine, {**scenarios, **deploys})
+
+
+DENIED = "Denied: a rule of agent paying does not allow this call of pay"
+
+
+async def _decided_without_an_answer(engine: Engine) -> None:
     """While nobody serves the run two decisions have no answer, and are given up; sent again, each counts once."""
     worker = await engine.process("approving")
     client = await engine.client()
@@ -121,7 +144,8 @@ async def _decided(run: Run) -> Any:
     return [type("Decided", (), one) for one in raw["decided"]]
 
 
-async def test_it_continues_as_new_between_decisions_that_come_all_at_once(engine: Engine) -> None:
+async def _decided_at_once(engine: Engine) -> None:
+    """The run continues as new between decisions that come all at once."""
     await engine.process("approving")
     run = await (await engine.client()).start("paying", " ".join(f"w{n}" for n in range(12)), max_history_events=11)
     asked = await waits(run, 12)
@@ -164,15 +188,16 @@ async def test_it_continues_as_new_between_decisions_that_come_all_at_once(engin
     assert engine.ledger.counts("pay") == {f"w{n}": 1 for n in (*range(8), 11)}
 
 
-async def test_who_comes_when_the_time_is_over_hears_it_also_where_nobody_was_there_to_end_it(engine: Engine) -> None:
+async def _expired_unserved(engine: Engine) -> None:
+    """Who comes when the time is over hears it, also where no worker was there to end it."""
     # Time enough to see that it waits, and to kill the worker before it has heard that the time is over.
-    worker = await engine.process("approving", TEST_EXPIRES="8")
+    worker = await engine.process("approving", TEST_EXPIRES="6")
     run = await (await engine.client()).start("paying", "ana")
     (asked,) = await waits(run, 1)
     await worker.kill()
-    late = asyncio.get_running_loop().time() + 8.5
+    late = asyncio.get_running_loop().time() + 6.5
     await eventually(lambda: asyncio.get_running_loop().time() > late, deadline=20, what="the end of its time")
-    await engine.process("approving", TEST_EXPIRES="8")
+    await engine.process("approving", TEST_EXPIRES="6")
     with pytest.raises(ApprovalExpiredError):
         await run.approve(asked.call_id, by="ana")
     await run.result()
@@ -180,17 +205,8 @@ async def test_who_comes_when_the_time_is_over_hears_it_also_where_nobody_was_th
     assert engine.ledger.counts("pay") == {}
 
 
-@pytest.mark.parametrize(
-    ("code", "always", "said"),
-    [
-        ("gone", False, r"pay.*(gone|no tool|not found|unknown|does not exist)"),
-        ("deny", False, "Denied: a rule of agent paying does not allow this call of pay"),
-        ("deny", True, "Denied: a rule of agent paying does not allow this call of pay"),
-    ],
-)
-async def test_a_deploy_counts_for_a_call_that_is_approved_behind_it(
-    engine: Engine, code: str, always: bool, said: str
-) -> None:
+async def _deployed(engine: Engine, *, code: str, always: bool, said: str) -> None:
+    """A deploy counts for a call that is approved behind it."""
     worker = await engine.process("approving")
     run = await (await engine.client()).start("paying", "ana")
     (asked,) = await waits(run, 1)
@@ -203,7 +219,7 @@ async def test_a_deploy_counts_for_a_call_that_is_approved_behind_it(
     assert engine.ledger.counts("pay") == {}
 
 
-async def test_a_rule_that_a_deploy_brings_stops_a_call_that_had_begun(engine: Engine) -> None:
+async def _deployed_behind_the_begin(engine: Engine) -> None:
     """It may run again, and would; but somebody has to be asked now."""
     worker = await engine.process("approving", TEST_CODE="free")
     run = await (await engine.client()).start("paying", "ana")

@@ -1,4 +1,4 @@
-"""``kill -9``: forty tool iterations, three killed workers, every effect once."""
+"""``kill -9``: workers that are killed, stopped or taken for lost, and every effect once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import random
 import signal
 import time
 from collections import Counter
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,10 +21,10 @@ from tests.servers.chat_wire import Call, Reply
 from tests.servers.openai_server import OpenAIServer
 from tests.support import faults
 from tests.support.checks import assert_closed, results
-from tests.support.engine import Engine
+from tests.support.engine import Engine, side_by_side
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 ITERATIONS = 40
 KILLS = 3
@@ -33,6 +35,181 @@ GIVEN = 2.0
 TOOL_SECONDS = 0.3
 
 
+# --- a kill at each point of a call
+
+
+KILLED_AT = [
+    *(("work", point) for point in POINTS),
+    *(("look", point) for point in ("tool.claimed", "tool.acted")),  # a recorded outcome is returned of any tool
+]
+
+
+async def test_a_kill_at_each_point(engine: Engine) -> None:
+    """``work`` must not run twice, ``look`` may. Whatever was recorded is neither paid nor done again."""
+    scenarios = {f"{tool} {point}": partial(_killed_at, tool=tool, point=point) for tool, point in KILLED_AT}
+    await side_by_side(engine, scenarios)
+
+
+async def _killed_at(engine: Engine, *, tool: str, point: str) -> None:
+    def rule(request: dict[str, Any]) -> Reply:
+        n = _iteration(request)
+        asked.append(n)
+        return Reply(text="Done.") if n else Reply(calls=[Call(tool, {"n": "0"}, id="call_0")])
+
+    asked: list[int] = []
+    async with OpenAIServer(rule) as server:
+        settings = {"TEST_MODEL_URL": server.base_url, "TEST_KILL_AT": point}
+        doomed = await engine.process("counting", **settings)
+        client = await engine.client()
+        run = await client.start("counting", "Go.")
+        assert await doomed.gone() == -signal.SIGKILL
+        await engine.process("counting", **settings)  # it reaches the same point, and lives
+        response = await asyncio.wait_for(run.result(), 60)
+    assert response.content == "Done."
+    assert_closed(response.messages)
+    assert asked == ([0, 0, 1] if point == "model.answered" else [0, 1])
+    unknown = tool == "work" and point in ("tool.claimed", "tool.acted")
+    assert results(response.messages)[0].startswith("OutcomeUnknown: work" if unknown else f"{tool}ed 0")
+    acted = {("work", "tool.claimed"): {}, ("look", "tool.acted"): {"0": 2}}.get((tool, point), {"0": 1})
+    assert engine.ledger.counts(tool) == acted
+
+
+# --- workers that are lost at no such point
+
+
+async def test_workers_that_are_killed_stopped_or_taken_for_lost(engine: Engine) -> None:
+    scenarios = {
+        "killed in the middle of a reply": _killed_in_a_reply,
+        "killed in the middle of a workflow task": _killed_in_a_workflow_task,
+        "told to stop: finishes its tool": _told_to_stop,
+        "taken for lost: does not overwrite how the run ended": _taken_for_lost,
+    }
+    await side_by_side(engine, scenarios)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """When a worker was killed, when the next one served, and when that one asked the model."""
+
+    killed: float
+    served: float
+    asked: float
+
+    def assert_in_time(self) -> None:
+        """A machine on which processes start slowly, or that has other jobs, has its time for that."""
+        slack = max(0.0, os.getloadavg()[0] - (os.cpu_count() or 1)) * 2
+        print(f"SIGKILL to next model call: {self.asked - self.killed:.1f} s; load {os.getloadavg()[0]:.1f}")
+        assert self.asked <= max(self.killed + RECOVERY, self.served + GIVEN) + slack, self
+
+
+async def _killed_in_a_reply(engine: Engine) -> Recovery:
+    def rule(request: dict[str, Any]) -> Reply:
+        asked.append(time.monotonic())
+        return Reply(text="Done.", delay=0.5 if len(asked) == 1 else 0.0)
+
+    asked: list[float] = []
+    async with OpenAIServer(rule) as server:
+        worker = await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        client = await engine.client()
+        run = await client.start("counting", "Go on, then, one word at a time.")
+        await eventually(lambda: asked)
+        await worker.kill()
+        killed = time.monotonic()
+        await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        served = time.monotonic()
+        response = await asyncio.wait_for(run.result(), 60)
+    assert response.content == "Done."
+    assert len(asked) == 2
+    return Recovery(killed, served, asked[1])
+
+
+async def _killed_in_a_workflow_task(engine: Engine) -> Recovery:
+    asked: list[float] = []
+
+    def rule(request: dict[str, Any]) -> Reply:
+        asked.append(time.monotonic())
+        return Reply(text="Done.")
+
+    async with OpenAIServer(rule) as server:
+        worker = await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        client = await engine.client()
+        run = await client.start("counting")
+        await eventually(lambda: _waiting(run))
+        worker.process.send_signal(signal.SIGSTOP)  # its polls stay open, so it is given the task, and never ends it
+        await run.inject("Go.")
+        await eventually(lambda: _task_started(run))
+        await worker.kill()
+        killed = time.monotonic()
+        await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        served = time.monotonic()
+        response = await asyncio.wait_for(run.result(), 60)
+        history = await run.handle.fetch_history()
+    assert response.content == "Done."
+    assert len(asked) == 1
+    # How soon a run goes on hangs on two timeouts: test_a_run_goes_on_in_time measures it.
+    begun = history.events[0].workflow_execution_started_event_attributes
+    called = [event.activity_task_scheduled_event_attributes for event in history.events]
+    beats = {one.heartbeat_timeout.ToSeconds() for one in called if one.activity_id}
+    assert (begun.workflow_task_timeout.ToSeconds(), beats) == (5, {5})
+    return Recovery(killed, served, asked[0])
+
+
+async def _told_to_stop(engine: Engine) -> None:
+    def rule(request: dict[str, Any]) -> Reply:
+        return Reply(text="Done.") if _iteration(request) else Reply(calls=[Call("work", {"n": "0"}, id="call_0")])
+
+    async with OpenAIServer(rule) as server:
+        settings = {"TEST_MODEL_URL": server.base_url, "TEST_TOOL_SECONDS": "2"}
+        worker = await engine.process("counting", **settings)
+        client = await engine.client()
+        run = await client.start("counting", "Go.")
+        await eventually(lambda: engine.ledger.entries("work"))
+        assert await worker.stop() == 0
+        assert engine.ledger.counts("worked") == {"0": 1}
+        await engine.process("counting", **settings)
+        response = await asyncio.wait_for(run.result(), 60)
+    assert results(response.messages) == ["worked 0"]
+    assert engine.ledger.counts("work") == {"0": 1}
+
+
+async def _taken_for_lost(engine: Engine) -> None:
+    """It hangs in a model call, the run is cancelled elsewhere, and then it goes on and records its reply."""
+    gate = asyncio.Event()
+
+    async def rule(request: dict[str, Any]) -> Reply:
+        await gate.wait()
+        return Reply(text="Too late.")
+
+    async with OpenAIServer(rule) as server:
+        lost = await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        client = await engine.client()
+        run = await client.start("counting", "Go.")
+        await eventually(lambda: server.stats.requests)
+        lost.process.send_signal(signal.SIGSTOP)
+        await engine.process("counting", TEST_MODEL_URL=server.base_url)
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await asyncio.wait_for(run.result(), 60)
+        (closed,) = faults.sql(engine.store_path, RUN_ROW)
+        assert closed[0] == "cancelled"
+        recorded = faults.sql(engine.store_path, OUTCOMES)
+        gate.set()
+        lost.process.send_signal(signal.SIGCONT)
+        await eventually(lambda: faults.sql(engine.store_path, OUTCOMES) > recorded, what="the late reply, recorded")
+        assert faults.sql(engine.store_path, RUN_ROW) == [closed]
+
+
+# --- how soon a run goes on, and kills at random moments
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("killed", [_killed_in_a_reply, _killed_in_a_workflow_task])
+async def test_a_run_goes_on_in_time(engine: Engine, killed: Any) -> None:
+    recovery: Recovery = await killed(engine)
+    recovery.assert_in_time()
+
+
 class Model:
     """Alternates ``work`` (at most once) and ``look`` (idempotent); remembers when it was asked and answered what."""
 
@@ -40,7 +217,7 @@ class Model:
         self.asked: list[tuple[float, int]] = []
 
     def __call__(self, request: dict[str, Any]) -> Reply:
-        n = sum(message["role"] == "assistant" for message in request["messages"])
+        n = _iteration(request)
         self.asked.append((time.monotonic(), n))
         if n >= ITERATIONS:
             return Reply(text="All done.", delay=0.01)
@@ -51,13 +228,13 @@ class Model:
         return next((at for at, _ in self.asked if at > moment), None)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> None:
     seed = int(os.environ.get("TEST_SEED", random.randrange(10**6)))
     dice = random.Random(seed)
     print(f"seed {seed}")
     model = Model()
-    recoveries: list[float] = []
     async with OpenAIServer(model) as server:
         settings = {"TEST_MODEL_URL": server.base_url, "TEST_TOOL_SECONDS": str(TOOL_SECONDS)}
         worker = await engine.process("counting", **settings)
@@ -75,12 +252,10 @@ async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> N
             worker = await engine.process("counting", **settings)
             served = time.monotonic()
             asked = await eventually(lambda since=killed: model.after(since), deadline=60, what="a model call")
-            recoveries.append(asked - killed)
-            assert _in_time(killed, served, asked - TOOL_SECONDS), recoveries
+            Recovery(killed, served, asked - TOOL_SECONDS).assert_in_time()
         response = await asyncio.wait_for(run.result(), 120)
         stats = server.stats
-    print(f"SIGKILL to next model call: {', '.join(f'{seconds:.1f} s' for seconds in recoveries)}")
-    print(f"load {os.getloadavg()[0]:.1f}; model calls {stats.requests}, answered whole {stats.completed}")
+    print(f"model calls {stats.requests}, answered whole {stats.completed}")
 
     assert response.content == "All done."
     assert response.iterations == ITERATIONS + 1
@@ -106,142 +281,9 @@ async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> N
     assert max(asked_at.values()) <= 2
 
 
-@pytest.mark.alone
-async def test_a_kill_in_the_middle_of_a_reply(engine: Engine) -> None:
-    def rule(request: dict[str, Any]) -> Reply:
-        asked.append(time.monotonic())
-        return Reply(text="Done.", delay=0.5 if len(asked) == 1 else 0.0)
-
-    asked: list[float] = []
-    async with OpenAIServer(rule) as server:
-        worker = await engine.process("counting", TEST_MODEL_URL=server.base_url)
-        client = await engine.client()
-        run = await client.start("counting", "Go on, then, one word at a time.")
-        await eventually(lambda: asked)
-        await worker.kill()
-        killed = time.monotonic()
-        await engine.process("counting", TEST_MODEL_URL=server.base_url)
-        served = time.monotonic()
-        response = await asyncio.wait_for(run.result(), 60)
-    assert response.content == "Done."
-    assert len(asked) == 2
-    print(f"SIGKILL in a reply to next model call: {asked[1] - killed:.1f} s; load {os.getloadavg()[0]:.1f}")
-    assert _in_time(killed, served, asked[1])
-
-
-@pytest.mark.parametrize(
-    ("tool", "point"),
-    [*(("work", point) for point in POINTS), *(("look", point) for point in POINTS if point.startswith("tool."))],
-)
-async def test_a_kill_at(engine: Engine, tool: str, point: str) -> None:
-    """``work`` must not run twice, ``look`` may. Whatever was recorded is neither paid nor done again."""
-
-    def rule(request: dict[str, Any]) -> Reply:
-        n = sum(message["role"] == "assistant" for message in request["messages"])
-        asked.append(n)
-        return Reply(text="Done.") if n else Reply(calls=[Call(tool, {"n": "0"}, id="call_0")])
-
-    asked: list[int] = []
-    async with OpenAIServer(rule) as server:
-        settings = {"TEST_MODEL_URL": server.base_url, "TEST_KILL_AT": point}
-        doomed = await engine.process("counting", **settings)
-        client = await engine.client()
-        run = await client.start("counting", "Go.")
-        assert await doomed.gone() == -signal.SIGKILL
-        await engine.process("counting", **settings)  # it reaches the same point, and lives
-        response = await asyncio.wait_for(run.result(), 60)
-    assert response.content == "Done."
-    assert_closed(response.messages)
-    assert asked == ([0, 0, 1] if point == "model.answered" else [0, 1])
-    unknown = tool == "work" and point in ("tool.claimed", "tool.acted")
-    assert results(response.messages)[0].startswith("OutcomeUnknown: work" if unknown else f"{tool}ed 0")
-    acted = {("work", "tool.claimed"): {}, ("look", "tool.acted"): {"0": 2}}.get((tool, point), {"0": 1})
-    assert engine.ledger.counts(tool) == acted
-
-
-def _in_time(killed: float, served: float, asked: float) -> bool:
-    """Whether the next call came soon enough; a machine on which processes start slowly has its time for that."""
-    return asked <= max(killed + RECOVERY, served + GIVEN) + _slack()
-
-
-def _slack() -> float:
-    """For other jobs on this machine."""
-    return max(0.0, os.getloadavg()[0] - (os.cpu_count() or 1)) * 2
-
-
-async def test_a_worker_that_is_told_to_stop_finishes_its_tool(engine: Engine) -> None:
-    def rule(request: dict[str, Any]) -> Reply:
-        n = sum(message["role"] == "assistant" for message in request["messages"])
-        return Reply(text="Done.") if n else Reply(calls=[Call("work", {"n": "0"}, id="call_0")])
-
-    async with OpenAIServer(rule) as server:
-        settings = {"TEST_MODEL_URL": server.base_url, "TEST_TOOL_SECONDS": "2"}
-        worker = await engine.process("counting", **settings)
-        client = await engine.client()
-        run = await client.start("counting", "Go.")
-        await eventually(lambda: engine.ledger.entries("work"))
-        begun = time.monotonic()
-        assert await worker.stop() == 0
-        print(f"drained in {time.monotonic() - begun:.1f} s")
-        assert engine.ledger.counts("worked") == {"0": 1}
-        await engine.process("counting", **settings)
-        response = await asyncio.wait_for(run.result(), 60)
-    assert results(response.messages) == ["worked 0"]
-    assert engine.ledger.counts("work") == {"0": 1}
-
-
-@pytest.mark.alone
-async def test_a_kill_in_the_middle_of_a_workflow_task(engine: Engine) -> None:
-    asked: list[float] = []
-
-    def rule(request: dict[str, Any]) -> Reply:
-        asked.append(time.monotonic())
-        return Reply(text="Done.")
-
-    async with OpenAIServer(rule) as server:
-        worker = await engine.process("counting", TEST_MODEL_URL=server.base_url)
-        client = await engine.client()
-        run = await client.start("counting")
-        await eventually(lambda: _waiting(run))
-        worker.process.send_signal(signal.SIGSTOP)  # its polls stay open, so it is given the task, and never ends it
-        await run.inject("Go.")
-        await eventually(lambda: _task_started(run))
-        await worker.kill()
-        killed = time.monotonic()
-        await engine.process("counting", TEST_MODEL_URL=server.base_url)
-        served = time.monotonic()
-        response = await asyncio.wait_for(run.result(), 60)
-    print(f"SIGKILL in a workflow task to next model call: {asked[0] - killed:.1f} s; load {os.getloadavg()[0]:.1f}")
-    assert response.content == "Done."
-    assert len(asked) == 1
-    assert _in_time(killed, served, asked[0])
-
-
-async def test_a_worker_that_was_taken_for_lost_does_not_overwrite_how_the_run_ended(engine: Engine) -> None:
-    """It hangs in a model call, the run is cancelled elsewhere, and then it goes on and records its reply."""
-    gate = asyncio.Event()
-
-    async def rule(request: dict[str, Any]) -> Reply:
-        await gate.wait()
-        return Reply(text="Too late.")
-
-    async with OpenAIServer(rule) as server:
-        lost = await engine.process("counting", TEST_MODEL_URL=server.base_url)
-        client = await engine.client()
-        run = await client.start("counting", "Go.")
-        await eventually(lambda: server.stats.requests)
-        lost.process.send_signal(signal.SIGSTOP)
-        await engine.process("counting", TEST_MODEL_URL=server.base_url)
-        await run.cancel()
-        with pytest.raises(RunCancelledError):
-            await asyncio.wait_for(run.result(), 60)
-        (closed,) = faults.sql(engine.store_path, RUN_ROW)
-        assert closed[0] == "cancelled"
-        recorded = faults.sql(engine.store_path, OUTCOMES)
-        gate.set()
-        lost.process.send_signal(signal.SIGCONT)
-        await eventually(lambda: faults.sql(engine.store_path, OUTCOMES) > recorded, what="the late reply, recorded")
-        assert faults.sql(engine.store_path, RUN_ROW) == [closed]
+def _iteration(request: dict[str, Any]) -> int:
+    """How often the model has answered in this conversation."""
+    return sum(message["role"] == "assistant" for message in request["messages"])
 
 
 RUN_ROW = "SELECT status, head, result, updated_at FROM runs"

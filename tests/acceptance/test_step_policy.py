@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from perdure import Run
-from perdure.testing import replay
 from tests.servers.chat_wire import Call, Reply
 from tests.servers.http import Answer, HttpServer, Request
 from tests.servers.openai_server import OpenAIServer
 from tests.support.checks import assert_closed, results, users
-from tests.support.engine import Engine
+from tests.support.engine import Engine, side_by_side
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 ITERATIONS = 4
 
@@ -54,7 +53,6 @@ async def _resumed(engine: Engine, point: str | None) -> tuple[Run, list[dict[st
     assert response.content == "Done."
     assert_closed(response.messages)
     assert len(results(response.messages)) >= 1
-    assert not (await replay(client=client, id=run.id)).failed
     return run, requests
 
 
@@ -62,7 +60,17 @@ def policies(engine: Engine) -> list[str]:
     return [entry["key"] for entry in engine.ledger.entries("policy")]
 
 
-async def test_what_it_decided_is_what_is_recorded_and_replays(engine: Engine) -> None:
+async def test_a_policy_replays_and_its_run_goes_on_with_other_code(engine: Engine) -> None:
+    """Each history that a worker process had a part in is replayed at the end."""
+    scenarios = {
+        "what it decided is what is recorded": _not_killed,
+        "a reply that is not recorded is decided on again, by the new code": _killed_before_the_record,
+        "a recorded step is not taken again, and the new code goes on from it": _killed_behind_the_record,
+    }
+    await side_by_side(engine, scenarios)
+
+
+async def _not_killed(engine: Engine) -> None:
     run, requests = await _resumed(engine, None)
     messages = await run.transcript()
     assert policies(engine) == [f"old {n}" for n in range(1, ITERATIONS + 1)]
@@ -73,7 +81,7 @@ async def test_what_it_decided_is_what_is_recorded_and_replays(engine: Engine) -
     assert len(settings) == ITERATIONS, "each step had settings of its own"
 
 
-async def test_a_reply_that_nobody_had_recorded_is_decided_on_again_by_the_new_code(engine: Engine) -> None:
+async def _killed_before_the_record(engine: Engine) -> None:
     run, requests = await _resumed(engine, "model.answered")
     assert policies(engine)[:2] == ["old 1", "new 1"]
     messages = await run.transcript()
@@ -81,7 +89,7 @@ async def test_a_reply_that_nobody_had_recorded_is_decided_on_again_by_the_new_c
     assert [one.get("temperature") for one in requests[2:]] == [1.0] * (len(requests) - 2)
 
 
-async def test_a_recorded_step_is_not_taken_again_and_the_new_code_goes_on_from_it(engine: Engine) -> None:
+async def _killed_behind_the_record(engine: Engine) -> None:
     run, requests = await _resumed(engine, "model.recorded")
     assert policies(engine)[:2] == ["old 1", "new 2"]
     kept = requests[1]["temperature"], requests[1]["seed"]

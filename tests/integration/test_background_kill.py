@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
-from tests.support.engine import Engine
+from tests.support.engine import Engine, side_by_side
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -23,8 +24,12 @@ async def collecting(run: Run) -> bool:
     return [one.name for one in (await run.status()).calls] == ["collect_agent"] * 2
 
 
-@pytest.mark.parametrize("cans", [False, True])
-async def test_the_worker_is_killed(engine: Engine, cans: bool) -> None:
+async def test_the_worker_is_killed(engine: Engine) -> None:
+    scenarios = {"one execution": partial(_killed, cans=False), "continued as new": partial(_killed, cans=True)}
+    await side_by_side(engine, scenarios)
+
+
+async def _killed(engine: Engine, *, cans: bool) -> None:
     lost = await engine.process("backgrounding")
     client = await engine.client()
     run = await client.start("boss", "Go.", **({"max_history_events": 15} if cans else {}))

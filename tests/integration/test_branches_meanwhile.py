@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, replay
 from tests.support.branches import answer, boss, echo, requests, said
 from tests.support.checks import assert_closed, results, users
-from tests.support.engine import Engine
+from tests.support.engine import Engine, side_by_side
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
@@ -184,7 +185,13 @@ async def test_what_a_policy_remembers_counts_once(engine: Engine) -> None:
 
 
 @pytest.mark.server
-async def test_a_branch_killed_with_its_worker_goes_on(engine: Engine) -> None:
+async def test_a_worker_is_killed_while_it_asks_for_a_branch_or_while_the_branch_runs(engine: Engine) -> None:
+    points = ("model.answered", "model.recorded")
+    scenarios = {point: partial(_killed_as_it_asks, point=point) for point in points}
+    await side_by_side(engine, {"the branch runs": _killed_with_the_branch, **scenarios})
+
+
+async def _killed_with_the_branch(engine: Engine) -> None:
     lost = await engine.process("branching")
     client = await engine.client()
     run = await client.start("boss", "Go.")
@@ -199,9 +206,7 @@ async def test_a_branch_killed_with_its_worker_goes_on(engine: Engine) -> None:
     assert len(engine.ledger.entries("policy")) == 2
 
 
-@pytest.mark.server
-@pytest.mark.parametrize("point", ["model.answered", "model.recorded"])
-async def test_a_worker_killed_while_it_asks_for_the_branch(engine: Engine, point: str) -> None:
+async def _killed_as_it_asks(engine: Engine, *, point: str) -> None:
     """``model.answered``: before the branch is recorded, the policy runs once more; behind it, it does not."""
     lost = await engine.process("branching", TEST_BRANCH_KILL=point)
     client = await engine.client()

@@ -1,4 +1,4 @@
-"""Whoever follows a run on a real server sees what its subagents do: in one order, with the way down to each."""
+"""Whoever follows a run sees what its subagents do: in one order, with the way down to each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from tests.support.engine import Engine
 from tests.support.following import all_of, assert_whole, run_end, shown
 from tests.support.wait import eventually
 from tests.workers.following import written
-
-pytestmark = pytest.mark.server
 
 
 @tool
@@ -198,15 +196,16 @@ async def test_deltas_of_subagents_that_stream_at_once(engine: Engine) -> None:
     ]
 
 
+@pytest.mark.server
 async def test_a_child_killed_with_its_worker_while_followers_come_and_go(engine: Engine) -> None:
     lost = await engine.process("judging")
     client = await engine.client()
     run = await client.start("boss", "Go.")
     file = engine.folder / "seen.jsonl"
     follower = {"TEST_RUNS": json.dumps([run.id, f"{run.id}/1"]), "TEST_SEEN": str(file)}
-    first = await engine.process("following", **follower)
     live = [asyncio.ensure_future(all_of(run.events())), asyncio.ensure_future(one_by_one(run))]
     await eventually(lambda: engine.ledger.entries("weigh") != [], what="the tool of the child runs")
+    first = await engine.process("following", **follower)  # a run that is not there yet cannot be followed
     await eventually(lambda: len(written(file).get(0, [])) > 5, what="it is followed")
     await asyncio.gather(first.kill(), lost.kill())
     second = engine.spawn("following", **follower)
@@ -248,7 +247,7 @@ async def test_a_run_without_subagents_tells_what_it_told(engine: Engine) -> Non
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
-async def test_the_same_without_a_server() -> None:
+async def test_the_testing_kit_tells_the_same() -> None:
     critic = Agent("critic", "openai:gpt-5-mini")
     agent = Agent("desk", "openai:gpt-5-mini", subagents=[critic])
     with scripted(agent, [call("call_critic", task="x"), "Done."], others={critic: ["Fine."]}) as script:

@@ -1,4 +1,4 @@
-"""What workers on a real server tell the store while runs go on: read from the store, as anybody else would."""
+"""What workers tell the store while runs go on: read from the store, as anybody else would."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from perdure.types.messages import TextPart
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 
 @tool
@@ -118,6 +116,7 @@ async def test_a_slow_reply_is_there_as_it_comes(engine: Engine) -> None:
     assert any(first <= delta.seq <= last for first, last in completed.replaces)
 
 
+@pytest.mark.server
 async def test_a_run_adds_no_event_to_its_history_for_those_who_follow(engine: Engine) -> None:
     model = Slow("One ", "two.")
     async with engine.served(Agent("slow", model)) as client:
@@ -159,6 +158,7 @@ async def test_a_stream_that_is_cut_is_taken_back(engine: Engine) -> None:
     assert again.attempt == 2
 
 
+@pytest.mark.server
 async def test_what_a_killed_worker_streamed_is_taken_back_by_the_next(engine: Engine, tmp_path: Path) -> None:
     go = tmp_path / "go"
     worker = await engine.process("streaming", TEST_GO=str(go))

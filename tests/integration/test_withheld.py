@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from perdure.types.messages import file_parts
 from tests.servers.http import CORRUPT, MISLABELLED
 from tests.servers.openai_server import OpenAIServer
 from tests.support.apis import FORMATS, Says, StrictApi, strict_api
-from tests.support.engine import Engine
+from tests.support.engine import Engine, side_by_side
 from tests.support.following import all_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -314,11 +315,16 @@ async def test_a_reply_that_a_hook_writes_anew_keeps_what_is_withheld() -> None:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("point", ["model.answered", "model.recorded"])
 async def test_a_worker_that_is_lost_behind_a_refusal_says_it_once_and_the_next_execution_knows(
-    engine: Engine, point: str
+    engine: Engine,
 ) -> None:
     """Before the reply is recorded everything is tried anew; behind it nothing is."""
+    await side_by_side(
+        engine, {point: partial(_killed_at, point=point) for point in ("model.answered", "model.recorded")}
+    )
+
+
+async def _killed_at(engine: Engine, *, point: str) -> None:
     async with OpenAIServer("Fine.") as server:
         settings = {"TEST_MODEL_URL": server.base_url, "TEST_KILL_AT": point}
         doomed = await engine.process("counting", **settings)

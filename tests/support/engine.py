@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -149,6 +150,32 @@ class Engine:
         for name, history in histories.items():
             idle = [task for task in idle_tasks(history.events) if task.received]
             assert not idle, f"workflow tasks of {name} have no command: {idle}"
+
+
+async def side_by_side(engine: Engine, scenarios: Mapping[str, Callable[[Engine], Awaitable[object]]]) -> None:
+    """Run all scenarios at once, each with a task queue and a store of its own on the server of ``engine``.
+
+    What follows a kill is mostly waiting, for a heartbeat that does not come. Raises an ``ExceptionGroup`` of those
+    that failed; notes say which.
+    """
+
+    async def run(name: str, scenario: Callable[[Engine], Awaitable[object]]) -> None:
+        folder = engine.folder / re.sub(r"\W+", "-", name)
+        folder.mkdir()
+        own = Engine(engine.address, folder)
+        try:
+            try:
+                await scenario(own)
+            finally:
+                await own.close()
+        except Exception as error:
+            error.add_note(f"scenario: {name}")
+            raise
+
+    ended = await asyncio.gather(*(run(*one) for one in scenarios.items()), return_exceptions=True)
+    failed = [error for error in ended if isinstance(error, Exception)]
+    if failed:
+        raise ExceptionGroup(f"{len(failed)} of {len(scenarios)} scenarios failed", failed)
 
 
 def run_worker(agents: Iterable[Agent], **options: Any) -> None:

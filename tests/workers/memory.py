@@ -39,16 +39,6 @@ async def inline(ctx: ToolContext) -> int:
     return await add(ctx, "inline")
 
 
-@tool(idempotent=True)
-def plainly(ctx: ToolContext) -> int:
-    """Count, in a thread."""
-    memory = ctx.memory.blocking
-    n: int = memory.get("visits", "plainly", 0) + 1
-    memory.put("visits", "plainly", n)
-    ledger.add("visit", "plainly")
-    return n
-
-
 async def greet(ctx: RunContext) -> str:
     await add(ctx, "instructions")
     return "Greet."
@@ -57,8 +47,7 @@ async def greet(ctx: RunContext) -> str:
 def agents() -> list[Agent]:
     """One for each tool, and one whose instructions count."""
     counting = [
-        Agent(one.name, ScriptedProvider(calls_then(1, one.name)), tools=[one])
-        for one in (again, once, inline, plainly)
+        Agent(one.name, ScriptedProvider(calls_then(1, one.name)), tools=[one]) for one in (again, once, inline)
     ]
     return [*counting, Agent("instructions", ScriptedProvider(lambda _: "Hello."), instructions=greet)]
 
