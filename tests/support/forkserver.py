@@ -33,10 +33,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from temporalio.worker._worker import load_default_build_id
+
 import perdure
+from perdure.providers.cost import cost_usd
+from perdure.types.messages import Usage
 
 ROOT = Path(__file__).parent.parent.parent
-SDKS = ("openai", "anthropic", "mcp.client.streamable_http", "mcp.client.stdio", "alembic.command", "prompt_toolkit")
+SDKS = (
+    "openai",
+    "anthropic",
+    "mcp.client.streamable_http",
+    "mcp.client.stdio",
+    "alembic.command",
+    "prompt_toolkit",
+    "genai_prices.data_snapshot",
+)
 NOT_IMPORTED = ("perdure.__main__", "perdure.store.migrations.env", "perdure.providers.pydantic_ai_")
 """Programs, and modules that only few programs import, by how their names begin."""
 
@@ -344,6 +356,9 @@ def main() -> NoReturn:
     for name in (*modules, *SDKS):
         if not name.startswith(NOT_IMPORTED):
             importlib.import_module(name)
+    # What a worker, and the first model call, compute from the imported modules: 1 s of CPU in each process.
+    load_default_build_id()
+    cost_usd("openai", "gpt-5", Usage())
     gc.freeze()
     listener, lifetime = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     run(serve(listener, lifetime))
