@@ -54,8 +54,9 @@ def test_what_the_sdk_warns_of_is_not_taken_for_output() -> None:
 
 
 async def test_hello(loopback: Loopback) -> None:
+    """Not forked: a real start, and the interpreter's own end, which must not abort."""
     loopback.model.rule = lambda request: f"{system(request)} {users(request)[0]} What is written."
-    out = succeeded(await loopback.python(EXAMPLES / "01_hello.py"))
+    out = succeeded(await loopback.run("python3", EXAMPLES / "01_hello.py"))
     assert out == "You answer in one line of verse. What outlives a crash? What is written.\n"
 
 
