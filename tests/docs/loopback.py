@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from perdure.embedded.rpc import ensure_namespace
 from tests.servers.openai_server import OpenAIServer
@@ -21,6 +22,13 @@ from tests.support.program import without_warnings
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 Process = asyncio.subprocess.Process | forkserver.Process
+FORKED = {
+    sys.executable: [sys.executable],
+    "python": [sys.executable],
+    "perdure": [sys.executable, "-m", "perdure"],
+    "uvicorn": [sys.executable, "-m", "uvicorn"],
+}
+"""Commands of a page that the fork server runs, and as what. ``test_deploy.py`` starts the installed script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +117,13 @@ class Loopback:
         self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, typed: bool = False
     ) -> Process:
         """A process in the checkout; killed when the test ends. ``typed``: it reads what is written to its stdin."""
-        start = forkserver.create_process if command[0] == sys.executable else asyncio.create_subprocess_exec
-        process = await start(
-            *map(str, command),
+        words = [str(word) for word in command]
+        start: Any = asyncio.create_subprocess_exec
+        if words[0] in FORKED:
+            words[:1] = FORKED[words[0]]
+            start = forkserver.create_process
+        process: Process = await start(
+            *words,
             cwd=cwd,
             env={**self.env, **(env or {})},
             stdin=asyncio.subprocess.PIPE if typed else asyncio.subprocess.DEVNULL,

@@ -10,6 +10,7 @@ and `perdure worker NAME`, that is done.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from temporalio.client import Client
 
 from perdure.cli import app
 from perdure.embedded.rpc import ensure_namespace
-from tests.docs.loopback import ROOT, Loopback, ended, printed
+from tests.docs.loopback import ROOT, Loopback, Process, ended, printed
 from tests.docs.pages import Block, Page, awaits, pages
 from tests.servers.chat_wire import Call, Reply
 from tests.support.wait import eventually
@@ -106,7 +107,7 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
     await ensure_namespace(loopback.address, namespace)
     loopback.model.rule = Model(loopback.address, namespace)
     env = {"TEMPORAL_NAMESPACE": namespace}
-    serving: list[asyncio.subprocess.Process] = []
+    serving: list[Process] = []
     said = ""
     for blocks in page.sections:
         block = blocks[0]
@@ -146,7 +147,7 @@ def program(blocks: list[Block], loopback: Loopback) -> list[str | Path]:
     return [sys.executable, "-m", "tests.docs.session", *files]
 
 
-async def serve(block: Block, loopback: Loopback, env: dict[str, str]) -> asyncio.subprocess.Process:
+async def serve(block: Block, loopback: Loopback, env: dict[str, str]) -> Process:
     """A worker that is there until the page ends."""
     command: list[str | Path] = [*program([block], loopback)] if block.language == "python" else [*next(block.commands)]
     return await loopback.spawn(*command, env=env, cwd=loopback.folder)
@@ -183,9 +184,15 @@ def test_commands_exist_with_their_options(page: Page) -> None:
         (check_perdure(command[1:], whole=False) if command[0] == "perdure" else check_make(command[1:]))
 
 
+@functools.cache
+def command_line() -> Any:
+    """Built once: it takes 20 ms."""
+    return typer.main.get_command(app)
+
+
 def check_perdure(words: list[str], *, whole: bool = True) -> None:
     """Parse ``words`` as the command line does. Without ``whole``, values may be left out or stand for others."""
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     path, context = "perdure", None
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, f"`{path}` has no command {words[0]!r}"

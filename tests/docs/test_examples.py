@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.docs.asked import Request, results, system, track, users
-from tests.docs.loopback import EXAMPLES, Ended, Loopback, ended, said, succeeded
+from tests.docs.loopback import EXAMPLES, Ended, Loopback, Process, ended, said, succeeded
 from tests.servers.chat_wire import Call, Reply, as_reply
 from tests.support import npm
 
@@ -54,8 +54,9 @@ def test_what_the_sdk_warns_of_is_not_taken_for_output() -> None:
 
 
 async def test_hello(loopback: Loopback) -> None:
+    """Not forked: a real start, and the interpreter's own end, which must not abort."""
     loopback.model.rule = lambda request: f"{system(request)} {users(request)[0]} What is written."
-    out = succeeded(await loopback.python(EXAMPLES / "01_hello.py"))
+    out = succeeded(await loopback.run("python3", EXAMPLES / "01_hello.py"))
     assert out == "You answer in one line of verse. What outlives a crash? What is written.\n"
 
 
@@ -119,7 +120,7 @@ async def test_a_long_job_survives_kill_9(loopback: Loopback) -> None:
     await loopback.own_namespace()
     heard = []
 
-    async def begin() -> asyncio.subprocess.Process:
+    async def begin() -> Process:
         return await loopback.spawn("python", EXAMPLES / "04_long_job.py")
 
     script = await begin()
@@ -173,7 +174,7 @@ async def test_a_web_endpoint_starts_and_awaits_a_run(loopback: Loopback) -> Non
     web = EXAMPLES / "06_web.py"
     asked = {"id": "order-77", "message": "Where is it?"}
 
-    async def serve() -> tuple[asyncio.subprocess.Process, str]:
+    async def serve() -> tuple[Process, str]:
         server = await loopback.spawn("uvicorn", "--app-dir", web.parent, f"{web.stem}:app", "--port", "0")
         line = await said(server.stderr, "running on")
         return server, re.findall(r"http://\S+", line)[0] + "/ask"
@@ -199,6 +200,7 @@ async def test_own_worker_beside_own_workflow(loopback: Loopback) -> None:
     assert succeeded(await loopback.python(EXAMPLES / "07_own_worker.py")) == "[Call me Ishmael.] Fine.\n"
 
 
+@pytest.mark.node
 async def test_a_client_in_typescript(loopback: Loopback) -> None:
     modules = await asyncio.to_thread(npm.packages, EXAMPLES / "08_typescript", "the TypeScript client")
     folder = npm.copy(EXAMPLES / "08_typescript", modules, loopback.folder / "typescript")
@@ -223,7 +225,7 @@ async def test_a_client_in_typescript(loopback: Loopback) -> None:
 
 async def test_unit_test_needs_neither_server_nor_key(loopback: Loopback) -> None:
     nothing = {"OPENAI_API_KEY": "", "TEMPORAL_ADDRESS": "127.0.0.1:1", "OPENAI_BASE_URL": "http://127.0.0.1:1"}
-    command = ("python", "-m", "pytest", "-p", "no:cacheprovider", EXAMPLES / "09_unit_test.py")
+    command = ("pytest", "-p", "no:cacheprovider", EXAMPLES / "09_unit_test.py")
     assert "1 passed" in succeeded(await loopback.run(*command, env=nothing))
 
 

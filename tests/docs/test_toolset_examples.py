@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.docs.asked import Request, results
 from tests.docs.loopback import EXAMPLES, ROOT, Loopback, printed, succeeded
 from tests.servers.chat_wire import Call
+from tests.support.mcp import COUNTER
 from tests.support.npm import packages
 
 pytestmark = pytest.mark.server
@@ -29,7 +31,8 @@ async def test_toolset(loopback: Loopback) -> None:
     assert out == "12.00 euros.\n--- worth.md: version 1, 16 characters\n120 bolts: 12.00\n"
 
 
-async def test_mcp(loopback: Loopback) -> None:
+@pytest.mark.node
+async def test_mcp_of_npm(loopback: Loopback) -> None:
     modules = packages(ROOT / "tests" / "servers" / "mcp_everything", "examples/26_mcp.py")
     script = modules / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
 
@@ -39,3 +42,13 @@ async def test_mcp(loopback: Loopback) -> None:
     loopback.model.rule = rule
     ended = await loopback.python(EXAMPLES / "26_mcp.py", "node", str(script))
     assert (ended.code, printed(ended)) == (0, "The sum of 19 and 23 is 42.\n"), ended  # the server writes to stderr
+
+
+async def test_mcp(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        return results(request)[0] if results(request) else Call("mcp_look", {"what": "19 and 23"})
+
+    loopback.model.rule = rule
+    count = ("env", f"MCP_COUNTS={loopback.folder / 'counts'}", f"PYTHONPATH={ROOT}", sys.executable, *COUNTER)
+    ended = await loopback.python(EXAMPLES / "26_mcp.py", *count)
+    assert (ended.code, printed(ended)) == (0, "look 1: 19 and 23\n"), ended

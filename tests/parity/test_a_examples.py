@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 
 from perdure import Agent
 from perdure.ports import ModelRequest
-from perdure.testing import scripted
 from perdure.types.interface import Response
 from tests.support.checks import assert_closed, results, users
 from tests.support.committees import FACT, JUDGES, Model, compressing, judging, put_in_place
@@ -42,46 +42,31 @@ TESTS = Path(__file__).parent.parent / "docs"
 def run_by_tests() -> Iterator[str]:
     """The programs that a test of tests/docs runs: `await loopback.python(EXAMPLES / "…")`, or a run of it."""
     for path in TESTS.glob("test_*example*.py"):
-        for test in ast.walk(ast.parse(path.read_text())):
+        for test in ast.parse(path.read_text()).body:
             if isinstance(test, ast.AsyncFunctionDef) and test.name.startswith("test_"):
-                yield from (
-                    node.right.value
-                    for node in ast.walk(test)
-                    if isinstance(node, ast.BinOp)
-                    and ast.unparse(node.left) == "EXAMPLES"
-                    and isinstance(node.right, ast.Constant)
-                )
+                yield from re.findall(r"EXAMPLES / '([^']+)'", ast.unparse(test))
 
 
-@pytest.mark.parametrize("what", ROW)
-def test_a17_each_example_is_a_program_that_the_suite_runs(what: str) -> None:
-    file = ROW[what]
-    compile((EXAMPLES / file).read_text(), file, "exec")
-    assert file in set(run_by_tests())
-    listed = next(line for line in (EXAMPLES / "README.md").read_text().splitlines() if f"]({file})" in line)
-    assert f"examples/{file}`" in listed, "with the command that runs it"
+def test_a17_each_example_is_a_program_that_the_suite_runs() -> None:
+    run, listed = set(run_by_tests()), (EXAMPLES / "README.md").read_text().splitlines()
+    for what, file in ROW.items():
+        compile((EXAMPLES / file).read_text(), file, "exec")
+        assert file in run, what
+        [row] = [line for line in listed if f"]({file})" in line]
+        assert f"examples/{file}`" in row, "with the command that runs it"
 
 
-async def answer(engine: Engine, where: str, agent: Agent, models: dict[Agent, Model], message: str) -> Response:
-    """What ``agent`` comes to on the scripted models: on the server, or in this process without one."""
-    if where == "server":
-        put_in_place(models)
-        async with engine.served(agent) as client:
-            return await (await client.start(agent, message)).result()
-    others = {other: model for other, model in models.items() if other is not agent}
-    async with scripted(agent, models[agent], others=others):
-        return await agent.call(message)
+async def answer(engine: Engine, agent: Agent, models: dict[Agent, Model], message: str) -> Response:
+    """What ``agent`` comes to on the scripted models. ``test_subagent_examples.py`` runs such programs on a server."""
+    put_in_place(models)
+    async with engine.served(agent) as client:
+        return await (await client.start(agent, message)).result()
 
 
-ENGINES = pytest.mark.parametrize("where", [pytest.param("server", marks=pytest.mark.server), "process"])
-
-
-@pytest.mark.server
-@ENGINES
-async def test_b8_a_text_is_compressed_until_it_would_lose_too_much(engine: Engine, where: str) -> None:
+async def test_b8_a_text_is_compressed_until_it_would_lose_too_much(engine: Engine) -> None:
     compressor, models = compressing()
     text = "The meeting is on Monday, 3 March, at ten o'clock in the morning, in the large room on the second floor."
-    response = await answer(engine, where, compressor, models, text)
+    response = await answer(engine, compressor, models, text)
     heard = results(response.messages)
     versions, losses = heard[::2], [json.loads(one)["lossy"] for one in heard[1::2]]
     assert losses == [False] * (len(versions) - 1) + [True], "the first version that is lossy ends it"
@@ -113,16 +98,14 @@ class Present:
         return asked
 
 
-@pytest.mark.server
-@ENGINES
-async def test_b9_a_derivation_is_edited_until_three_judges_score_above_90(engine: Engine, where: str) -> None:
+async def test_b9_a_derivation_is_edited_until_three_judges_score_above_90(engine: Engine) -> None:
     coordinator, models = judging()
     present = Present()
     waiting: Callable[[Agent, Model], Model] = lambda agent, model: (  # noqa: E731
         present.wrap(agent.name, model) if agent.name in JUDGES else model
     )
     models = {agent: waiting(agent, model) for agent, model in models.items()}
-    response = await answer(engine, where, coordinator, models, "Derive the Fourier transform of a Gaussian.")
+    response = await answer(engine, coordinator, models, "Derive the Fourier transform of a Gaussian.")
     assert response.content == "Version 2"
     assert sorted(present.names[:3]) == sorted(present.names[3:]) == sorted(JUDGES), "three at once, in two rounds"
     heard = results(response.messages)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from perdure import Agent, hook, tool
 from perdure.contrib.hooks import TokenCollector, ToolUsage, auto_summarise, notify_every, warn_on_tokens
 from perdure.hooks.hook import Event
@@ -15,8 +13,6 @@ from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 SEVEN: dict[Event, tuple[str, ...]] = {
     "before_llm_call": ("messages", "model", "tools"),

@@ -19,8 +19,6 @@ from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 
-pytestmark = pytest.mark.server
-
 
 @tool
 def look_up(word: str) -> str:
@@ -57,6 +55,7 @@ async def test_a1_an_agent_is_its_configuration(engine: Engine) -> None:
     assert "<finish>" in prompt["content"]
 
 
+@pytest.mark.server
 async def test_a2_a_call_waits_for_the_answer_and_may_override_the_agent(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +210,7 @@ async def test_a3_history_stands_before_the_message_accumulated_or_made_by_hand(
         assert (await by_reference.result()).content == second.content
 
 
+@pytest.mark.server
 async def test_a4_a_message_is_injected_from_anywhere_also_before_the_first_call(engine: Engine) -> None:
     replies: list[Any] = [call("tell_itself"), call("tell_from_a_thread"), lambda r: "|".join(users(r.messages))]
 

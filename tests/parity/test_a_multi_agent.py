@@ -15,8 +15,6 @@ from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.pipeline import Pipeline
 
-pytestmark = pytest.mark.server
-
 
 def said(name: str) -> Agent:
     """Answers with its name, what it was asked, and how much it had heard before."""
@@ -58,6 +56,7 @@ async def test_a16_pipelines_and_fan_out_in_plain_asyncio(engine: Engine) -> Non
     assert final == "polish(draft(0, 1) draft(1, 1) draft(2, 1), 1)"
 
 
+@pytest.mark.server
 async def test_a16_the_same_inside_ones_own_temporal_workflow(engine: Engine) -> None:
     failing = Agent("failing", ScriptedProvider(lambda _: call("nothing")), max_iterations=1, on_limit="error")
     plugin = PerdurePlugin([said("draft"), said("polish"), failing], store_url=engine.store_url)

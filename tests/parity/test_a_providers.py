@@ -14,8 +14,6 @@ from perdure.types.messages import TextPart
 from tests.support.apis import FORMATS, KEY, Says, StrictApi, strict_api
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 VARIABLES = {
     "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
     "openai-responses": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),

@@ -15,8 +15,6 @@ from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
 
-pytestmark = pytest.mark.server
-
 
 @tool
 def note(what: str) -> str:

@@ -13,8 +13,6 @@ from perdure.types.session_form import to_session
 from tests.support.apis import FORMATS, Says, strict_api
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 @tool
 def note(what: str) -> str:

@@ -17,8 +17,6 @@ from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def search(query: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from perdure import Agent, tool
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call
@@ -15,8 +13,6 @@ from perdure.types.messages import TextPart, ToolCallPart, Usage
 from tests.support.engine import Engine
 from tests.support.following import all_of, assert_whole, next_of, shown
 from tests.support.scripts import Gate, replied
-
-pytestmark = pytest.mark.server
 
 
 class Decides:

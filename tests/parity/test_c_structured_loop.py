@@ -16,8 +16,6 @@ from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 
-pytestmark = pytest.mark.server
-
 
 @tool
 def note(what: str) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from perdure import Agent, Compaction, tool
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ThinkingPart
 from tests.support.checks import users
 from tests.support.engine import Engine
-
-pytestmark = pytest.mark.server
 
 LONG = "because " * 100
 

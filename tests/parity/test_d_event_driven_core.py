@@ -14,8 +14,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 @tool
 def note(what: str) -> str:
@@ -23,6 +21,7 @@ def note(what: str) -> str:
     return f"noted {what}"
 
 
+@pytest.mark.server
 async def test_d7_the_state_is_persisted_and_resumed(engine: Engine) -> None:
     """The worker that began the run goes; another one, with nothing in memory, ends it."""
     reply, gate = calls_then(3, "note", what="{n}"), Gate()

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from perdure import Agent, RunContext, ToolContext, Toolset, tool
 from perdure.mcp import MCPServer
 from perdure.ports import ListedTool
@@ -17,8 +15,6 @@ from perdure.toolsets import Artifacts
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.mcp import COUNTER, ROOT
-
-pytestmark = pytest.mark.server
 
 
 @tool
