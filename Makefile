@@ -1,5 +1,5 @@
 # Needs Python 3.11 or newer and make; everything else is installed into .venv.
-# `make check` is what CI runs. Extra arguments: make test ARGS="tests/unit -k loop"
+# CI runs `make lint test test-all`. Extra arguments: make test ARGS="tests/unit -k loop"
 
 LOCK   := requirements/dev.txt
 VENV   := .venv
@@ -22,10 +22,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test lint fmt check docs bench lock clean
+.PHONY: help setup venv server demo test test-all lint fmt check docs bench lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
 
 setup: venv server ## .venv with everything in it, and the Temporal dev server
 
@@ -53,11 +53,17 @@ server: venv ## fetch the Temporal dev server once (cached under PERDURE_HOME)
 demo: setup ## a run on real files, killed and resumed; make demo ARGS='--path DIR "question"'
 	@$(VENV)/bin/perdure demo $(ARGS)
 
-test: setup ## the whole test suite
+test: setup ## the tests, but for those marked slow or node: minutes
 ifeq ($(strip $(ARGS)),)
 	@$(PY) scripts/run_tests.py
 else
 	@$(VENV)/bin/pytest $(ARGS)
+endif
+
+# `make test test-all` runs no test twice: make makes a target once.
+test-all: test ## all of them: large sizes, chaos, benchmarks, Node
+ifeq ($(strip $(ARGS)),)
+	@$(PY) scripts/run_tests.py rest
 endif
 
 lint: venv ## style, types, the arrows between packages, lengths, determinism
@@ -72,7 +78,7 @@ fmt: venv ## format, and fix what ruff can fix
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-check: lint test ## lint, then test
+check: lint test ## lint, then test: before a commit
 
 # Without a network, and with every warning an error. The variable silences an advertisement of the theme.
 docs: venv ## the documentation's site, into build/docs

@@ -1,10 +1,11 @@
-"""``make test``: the whole test suite, and what did not pass once more.
+"""``make test`` and ``make test-all``: the test suite in stages, and what did not pass once more.
 
-The quick ones first. Those of real servers mostly wait, so several processes, each with a server of its own, run them
-beside each other; those marked ``alone`` come last. A test of real processes and servers that fails gets a second try,
-in new processes and on new servers: the machine may have other things to do. A unit test gets one.
+Without an argument the unit tests, then the others, but none marked ``slow`` or ``node``; with ``rest`` those alone.
+Tests on real servers mostly wait, so more processes than there are cores run them, each with a server of its own; those
+marked ``alone`` come last. A test of real processes and servers that fails gets a second try, in new processes and on
+new servers: the machine may have other things to do. A unit test gets one.
 
-The last lines of the output say what did not pass, why, and what the machine was like.
+The last lines of the output name what passed only then, or what did not pass, why, and what the machine was like.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 STATE = Path("build/tests")
@@ -28,6 +29,8 @@ class Stage:
     name: str
     arguments: tuple[str, ...]
     tries: int
+    tried_twice: dict[str, str] = field(default_factory=dict)
+    """What did not pass at the first try, with the reason."""
 
     @property
     def state(self) -> Path:
@@ -36,7 +39,10 @@ class Stage:
     def run(self) -> int:
         """Exit code of the last try."""
         self.state.unlink(missing_ok=True)
+        self.tried_twice.clear()
         for number in range(1, self.tries + 1):
+            if number > 1:
+                self.tried_twice.update(self.left())
             code = self._try(number)
             if code not in (FAILED, BROKEN):
                 return code
@@ -45,6 +51,8 @@ class Stage:
     def _try(self, number: int) -> int:
         if number > 1:
             print(f"\n== second try of what did not pass ({self.name}):", *self.left(), sep="\n", flush=True)
+        else:
+            print(f"\n== {self.name}", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.tries", f"--tried={self.state}"]
         code = subprocess.run([*command, *self.arguments], check=False).returncode
         return 0 if code == NONE_LEFT and number > 1 else code
@@ -56,19 +64,32 @@ class Stage:
     def report(self) -> None:
         """What did not pass, in few lines: some places show the end of a long output alone."""
         print(f"\n== did not pass ({self.name}):")
-        for test, reason in list(self.left().items())[:8]:
-            print(f"{test[:110]}\n    {reason[:140]}")
+        _print_reasons(self.left())
         if self.state.exists() and (broken := json.loads(self.state.read_text())["broken"]):
             print("pytest itself failed:", broken[-500:])
         print(f"the machine: {_machine()}", flush=True)
 
 
-BESIDE = ("--dist", "worksteal", "-n")
-STAGES = (
-    Stage("unit", (*BESIDE, "2", "tests/unit"), tries=1),
-    Stage("servers", (*BESIDE, "3", "--ignore=tests/unit", "-m", "not alone"), tries=2),
-    Stage("alone", ("--ignore=tests/unit", "-m", "alone"), tries=2),
-)
+EVERYDAY = "not slow and not node"
+REST = "(slow or node)"
+BESIDE = ("--dist", "load", "--maxschedchunk", "1", "-n")
+"""Each process is given the next test of the list, which tests/support/tries.py begins with the longest."""
+STAGES = {
+    "everyday": (
+        Stage("unit", ("--dist", "worksteal", "-n", "2", "tests/unit", "-m", EVERYDAY), tries=1),
+        Stage("servers", (*BESIDE, "5", "--ignore=tests/unit", "-m", f"{EVERYDAY} and not alone"), tries=2),
+        Stage("alone", ("--ignore=tests/unit", "-m", f"{EVERYDAY} and alone"), tries=2),
+    ),
+    "rest": (
+        Stage("rest", (*BESIDE, "3", "-m", f"{REST} and not alone"), tries=2),
+        Stage("rest-alone", ("-m", f"{REST} and alone"), tries=2),
+    ),
+}
+
+
+def _print_reasons(failures: dict[str, str]) -> None:
+    for test, reason in list(failures.items())[:8]:
+        print(f"{test[:110]}\n    {reason[:140]}")
 
 
 def _machine() -> str:
@@ -83,10 +104,14 @@ def _machine() -> str:
 
 def main() -> int:
     """Exit code of the first stage that failed twice, or 0."""
-    for stage in STAGES:
+    stages = STAGES[sys.argv[1] if sys.argv[1:] else "everyday"]
+    for stage in stages:
         if code := stage.run():
             stage.report()
             return code
+    if twice := {test: reason for stage in stages for test, reason in stage.tried_twice.items()}:
+        print(f"\n== passed at the second try alone: {len(twice)}")
+        _print_reasons(twice)
     return 0
 
 

@@ -36,8 +36,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 MODEL = "openai:gpt-5"
 
 
@@ -102,6 +100,7 @@ def explains(error: PerdureError, *parts: str) -> None:
 # --- agents and tools
 
 
+@pytest.mark.server
 async def test_an_unknown_agent_is_waited_for_and_goes_on_when_a_worker_brings_it(engine: Engine) -> None:
     bench = Bench()
     bench.gate.open()
@@ -112,6 +111,7 @@ async def test_an_unknown_agent_is_waited_for_and_goes_on_when_a_worker_brings_i
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_tool_that_reaches_a_worker_without_its_agent_is_run_once_all_the_same(engine: Engine) -> None:
     """In a rolling deploy the old worker may take the new agent's tool: that is no attempt to run it."""
     bench = Bench()
@@ -146,6 +146,7 @@ async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.M
         assert "no agent 'bensh'" in (status.reason or "")
 
 
+@pytest.mark.server
 async def test_an_agent_that_is_gone_while_its_tool_is_called_is_looked_for_once_and_not_again_for_the_model(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_tool_without_type_hints_is_refused_before_anything_runs() -> None:
     explains(caught.value, "search", "test_bad_input.py", "parameter 'query' has no type hint", "query: str")
 
 
+@pytest.mark.server
 async def test_a_cycle_of_subagents_is_refused_by_the_worker(engine: Engine) -> None:
     client = await engine.client()
     agents = [Agent("a", MODEL, subagents=["b"]), Agent("b", MODEL, subagents=["a"])]
@@ -227,6 +229,7 @@ async def answer_as_http(listening: socket.socket) -> None:
             await loop.sock_sendall(connection, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
+@pytest.mark.server
 async def test_a_server_that_is_killed_and_comes_back(temporal_address: str, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     server = await ensure_server(home)
@@ -272,6 +275,7 @@ async def test_a_wrong_api_key(engine: Engine) -> None:
 # --- the store: locked, read-only, full
 
 
+@pytest.mark.server
 async def test_a_store_that_is_locked_while_a_tool_runs(engine: Engine) -> None:
     bench = Bench()
     async with engine.served(bench.agent) as client:
@@ -284,6 +288,7 @@ async def test_a_store_that_is_locked_while_a_tool_runs(engine: Engine) -> None:
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_store_that_is_locked_when_the_model_answers(engine: Engine) -> None:
     """The reply is paid for: it is kept until the store takes it, however long that is."""
     bench = Bench()
@@ -296,6 +301,7 @@ async def test_a_store_that_is_locked_when_the_model_answers(engine: Engine) -> 
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_store_that_is_locked_when_the_worker_starts(engine: Engine) -> None:
     """While its transactions are short it can be read; held for good, it cannot, and the worker says so."""
     bench = Bench()
@@ -313,6 +319,7 @@ async def test_a_store_that_is_locked_when_the_worker_starts(engine: Engine) -> 
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_store_that_becomes_read_only_while_a_tool_runs(engine: Engine) -> None:
     bench = Bench()
     async with engine.served(bench.agent) as client:
@@ -324,6 +331,7 @@ async def test_a_store_that_becomes_read_only_while_a_tool_runs(engine: Engine) 
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_store_that_is_read_only_when_the_worker_starts(engine: Engine) -> None:
     """A file that nobody can write: either the worker says so at once, or the run's status does."""
     bench = Bench()
@@ -344,6 +352,7 @@ async def test_a_store_that_is_read_only_when_the_worker_starts(engine: Engine) 
     assert response.content == "Done."
 
 
+@pytest.mark.server
 async def test_a_disk_that_is_full_while_a_tool_runs(engine: Engine, tmp_path: Path) -> None:
     with faults.small_disk(tmp_path / "disk", kilobytes=1024) as disk:
         engine.store_path = disk / "store.db"
@@ -383,6 +392,7 @@ async def test_a_disk_that_is_full_when_the_worker_starts(engine: Engine, tmp_pa
 ALTER = "UPDATE nodes SET body = replace(CAST(body AS TEXT), 'go', 'no')"
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("harm", "said"),
     [(ALTER, "was altered"), ("DELETE FROM nodes", "is missing from the store")],
@@ -425,6 +435,7 @@ async def later_pause(run: Run, since: str) -> bool:
     return status.state == "paused" and (status.since or "") > since
 
 
+@pytest.mark.server
 async def test_a_worker_with_another_store_is_told_which_and_the_right_one_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +457,7 @@ async def test_a_worker_with_another_store_is_told_which_and_the_right_one_goes_
         await completes(run)
 
 
+@pytest.mark.server
 async def test_a_store_of_a_newer_perdure(engine: Engine) -> None:
     bench = Bench()
     bench.gate.open()
@@ -464,6 +476,7 @@ async def test_a_store_of_a_newer_perdure(engine: Engine) -> None:
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_store_that_is_taken_away_while_a_tool_runs(engine: Engine) -> None:
     bench = Bench()
     async with engine.served(bench.agent) as client:
@@ -475,6 +488,7 @@ async def test_a_store_that_is_taken_away_while_a_tool_runs(engine: Engine) -> N
         await completes(run, bench)
 
 
+@pytest.mark.server
 async def test_a_store_that_is_deleted_is_not_silently_begun_anew(engine: Engine) -> None:
     """A worker that begins meanwhile says what is missing, and makes no store in its place."""
     bench = Bench(idempotent=True)
@@ -514,11 +528,12 @@ async def test_a_store_that_is_deleted_is_not_silently_begun_anew(engine: Engine
     ids=lambda value: str(value)[:36],  # no address of an object: each process collects for itself
 )
 async def test_a_start_that_cannot_be_sent_starts_nothing(engine: Engine, arguments: dict[str, Any], said: str) -> None:
-    client = await engine.client()
-    with pytest.raises(InvalidInputError, match=said):
-        await client.start(**{"agent": "bench", "message": "go", **arguments})
+    async with engine.served(Bench().agent) as client:
+        with pytest.raises(InvalidInputError, match=said):
+            await client.start(**{"agent": "bench", "message": "go", **arguments})
 
 
+@pytest.mark.server
 async def test_a_second_worker_of_one_client_on_one_queue(engine: Engine) -> None:
     async with engine.served(Bench().agent) as client:
         with pytest.raises(RuntimeSetupError) as caught:

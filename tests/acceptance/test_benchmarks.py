@@ -14,10 +14,10 @@ import pytest
 
 from perdure.embedded.binary import ensure_binary
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
-TINY = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 -o json"
+TINY = "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4"
 CONTESTANTS = ["floor2", "floor1", "perdure", "perdure-inline"]
 ROWS = [
     "one run, wall per iteration",
@@ -40,53 +40,59 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    home = tmp_path_factory.mktemp("bench-home")
+def measure(options: str, home: Path) -> dict[str, Any]:
     environment = {
         **os.environ,
         "PERDURE_TEMPORAL_CLI": str(asyncio.run(ensure_binary()).path),
         "PERDURE_HOME": str(home),
     }
-    command = [sys.executable, "-m", "benchmarks", *TINY.split()]
+    command = [sys.executable, "-m", "benchmarks", *options.split(), "-o", "json"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert not list(home.glob("bench-*")), "something was left behind"
     return dict(json.loads(done.stdout))
 
 
-def test_all_rows_are_printed(measured: dict[str, Any]) -> None:
+def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
+    measured = measure("--only history --only perdure --histories 3,6", tmp_path)
+    assert list(measured["results"]) == ["history"]
+    assert measured["table"][0].split() == ["floor2", "perdure"]
+    _assert_linear(measured, "perdure", 3)
+    _assert_bounded(measured, "perdure", 3)
+
+
+@pytest.mark.slow
+def test_every_measure(tmp_path: Path) -> None:
+    measured = measure(TINY, tmp_path)
     heads, *lines = measured["table"]
     assert heads.split() == CONTESTANTS
     for row in ROWS:
         assert any(line.startswith(row) for line in lines), row
-    measures = {"single", "concurrent", "history", "recovery", "events", "streaming", "hooks"}
-    assert set(measured["results"]) == measures
+    results = measured["results"]
+    assert set(results) == {"single", "concurrent", "history", "recovery", "events", "streaming", "hooks"}
     only = {"events": ["perdure"], "streaming": ["perdure"], "hooks": ["perdure", "perdure-inline"]}
-    for name, figures in measured["results"].items():
+    for name, figures in results.items():
         assert list(figures) == only.get(name, CONTESTANTS)
-
-
-@pytest.mark.parametrize("name", CONTESTANTS)
-def test_history_grows_linearly(measured: dict[str, Any], name: str) -> None:
-    history = measured["results"]["history"][name]
-    assert history["bytes"]["12"] <= 2.1 * history["bytes"]["6"]
-    assert history["events"]["12"] <= 2.1 * history["events"]["6"]
-
-
-@pytest.mark.parametrize("name", ["perdure", "perdure-inline"])
-def test_history_is_bounded_by_the_messages(measured: dict[str, Any], name: str) -> None:
-    history = measured["results"]["history"][name]
-    for length in ("6", "12"):
-        assert history["bytes"][length] <= 1.3 * history["message_bytes"][length] + 3000 * int(length)
-
-
-def test_a_killed_worker_costs_one_call(measured: dict[str, Any]) -> None:
     for name in CONTESTANTS:
-        assert measured["results"]["recovery"][name]["seconds"] > 0
-
-
-def test_every_piece_of_a_reply_reaches_whoever_follows(measured: dict[str, Any]) -> None:
-    events = measured["results"]["events"]["perdure"]
-    assert {streams: mine["pieces"] for streams, mine in events.items()} == {"1": 4, "3": 12}
+        _assert_linear(measured, name, 6)
+        assert results["recovery"][name]["seconds"] > 0, "a killed worker costs time"
+    for name in ("perdure", "perdure-inline"):
+        _assert_bounded(measured, name, 6)
+    events = results["events"]["perdure"]
+    pieces = {streams: mine["pieces"] for streams, mine in events.items()}
+    assert pieces == {"1": 4, "3": 12}, "each piece of a reply reaches whoever follows"
     assert all(0 < mine["p50"] <= mine["p95"] <= mine["max"] for mine in events.values())
+
+
+def _assert_linear(measured: dict[str, Any], name: str, fewer: int) -> None:
+    history = measured["results"]["history"][name]
+    for what in ("bytes", "events"):
+        assert history[what][str(2 * fewer)] <= 2.1 * history[what][str(fewer)], name
+
+
+def _assert_bounded(measured: dict[str, Any], name: str, fewer: int) -> None:
+    """By what the messages take, and so much for each iteration."""
+    history = measured["results"]["history"][name]
+    for length in (fewer, 2 * fewer):
+        bound = 1.3 * history["message_bytes"][str(length)] + 3000 * length
+        assert history["bytes"][str(length)] <= bound, name

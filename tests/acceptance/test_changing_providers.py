@@ -18,8 +18,6 @@ from tests.support.apis import FORMATS, Says, StrictApi, opaque_in, strict_api
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 PNG = bytes.fromhex("89504e470d0a1a0a") + b"a picture"
 PDF = b"%PDF-1.7 a report"
 

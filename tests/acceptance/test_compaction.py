@@ -1,4 +1,4 @@
-"""Hundreds of iterations under a window of 20,000 tokens: the run keeps working, and so does the provider's cache.
+"""Many iterations under a window of 20,000 tokens: the run keeps working, and so does the provider's cache.
 
 The model refuses what is longer than its window, as APIs do. What a cache can be read for is computed as APIs do it:
 the bytes that a request has in common with the one before, from its first byte on.
@@ -7,7 +7,7 @@ the bytes that a request has in common with the one before, from its first byte 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +22,6 @@ from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed
 from tests.support.engine import Engine
-
-pytestmark = pytest.mark.server
 
 WINDOW = 20_000
 SYSTEM = "You look at one thing after the other, and say what you have seen. " * 20
@@ -93,7 +91,7 @@ class Case:
     ways: list[Compaction]
     least: float
     most_steps: float
-    iterations: int = 500
+    iterations: int = 150
     refused: int = 0
 
 
@@ -104,17 +102,23 @@ CASES = {
         [Compaction.truncate(after=10), Compaction.clear_results(after=10), Compaction.summarise(at=15_000)],
         0.90,
         0.06,
-        iterations=150,
     ),
-    "refused calls alone": Case(
-        [Compaction.summarise(at=1_000_000, keep_last=10)], 0.94, 0.03, iterations=150, refused=3
-    ),
+    "refused calls alone": Case([Compaction.summarise(at=1_000_000, keep_last=10)], 0.94, 0.03, refused=3),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_hundreds_of_iterations_under_a_window_of_20_000_tokens(engine: Engine, name: str) -> None:
-    case = CASES[name]
+async def test_150_iterations_under_a_window_of_20_000_tokens(engine: Engine, name: str) -> None:
+    await under_a_window(engine, name, CASES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["summaries", "window"])
+async def test_500_iterations_under_a_window_of_20_000_tokens(engine: Engine, name: str) -> None:
+    await under_a_window(engine, name, replace(CASES[name], iterations=500))
+
+
+async def under_a_window(engine: Engine, name: str, case: Case) -> None:
     model = Model(case.iterations)
     provider = ScriptedProvider(model)
     agent = Agent("looker", provider, instructions=SYSTEM, tools=[look], max_iterations=600, compaction=case.ways)

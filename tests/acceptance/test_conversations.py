@@ -1,4 +1,4 @@
-"""Fifty users chat at once while workers are killed: every message is answered once, in order, and paid once."""
+"""Users chat at once while workers are killed: every message is answered once, in order, and paid once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,12 @@ from tests.support.engine import Engine, WorkerProcess
 from tests.support.histories import weights
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.server
 
-USERS = 50
-TURNS = 20
 KILL_EVERY = float(os.environ.get("TEST_KILL_SECONDS", "10"))
-KILLS = 3
-"""At least: a kill comes after ``KILL_EVERY`` seconds, or with each quarter of the turns, whichever is sooner."""
+"""In the large test."""
 LONGEST = 120.0
 """Seconds for one turn, far beyond what it takes: a turn that hangs fails by its name."""
-MAX_EVENTS = 100
-"""``max_history_events`` of every fifth user: continue-as-new under the same kills."""
 EVENTS, BYTES = 30, 9_000
 """What a turn may add to history: two model calls and a tool at most, and what was said."""
 LOST_EVENTS, LOST_BYTES = 12, 3_000
@@ -72,10 +67,24 @@ class Model:
         return Reply(text=f"answer {n} to {user}" + (f", {last['content']} noted" if step else ""), delay=0.01)
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much is said in a test."""
+
+    users: int
+    turns: int
+    kills: int
+    """At least: a kill comes with each part of the turns, or after ``kill_every`` seconds, if that is sooner."""
+    kill_every: float
+    max_events: int
+    """``max_history_events`` of every fifth user: continue-as-new under the same kills."""
+
+
 @dataclass
 class Room:
     """The users of a test, what they were told, and when workers were killed."""
 
+    size: Size
     engine: Engine
     model: Model
     kills: list[float] = field(default_factory=list)
@@ -96,10 +105,10 @@ class Room:
         context = {"user": user}
         if index % 5 == 0:
             await client.start(
-                "chatting", id=self.id(user), mode="session", context=context, max_history_events=MAX_EVENTS
+                "chatting", id=self.id(user), mode="session", context=context, max_history_events=self.size.max_events
             )
         opened: list[str | None] = []
-        for n in range(TURNS):
+        for n in range(self.size.turns):
             async with asyncio.timeout(LONGEST):
                 turns = await asyncio.gather(
                     *(
@@ -127,51 +136,62 @@ class Room:
 
     async def _a_while(self) -> None:
         # Of all the turns, not of those since the last kill: to start a worker again takes its time.
-        reached, until = USERS * TURNS * (len(self.kills) + 1) // (KILLS + 1), time.monotonic() + KILL_EVERY
+        turns, until = self.size.users * self.size.turns, time.monotonic() + self.size.kill_every
+        reached = turns * (len(self.kills) + 1) // (self.size.kills + 1)
 
         def over() -> bool:
             return self.done.is_set() or self.answered >= reached or time.monotonic() >= until
 
-        await eventually(over, deadline=KILL_EVERY + LONGEST)
+        await eventually(over, deadline=self.size.kill_every + LONGEST)
 
 
+async def test_six_users_chat_while_a_worker_is_killed(engine: Engine) -> None:
+    await chat_under_kills(engine, Size(users=6, turns=6, kills=1, kill_every=LONGEST, max_events=40))
+
+
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 async def test_fifty_users_chat_while_workers_are_killed(engine: Engine) -> None:
+    await chat_under_kills(engine, Size(users=50, turns=20, kills=3, kill_every=KILL_EVERY, max_events=100))
+
+
+async def chat_under_kills(engine: Engine, size: Size) -> None:
     model = Model()
-    room = Room(engine, model)
+    room = Room(size, engine, model)
     async with OpenAIServer(model, record=False) as server:
         settings = {"TEST_MODEL_URL": server.base_url}
         workers = [await engine.process("chatting", **settings) for _ in range(2)]
         client = await engine.client()
         begun = time.monotonic()
         killing = asyncio.create_task(room.kill(workers, settings))
-        await asyncio.gather(*(room.chat(client, index) for index in range(USERS)))
+        await asyncio.gather(*(room.chat(client, index) for index in range(size.users)))
         room.done.set()
         await killing
         seconds = time.monotonic() - begun
         refused = server.stats.refused
-        for index in range(USERS):
+        for index in range(size.users):
             await check(client, room, f"user-{index}")
     assert refused == 0, "the model's API refused a request"
-    assert len(room.kills) >= KILLS
+    assert len(room.kills) >= size.kills
     repeated = check_paid(room)
     effects = sum(engine.ledger.counts("note").values())
     print(
-        f"{USERS * TURNS} turns in {seconds:.1f} s, {len(room.kills)} kills; model calls repeated {repeated} of "
-        f"{len(model.asked)}; tools begun {effects} for {USERS * len(notes(TURNS))} calls; "
-        f"load {os.getloadavg()[0]:.1f}"
+        f"{size.users * size.turns} turns in {seconds:.1f} s, {len(room.kills)} kills; model calls "
+        f"repeated {repeated} of {len(model.asked)}; tools begun {effects} for "
+        f"{size.users * len(notes(size.turns))} calls; load {os.getloadavg()[0]:.1f}"
     )
 
 
 async def check(client: Client, room: Room, user: str) -> None:
     """Everything that was promised to one user."""
-    run = client.run(room.id(user))
+    run, turns = client.run(room.id(user)), room.size.turns
     messages = await run.transcript()
-    assert users(messages) == [text(user, n) for n in range(TURNS)]
+    assert users(messages) == [text(user, n) for n in range(turns)]
     assert_closed(messages)
-    assert said(messages) == [part for n in range(TURNS) for part in whole_turn(user, n)]
-    assert await client.memory.get("said", user) == notes(TURNS), "remembered once each, in order"
-    calls = TURNS + len(notes(TURNS))
+    assert said(messages) == [part for n in range(turns) for part in whole_turn(user, n)]
+    assert await client.memory.get("said", user) == notes(turns), "remembered once each, in order"
+    calls = turns + len(notes(turns))
     assert sum(message.role == "assistant" for message in messages) == calls
     assert await client.memory.get("asked", user) == calls, "counted with the call's outcome, however often it is tried"
     await check_history(room, run, continues=int(user.partition("-")[2]) % 5 == 0)
@@ -194,13 +214,13 @@ def said(messages: list[Message]) -> list[tuple[str, str]]:
 
 async def check_history(room: Room, run: Run, *, continues: bool) -> None:
     executions = await weights(run)
-    lost = len(room.kills)
+    lost, turns = len(room.kills), room.size.turns
     for one in executions if continues else ():
-        assert one.events <= MAX_EVENTS + EVENTS + LOST_EVENTS * lost
+        assert one.events <= room.size.max_events + EVENTS + LOST_EVENTS * lost
     assert (len(executions) > 1) == continues
     events, size = (sum(getattr(one, name) for one in executions) for name in ("events", "size"))
-    assert events <= EVENTS * TURNS + LOST_EVENTS * lost, f"{run.id}: {events} events"
-    assert size <= BYTES * TURNS + LOST_BYTES * lost, f"{run.id}: {size} bytes"
+    assert events <= EVENTS * turns + LOST_EVENTS * lost, f"{run.id}: {events} events"
+    assert size <= BYTES * turns + LOST_BYTES * lost, f"{run.id}: {size} bytes"
 
 
 def check_paid(room: Room) -> int:

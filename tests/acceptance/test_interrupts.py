@@ -23,9 +23,8 @@ from tests.support.engine import Engine
 from tests.support.scripts import replied
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
-SESSIONS, INTERRUPTS = 4, 12
 KINDS = ("quick", "brief", "hang", "plain", "inline", "slow_inline")
 STOPPED = ("Cancelled: ", "Interrupted: ")
 """How the result of a call begins that was stopped, or never ran."""
@@ -116,10 +115,10 @@ class Model:
         return [ToolCallPart(id=f"call_{n}_{at}", name=kind, arguments={}) for at, kind in enumerate(kinds)]
 
 
-async def converse(run: Run, dice: random.Random) -> tuple[list[str], list[float]]:
+async def converse(run: Run, dice: random.Random, moments: int) -> tuple[list[str], list[float]]:
     """Messages, turns and interrupts at random moments. What was said, in order, and when it was interrupted."""
     said, asked = ["Go."], []
-    for n in range(INTERRUPTS):
+    for n in range(moments):
         await asyncio.sleep(dice.uniform(0, 0.7))
         text = f"message {n}"
         match dice.choice(["interrupt", "interrupt", "stop", "inject", "send"]):
@@ -138,8 +137,8 @@ async def converse(run: Run, dice: random.Random) -> tuple[list[str], list[float
     return said, asked
 
 
-@pytest.mark.timeout(300)
-async def test_interrupts_at_random_moments(engine: Engine) -> None:
+@pytest.mark.parametrize(("sessions", "moments"), [(2, 8), pytest.param(4, 12, marks=pytest.mark.slow)])
+async def test_interrupts_at_random_moments(engine: Engine, sessions: int, moments: int) -> None:
     seed = int(os.environ.get("TEST_SEED", random.randrange(10**6)))
     print(f"seed {seed}")
     desk, dice = Desk(), random.Random(seed)
@@ -147,9 +146,9 @@ async def test_interrupts_at_random_moments(engine: Engine) -> None:
     async with engine.served(agent) as client:
         runs = [
             await client.start("desk", "Go.", mode="session", max_history_events=None if n % 2 else 60)
-            for n in range(SESSIONS)
+            for n in range(sessions)
         ]
-        told = await asyncio.gather(*(converse(run, random.Random(dice.random())) for run in runs))
+        told = await asyncio.gather(*(converse(run, random.Random(dice.random()), moments) for run in runs))
         for run, (said, asked) in zip(runs, told, strict=True):
             asked.append(time.monotonic())
             await run.interrupt()
@@ -157,10 +156,11 @@ async def test_interrupts_at_random_moments(engine: Engine) -> None:
             _check(run, await run.transcript(), said, desk)
             asked += await _answered(await run.send("And now?"))
             _check(run, await run.transcript(), [*said, "And now?"], desk)
-    moments = {run.id: asked for run, (_, asked) in zip(runs, told, strict=True)}
-    late = sorted(_latency(moments[run_id], began, stop) for run_id, began, stop in desk.stopped)
+    interrupted = {run.id: asked for run, (_, asked) in zip(runs, told, strict=True)}
+    late = sorted(_latency(interrupted[run_id], began, stop) for run_id, began, stop in desk.stopped)
     print(
-        f"{sum(map(len, moments.values()))} interrupts, {len(desk.begun)} tools begun, {len(desk.finished)} finished; "
+        f"{sum(map(len, interrupted.values()))} interrupts, {len(desk.begun)} tools begun, "
+        f"{len(desk.finished)} finished; "
         f"from signal to stop: {', '.join(f'{one:.2f}' for one in late)} s; load {os.getloadavg()[0]:.1f}"
     )
     assert desk.finished < desk.begun

@@ -24,7 +24,7 @@ from tests.acceptance.query_reproduction import reproduce
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 
 @tool(needs_approval=True)
@@ -125,7 +125,10 @@ async def test_who_looks_at_a_run_without_a_worker_leaves_room_for_decisions(
     assert before < 60, "a look is at most a workflow task that had to wait"
 
 
-async def test_runs_that_are_looked_at_and_decided_on_while_workers_are_killed_replay(engine: Engine) -> None:
+@pytest.mark.parametrize(("runs", "kills"), [(8, 2), pytest.param(24, 5, marks=pytest.mark.slow)])
+async def test_runs_that_are_looked_at_and_decided_on_while_workers_are_killed_replay(
+    engine: Engine, runs: int, kills: int
+) -> None:
     """Row 22 of the review: 9 of 150 could not, and one stood still. ``engine`` replays what the workers have run."""
     seed = int(os.environ.get("TEST_SEED", random.randrange(10**6)))
     dice = random.Random(seed)
@@ -145,8 +148,8 @@ async def test_runs_that_are_looked_at_and_decided_on_while_workers_are_killed_r
         await looking
         await run.result()
 
-    work = asyncio.gather(*(decide(number) for number in range(int(os.environ.get("TEST_RUNS", "24")))))
-    for _ in range(5):
+    work = asyncio.gather(*(decide(number) for number in range(int(os.environ.get("TEST_RUNS", runs)))))
+    for _ in range(kills):
         await asyncio.wait([work], timeout=dice.uniform(1, 3))
         await worker.kill()
         worker = await engine.process("approving")

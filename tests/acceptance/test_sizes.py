@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure import Agent, Client, Run, tool
+from perdure.embedded import launch
+from perdure.embedded.home import Home
+from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import InvalidInputError, RunNotFoundError
 from perdure.ports import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -18,7 +22,7 @@ from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 from tests.support.scripts import replied
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 KB, MB = 1024, 1024 * 1024
 
@@ -50,10 +54,11 @@ async def _history_bytes(run: Run) -> int:
     return max(total, described.raw_description.workflow_execution_info.history_size_bytes)
 
 
-async def test_history_grows_linearly(engine: Engine) -> None:
+@pytest.mark.parametrize("fewer", [20, pytest.param(100, marks=pytest.mark.slow)])
+async def test_history_grows_linearly(engine: Engine, fewer: int) -> None:
     sizes: dict[int, int] = {}
     messages: dict[int, int] = {}
-    for iterations in (100, 200):
+    for iterations in (fewer, 2 * fewer):
         engine.task_queue += f"-{iterations}"
         async with engine.served(reader(iterations)) as client:
             run = await client.start("reader", "Read everything.")
@@ -68,24 +73,44 @@ async def test_history_grows_linearly(engine: Engine) -> None:
             f"{(size - messages[iterations]) / iterations:.0f} bytes over an iteration"
         )
         assert size <= bound
-    print(f"ratio {sizes[200] / sizes[100]:.3f}")
-    assert sizes[200] <= 2.1 * sizes[100]
+    print(f"ratio {sizes[2 * fewer] / sizes[fewer]:.3f}")
+    assert sizes[2 * fewer] <= 2.1 * sizes[fewer]
 
 
+async def test_a_run_continues_as_new_where_the_server_suggests_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the run's own threshold: test_continue_as_new.py."""
+    home, suggested = Home(tmp_path / "home"), "limit.historyCount.suggestContinueAsNew=50"
+    monkeypatch.setattr(launch, "DYNAMIC_CONFIG", (*launch.DYNAMIC_CONFIG, suggested))
+    engine = Engine((await ensure_server(home)).address, tmp_path)
+    try:
+        assert 2 <= await _executions_of_reading(engine, 20) <= 8
+    finally:
+        await engine.close()
+        await stop_server(home)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # 45 s on two idle cores
 async def test_two_thousand_iterations_continue_as_new_on_the_way(engine: Engine) -> None:
     begun = time.monotonic()
-    async with engine.served(reader(2000)) as client:
-        run = await client.start("reader", "Read everything.")
-        response = await run.result()
-        seconds = time.monotonic() - begun
-        executions = await _executions(client, run)
-    load = os.getloadavg()[0]
+    executions = await _executions_of_reading(engine, 2000)
+    seconds, load = time.monotonic() - begun, os.getloadavg()[0]
     print(f"2,000 iterations: {seconds:.1f} s, {seconds / 2:.1f} ms each, {executions} executions, load {load:.1f}")
     assert executions > 1
-    assert response.iterations == 2001
+
+
+async def _executions_of_reading(engine: Engine, iterations: int) -> int:
+    """How many executions a run of so many iterations went through. Of its results none is missing or double."""
+    async with engine.served(reader(iterations)) as client:
+        run = await client.start("reader", "Read everything.")
+        response = await run.result()
+        executions = await _executions(client, run)
+    assert response.iterations == iterations + 1
     assert_closed(response.messages)
-    assert [text.partition(":")[0] for text in results(response.messages)] == [str(n) for n in range(2000)]
+    assert [text.partition(":")[0] for text in results(response.messages)] == [str(n) for n in range(iterations)]
+    return executions
 
 
 async def _executions(client: Client, run: Run) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def test_fails():
 """
 
 
+AT_FIRST = ("passes_at_its_second_try", "takes_its_process_along", "fails")
+"""What does not pass at the first try."""
+
+
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(run_tests, "STATE", tmp_path / "state")
@@ -53,6 +58,7 @@ def test_what_does_not_pass_gets_a_second_try(stage: Stage, capfd: pytest.Captur
     said = capfd.readouterr().out
     assert "3 failed, 1 passed" in said
     assert "1 failed, 2 passed in" in said
+    assert list(stage.tried_twice) == [f"test_suite.py::test_{name}" for name in AT_FIRST]
     *_, left = said.partition("== did not pass (some):")
     assert left.split()[:4] == ["test_suite.py::test_fails", "call:", "AssertionError:", "never"]
 
@@ -60,7 +66,39 @@ def test_what_does_not_pass_gets_a_second_try(stage: Stage, capfd: pytest.Captur
 def test_the_second_try_may_have_nothing_left_to_do(stage: Stage) -> None:
     """As when pytest itself fails at the very end."""
     stage.state.parent.mkdir()
+    alone = Stage(stage.name, stage.arguments[2:], tries=2)  # without xdist
     names = [line.split("(")[0].removeprefix("def ") for line in SUITE.splitlines() if line.startswith("def test")]
     stage.state.write_text(json.dumps({"passed": [f"test_suite.py::{name}" for name in names], "failed": {}}))
-    assert stage._try(2) == 0
-    assert stage._try(1) == run_tests.NONE_LEFT
+    assert alone._try(2) == 0
+    assert alone._try(1) == run_tests.NONE_LEFT
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended"), [([0, 0], 0), ([1, 0], 1)], ids=["all pass in the end", "a stage that fails is the last"]
+)
+def test_the_end_names_what_was_tried_twice(
+    codes: list[int], ended: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = [Stage(f"stage-{n}", (), tries=1, tried_twice={f"test_{n}": "Busy"}) for n in range(2)]
+    monkeypatch.setattr(run_tests, "STAGES", {"everyday": stages})
+    monkeypatch.setattr(Stage, "run", lambda stage: codes[stages.index(stage)])
+    monkeypatch.setattr("sys.argv", ["run_tests.py"])
+    assert run_tests.main() == ended
+    said = capsys.readouterr().out
+    assert ("== passed at the second try alone: 2\ntest_0\n    Busy\ntest_1\n    Busy\n" in said) == (ended == 0)
+    assert ("did not pass (stage-0)" in said) == (ended == 1)
+
+
+def test_every_test_belongs_to_one_stage() -> None:
+    """However it is marked: of the everyday ones or of the rest."""
+    for slow, node, alone, unit in itertools.product((False, True), repeat=4):
+        marks = {"slow": slow, "node": node, "alone": alone}
+        takes = [
+            stage.name
+            for stages in run_tests.STAGES.values()
+            for stage in stages
+            if eval(stage.arguments[stage.arguments.index("-m") + 1], marks)  # noqa: S307  # as pytest does
+            and (unit or "tests/unit" not in stage.arguments)
+            and not (unit and "--ignore=tests/unit" in stage.arguments)
+        ]
+        assert len(takes) == 1, (marks, unit, takes)

@@ -1,5 +1,7 @@
 """``pytest --tried=FILE``: tests that passed in an earlier session with this file are left out; what became of the
 others is added to it. ``scripts/run_tests.py``, which is ``make test``, gives what did not pass a second try with it.
+
+The tests that wait longest come first, so that no process begins with one while the others have nothing left to do.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Tried:
         if len(again) < len(items):
             self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid in self.before])
             items[:] = again
+        items.sort(key=_begins)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -54,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if path := config.getoption("--tried"):
         config.pluginmanager.register(Tried(Path(path), config))
+
+
+def _begins(item: pytest.Item) -> int:
+    """0 for tests of kills and heartbeats, 1 for others on a server, 2 for the rest."""
+    if item.get_closest_marker("server") is None:
+        return 2
+    return 0 if "acceptance" in item.path.parts else 1
 
 
 def _read(path: Path) -> dict[str, Any]:
