@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Step, Worker, hook, tool
+from perdure import Agent, Step, hook, tool
 from perdure.errors import ApprovalPendingError, BranchError, DefinitionError
 from perdure.testing import ScriptedProvider, call, finish, scripted
 from tests.support.checks import assert_closed, users
@@ -74,7 +74,6 @@ def test_what_waits_for_approval_in_a_branch_does_not_hang_in_silence(*, decide:
                 boss.call_sync("Go.", on_approval="raise")
 
 
-@pytest.mark.server
 async def test_the_worker_serves_the_agents_of_hooks(engine: Engine) -> None:
     own = ScriptedProvider([call("look", at="x"), "Done."])
     asked = Agent("asked", ScriptedProvider(["Of the agent."]))
@@ -94,7 +93,6 @@ async def test_the_worker_serves_the_agents_of_hooks(engine: Engine) -> None:
     assert users(response.messages) == ["Go.", "Of the worker.", "Of the agent."]
 
 
-@pytest.mark.server
 async def test_what_a_hook_may_ask_is_checked_when_it_is_defined(engine: Engine) -> None:
     with pytest.raises(DefinitionError, match="cannot ask other agents"):
         hook("on_finish", agents=[judge])
@@ -108,4 +106,5 @@ async def test_what_a_hook_may_ask_is_checked_when_it_is_defined(engine: Engine)
         await step.branch("nobody")
 
     with pytest.raises(DefinitionError, match="'boss' has a hook that asks 'nobody', which this worker does not serve"):
-        Worker(await engine.client(), [Agent("boss", "openai:gpt-5", hooks=[nobody])])
+        async with engine.served(Agent("boss", "openai:gpt-5", hooks=[nobody])):
+            raise AssertionError("it serves")

@@ -1,4 +1,4 @@
-"""Calls that are handed to a client (``callback_tool``), on a real server."""
+"""Calls that are handed to a client (``callback_tool``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def agent(*replies: Any, **options: Any) -> Agent:
     return Agent("editor", ScriptedProvider(list(replies)), **{"tools": [show, read], **options})
 
 
-@pytest.mark.server
 async def test_a_client_runs_the_call_and_answers_with_its_result(engine: Engine) -> None:
     async with engine.served(agent([call("show", path="/a"), call("read")], "Done.")) as client:
         run = await client.start("editor", "Go.")
@@ -83,7 +82,6 @@ async def test_an_error_is_the_result(engine: Engine) -> None:
         assert (part.content, part.is_error, part.answered_by) == ("the page is gone", True, "ana")
 
 
-@pytest.mark.server
 async def test_of_two_clients_one_is_told_who_was_quicker(engine: Engine) -> None:
     async with engine.served(agent(call("read"), "Done.")) as client:
         run = await client.start("editor", "Go.")
@@ -108,7 +106,6 @@ async def test_it_expires(engine: Engine, says: str | None) -> None:
             await run.answer((await run.transcript())[1].tool_calls[0].id, 1)
 
 
-@pytest.mark.server
 async def test_somebody_approves_it_before_a_client_is_to_run_it(engine: Engine) -> None:
     careful = callback_tool("careful", "Open the door.", Place, needs_approval=True, expires="1d")
     calls = [call("careful", path="/a"), call("careful", path="/b")]
@@ -160,7 +157,6 @@ async def test_a_text_that_is_nowhere_stops_no_run(engine: Engine) -> None:
         assert (part.is_error, part.answered_by) == (True, None)
 
 
-@pytest.mark.server
 async def test_events_and_hooks_say_what_a_client_is_to_run(engine: Engine) -> None:
     heard: list[Any] = []
 

@@ -47,7 +47,6 @@ async def test_each_turn_of_a_session_has_its_own_events(engine: Engine) -> None
     assert [event for one in said for event in one] == [event for event in everything if event.type != "model.delta"]
 
 
-@pytest.mark.server
 async def test_turns_that_are_asked_for_at_once(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
@@ -79,7 +78,6 @@ async def test_a_turn_so_far_and_from_a_number_on(engine: Engine) -> None:
         ]
 
 
-@pytest.mark.server
 async def test_a_turn_of_a_plain_temporal_clients_run(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         start = {"agent": "talker", "message": "One?", "mode": "session"}
@@ -99,7 +97,6 @@ async def test_a_turn_that_continues_as_new(engine: Engine) -> None:
     assert_whole(events)
 
 
-@pytest.mark.server
 async def test_a_client_without_a_store_follows_no_turn(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         run = await client.start("talker", "One?", mode="session")
