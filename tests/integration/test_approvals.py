@@ -340,22 +340,6 @@ async def test_a_rule_that_a_deploy_brings_holds_for_calls_in_flight(engine: Eng
         assert (await told(run))[0].startswith("Denied: a rule of agent support")
 
 
-@pytest.mark.server
-async def test_it_continues_as_new_while_it_waits(engine: Engine) -> None:
-    # Of the first execution the model call and the tools that run take more events than it may have.
-    calls = [[call("refund", order="a", amount=5), *(call("look", order=str(n)) for n in range(4))], "Done."]
-    async with engine.served(agent(*calls)) as client:
-        run = await client.start("support", "Go.", max_history_events=15)
-        first = (await waits(run)).approvals[0]
-        execution = (await run.describe()).run_id
-        assert execution != run.handle.first_execution_run_id
-        decided = await run.approve(first.call_id, by="ana")
-        assert decided.by == "ana"
-        await run.result()
-        assert RAN.count(("a", 5)) == 1
-        assert (await told(run))[0] == "refunded 5 of a"
-
-
 async def test_an_interrupt_closes_what_waits(engine: Engine) -> None:
     async with engine.served(agent(*asking("a"))) as client:
         run = await client.start("support", "Go.")

@@ -216,9 +216,10 @@ async def test_it_goes_on_counting_over_continue_as_new(engine: Engine) -> None:
         run = await client.start("support", "Go.", max_history_events=15)
         await heard(4)
         assert (await run.describe()).run_id != run.handle.first_execution_run_id
-        await run.approve(by="ana")
-        await run.result()
+        decided = await run.approve(by="ana")
+        response = await run.result()
         told = await recorded(run)
+    assert (decided.by, results(response.messages)) == ("ana", ["refunded a"])
     assert numbers() == list(range(len(HEARD)))
     assert_told(told)
 

@@ -128,7 +128,6 @@ async def test_a_client_without_a_store_or_with_another_one(engine: Engine, tmp_
 # --- what comes in between
 
 
-@pytest.mark.server
 async def test_a_plain_temporal_clients_run(engine: Engine) -> None:
     async with engine.served(Agent("quick", ScriptedProvider(["Done."]))) as client:
         handle = await client.temporal.start_workflow(
