@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from perdure import Agent, Step, hook, tool
 from perdure.errors import ApprovalPendingError, BranchError, DefinitionError
 from perdure.testing import ScriptedProvider, call, finish, scripted
-from tests.support.checks import assert_closed, users
+from tests.support.checks import users
 from tests.support.engine import Engine
 
 
@@ -46,19 +46,6 @@ async def review(step: Step) -> None:
 
 boss = Agent("boss", "openai:gpt-5", tools=[look], hooks=[review])
 REPLIES: list[Any] = [call("look", at="x"), "Done."]
-
-
-def test_a_policy_asks_others() -> None:
-    with scripted(boss, REPLIES, others={judge: [finish(score=1), finish(score=1)]}) as engine:
-        response = boss.call_sync("Go.")
-    assert users(response.messages) == ["Go.", "1 and 1"]
-    assert (response.content, response.iterations, len(engine.requests)) == ("Done.", 2, 2)
-    assert_closed(response.messages)
-
-
-def test_one_that_fails_is_caught() -> None:
-    with scripted(boss, REPLIES[:1], others={judge: lambda _: finish(score="none")}):
-        assert "judge" in boss.call_sync("Go.").content
 
 
 @pytest.mark.parametrize("decide", [True, False])

@@ -145,18 +145,6 @@ async def test_a_long_text_goes_by_way_of_the_store(engine: Engine) -> None:
         assert (long, len(other)) == ("ж" * 300_000, 200_000 + len('{"text": ""}'))
 
 
-async def test_a_text_that_is_nowhere_stops_no_run(engine: Engine) -> None:
-    async with engine.served(agent(call("read"), "Done.")) as client:
-        run = await client.start("editor", "Go.")
-        (one,) = await asked(run)
-        nowhere = {"call_id": one.call_id, "blob": {"hash": "a" * 64, "size": 3}}
-        await run.handle.execute_update("answer_call", nowhere)
-        assert (await run.result()).content == "Done."
-        (part,) = [part for message in await run.transcript() for part in message.tool_results]
-        assert part.content.startswith("[the result could not be read")
-        assert (part.is_error, part.answered_by) == (True, None)
-
-
 async def test_events_and_hooks_say_what_a_client_is_to_run(engine: Engine) -> None:
     heard: list[Any] = []
 

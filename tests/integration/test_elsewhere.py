@@ -329,7 +329,7 @@ async def test_a_callback_that_is_vetoed_is_never_handed_over(engine: Engine) ->
         assert [one.type for one in await events(run, *STORY)] == ["tool.started", "tool.completed"]
 
 
-async def test_a_text_that_is_nowhere_is_an_error_for_hooks_too(engine: Engine) -> None:
+async def test_a_text_that_is_nowhere_stops_no_run_and_is_an_error_for_hooks_too(engine: Engine) -> None:
     seen = Seen()
     show = callback_tool("show", "Show.")
     agent = Agent("editor", ScriptedProvider([call("show"), "Done."]), tools=[show], hooks=seen.hooks())
@@ -338,8 +338,10 @@ async def test_a_text_that_is_nowhere_is_an_error_for_hooks_too(engine: Engine) 
         (one,) = await asked(run)
         nowhere = {"call_id": one.call_id, "blob": {"hash": "a" * 64, "size": 3}}
         await run.handle.execute_update("answer_call", nowhere)
-        await run.result()
-        assert (await told(run))[0].startswith("[the result could not be read")
+        assert (await run.result()).content == "Done."
+        (part,) = [part for message in await run.transcript() for part in message.tool_results]
+        assert part.content.startswith("[the result could not be read")
+        assert (part.is_error, part.answered_by) == (True, None)
         assert seen.kinds() == ["before", "error", "after"]
 
 
