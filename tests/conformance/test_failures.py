@@ -26,7 +26,7 @@ from tests.support.engine import Engine
 from tests.support.following import holding
 from tests.support.scripts import Gate
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.node
 
 LONG = " ".join(f"word{n}" for n in range(30))
 THOUGHT = " ".join(f"thought{n}" for n in range(20))
@@ -170,23 +170,17 @@ async def test_arguments_are_seen_as_they_come(engine: Engine, api: Api) -> None
     assert LONG.startswith(text)
 
 
-async def test_arguments_that_are_no_object_are_told_to_the_model(engine: Engine, api: Api) -> None:
+async def test_calls_that_cannot_be_run_are_told_to_the_model(engine: Engine, api: Api) -> None:
     """aimock takes no fixture whose arguments are not JSON: that is tested at our own servers."""
-    fixtures = [ask(("look_up", '["step", 1]')), ask(("look_up", {"step": 2})), say("Done.")]
+    wrong = [("look_up", '["step", 1]'), ("look_down", {}), ("look_up", {"stepp": "x"})]
+    fixtures = [ask(*wrong), ask(("look_up", {"step": 2})), say("Done.")]
     response = (await api.run(engine, *fixtures, tools=[look_up])).answered()
-    wrong, right = (part for message in response.messages for part in message.tool_results)
-    assert (wrong.is_error, right.is_error) == (True, False)
-    assert "must be one JSON object" in wrong.content
-    assert right.content == "fact 2."
-
-
-async def test_a_tool_that_is_not_there_and_arguments_that_do_not_fit(engine: Engine, api: Api) -> None:
-    fixtures = [ask(("look_down", {}), ("look_up", {"stepp": "x"})), ask(("look_up", {"step": 2})), say("Done.")]
-    response = (await api.run(engine, *fixtures, tools=[look_up])).answered()
-    unknown, misfit, right = (part for message in response.messages for part in message.tool_results)
-    assert (unknown.is_error, misfit.is_error, right.is_error) == (True, True, False)
+    no_object, unknown, misfit, right = (part for message in response.messages for part in message.tool_results)
+    assert [part.is_error for part in (no_object, unknown, misfit, right)] == [True, True, True, False]
+    assert "must be one JSON object" in no_object.content
     assert unknown.content.startswith("tool not found: look_down")
     assert "step" in misfit.content
+    assert right.content == "fact 2."
     asked: list[dict[str, Any]] = (await api.aimock.asked())[1]["body"]["messages"]
     told = [message["content"] for message in asked if message["role"] == "tool"]
-    assert unknown.content in told[0].replace('\\"', '"')
+    assert unknown.content in told[1].replace('\\"', '"')

@@ -11,8 +11,6 @@ from perdure.testing import ScriptedProvider
 from perdure.types.wire import INLINE_BYTES
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 @pytest.mark.parametrize(("size", "whole"), [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)])
 async def test_an_answer_stands_in_history_as_long_as_it_fits(engine: Engine, size: int, whole: bool) -> None:

@@ -1,4 +1,4 @@
-"""A run on a model of Anthropic's, on a real Temporal server: thinking and calls go back as they came."""
+"""A run on a model of Anthropic's: thinking and calls go back as they came."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tests.servers.anthropic_wire import error, sign, thinking
 from tests.servers.chat_wire import Call
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
-
-pytestmark = pytest.mark.server
 
 EFFORT = {"reasoning_effort": "high"}
 

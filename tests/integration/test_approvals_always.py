@@ -1,27 +1,21 @@
-"""Standing approvals, and decisions that are sent twice: on a real server, and in process."""
+"""Standing approvals, and decisions that are sent twice."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from perdure import Agent, Approval, Client, Run, ask, deny, tool
+from perdure import Agent, Approval, Run, ask, deny, tool
 from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.inbox import pending_of
-from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalDecided, ApprovalRevoked
 from perdure.types.interface import Status
 from tests.support.checks import assert_closed, results
 from tests.support.cli import Cli
 from tests.support.engine import Engine
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
-
-Serve = Callable[[Agent, list[Any]], AbstractAsyncContextManager[Client]]
 
 
 @tool(needs_approval=True)
@@ -30,21 +24,8 @@ async def refund(order: str, amount: float) -> str:
     return f"refunded {amount:g} of {order}"
 
 
-@pytest.fixture(params=["temporal", "process"])
-def serve(request: pytest.FixtureRequest, engine: Engine) -> Serve:
-    """Serves an agent whose model says this, on a server or in this process; the same tests run on both."""
-
-    @asynccontextmanager
-    async def on(agent: Agent, replies: list[Any]) -> AsyncIterator[Client]:
-        if request.param == "process":
-            async with scripted(agent, replies) as script:
-                yield script.client
-        else:
-            agent = Agent(agent.name, ScriptedProvider(replies), tools=list(agent.toolbox), approvals=agent.approvals)
-            async with engine.served(agent) as client:
-                yield client
-
-    return on
+def support(replies: list[Any], **options: Any) -> Agent:
+    return Agent("support", ScriptedProvider(replies), tools=[refund], **options)
 
 
 def pay(order: str, amount: float = 5) -> Any:
@@ -62,10 +43,9 @@ async def waits(run: Run, count: int = 1) -> Status:
     return seen[-1]
 
 
-async def test_nobody_is_asked_again_until_it_is_revoked(serve: Serve) -> None:
-    agent = Agent("support", "openai:gpt-5", tools=[refund])
+async def test_nobody_is_asked_again_until_it_is_revoked(engine: Engine) -> None:
     replies = [[pay("a"), pay("b")], "One.", pay("c"), "Two.", pay("d"), "Three."]
-    async with serve(agent, replies) as client:
+    async with engine.served(support(replies)) as client:
         turn = await client.send("support", "Go.", id="user-7", by="customer")
         run = turn.run
         first, second = (await waits(run, 2)).approvals
@@ -100,10 +80,9 @@ async def test_nobody_is_asked_again_until_it_is_revoked(serve: Serve) -> None:
         await run.close()
 
 
-async def test_rules_deny_all_the_same_and_who_asked_is_not_who_approves(serve: Serve) -> None:
+async def test_rules_deny_all_the_same_and_who_asked_is_not_who_approves(engine: Engine) -> None:
     rules = [deny("refund", order="no-*"), ask("refund", Approval(separate=True))]
-    agent = Agent("support", "openai:gpt-5", tools=[refund], approvals=rules)
-    async with serve(agent, [pay("a"), [pay("no-1"), pay("b")], "Done."]) as client:
+    async with engine.served(support([pay("a"), [pay("no-1"), pay("b")], "Done."], approvals=rules)) as client:
         run = await client.start("support", "Go.", by="bea")
         (first,) = (await waits(run)).approvals
         await run.inject("I ask for more.", by="ana")
@@ -118,9 +97,9 @@ async def test_rules_deny_all_the_same_and_who_asked_is_not_who_approves(serve: 
         assert denied.startswith("Denied: a rule of agent support")
 
 
-async def test_who_sends_a_decision_twice_gets_it_back(serve: Serve) -> None:
-    agent = Agent("support", "openai:gpt-5", tools=[refund])
-    async with serve(agent, [[pay("a"), pay("b")], "Done."]) as client:
+@pytest.mark.server
+async def test_who_sends_a_decision_twice_gets_it_back(engine: Engine) -> None:
+    async with engine.served(support([[pay("a"), pay("b")], "Done."])) as client:
         run = await client.start("support", "Go.", id="order-77")
         await waits(run, 2)
         first, second = await pending_of(run)
@@ -140,9 +119,8 @@ async def test_who_sends_a_decision_twice_gets_it_back(serve: Serve) -> None:
             await second.approve(by="ana")
 
 
-async def test_a_fork_and_another_run_are_asked(serve: Serve) -> None:
-    agent = Agent("support", "openai:gpt-5", tools=[refund])
-    async with serve(agent, [pay("a"), "Done.", pay("b"), "Done."]) as client:
+async def test_a_fork_and_another_run_are_asked(engine: Engine) -> None:
+    async with engine.served(support([pay("a"), "Done.", pay("b"), "Done."])) as client:
         run = await client.start("support", "Go.")
         await waits(run)
         await run.approve(by="ana", always=True)
@@ -154,9 +132,10 @@ async def test_a_fork_and_another_run_are_asked(serve: Serve) -> None:
         await fork.result()
 
 
+@pytest.mark.server
 async def test_it_is_carried_through_continue_as_new(engine: Engine) -> None:
     replies = [[pay(n) for n in "abcd"], *(pay(n) for n in "efgh"), "Done."]
-    async with engine.served(Agent("support", ScriptedProvider(replies), tools=[refund])) as client:
+    async with engine.served(support(replies)) as client:
         run = await client.start("support", "Go.", max_history_events=20)
         asked = (await waits(run, 4)).approvals[0]
         await run.approve(asked.call_id, by="ana", always=True)
@@ -165,6 +144,7 @@ async def test_it_is_carried_through_continue_as_new(engine: Engine) -> None:
         assert results(await run.transcript()) == [f"refunded 5 of {n}" for n in "abcdefgh"]
 
 
+@pytest.mark.server
 async def test_the_command_line_gives_shows_and_revokes_it(engine: Engine) -> None:
     cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
     agent = Agent(f"desk-{engine.task_queue}", ScriptedProvider([pay("a"), pay("b"), "Done."]), tools=[refund])

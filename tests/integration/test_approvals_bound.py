@@ -42,7 +42,9 @@ async def waiting(run: Run, **arguments: Any) -> PendingApproval:
     found: list[PendingApproval] = []
 
     async def there() -> bool:
-        found[:] = [one for one in (await run.status()).approvals if not arguments or one.arguments == arguments]
+        # In process a run may be asked between the reply and the step that begins the wait.
+        begun = [one for one in (await run.status()).approvals if one.since is not None]
+        found[:] = [one for one in begun if not arguments or one.arguments == arguments]
         return bool(found)
 
     await eventually(there, every=0.01)

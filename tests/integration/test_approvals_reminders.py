@@ -1,11 +1,10 @@
-"""Reminders of calls that wait for a person: on a real server, and in process."""
+"""Reminders of calls that wait for a person."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,15 +12,12 @@ import pytest
 
 from perdure import Agent, Approval, Client, Run, hook, tool
 from perdure.errors import AbortError
-from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalReminded, ErrorEvent, RunEvent
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
-Serve = Callable[..., AbstractAsyncContextManager[Client]]
 HEARD: list[tuple[str, int, float | None, dict[str, Any]]] = []
 
 
@@ -63,21 +59,9 @@ def assert_told(told: list[ApprovalReminded]) -> None:
     assert len(numbers()) - 1 - len(told) in (0, 1)
 
 
-@pytest.fixture(params=["temporal", "process"])
-def serve(request: pytest.FixtureRequest, engine: Engine) -> Serve:
-    """Serves an agent with a tool ``refund`` of such terms, on a server or in this process."""
-
-    @asynccontextmanager
-    async def on(replies: list[Any], *tools: Any, hooks: Any = (notify,), **terms: Any) -> AsyncIterator[Client]:
-        agent = _agent(replies, *tools, hooks=hooks, **terms)
-        if request.param == "process":
-            async with scripted(agent, replies) as script:
-                yield script.client
-        else:
-            async with engine.served(agent) as client:
-                yield client
-
-    return on
+def serve(engine: Engine, replies: list[Any], *tools: Any, **options: Any) -> AbstractAsyncContextManager[Client]:
+    """Serves an agent with a tool ``refund`` of such terms."""
+    return engine.served(_agent(replies, *tools, **options))
 
 
 def _agent(replies: list[Any], *tools: Any, hooks: Any = (notify,), **terms: Any) -> Agent:
@@ -92,8 +76,9 @@ def _agent(replies: list[Any], *tools: Any, hooks: Any = (notify,), **terms: Any
 REPLIES: list[Any] = [call("refund", order="a"), "Done."]
 
 
-async def test_the_hook_is_told_again_until_somebody_decides(serve: Serve) -> None:
-    async with serve(REPLIES, remind=1, expires="1h") as client:
+@pytest.mark.server
+async def test_the_hook_is_told_again_until_somebody_decides(engine: Engine) -> None:
+    async with serve(engine, REPLIES, remind=1, expires="1h") as client:
         run = await client.start("support", "Go.")
         await heard(3)
         await recorded_twice(run)
@@ -117,13 +102,13 @@ async def test_the_hook_is_told_again_until_somebody_decides(serve: Serve) -> No
     assert results(transcript) == ["refunded a"]
 
 
-async def test_a_hook_that_fails_hurts_no_run(serve: Serve) -> None:
+async def test_a_hook_that_fails_hurts_no_run(engine: Engine) -> None:
     @hook("on_approval")
     def fails(reminder: int) -> None:
         if reminder:
             raise OSError("the chat is down")
 
-    async with serve(REPLIES, hooks=[fails, notify], remind=1) as client:
+    async with serve(engine, REPLIES, hooks=[fails, notify], remind=1) as client:
         run = await client.start("support", "Go.")
         await recorded_twice(run)
         await run.approve(by="ana")
@@ -133,13 +118,13 @@ async def test_a_hook_that_fails_hurts_no_run(serve: Serve) -> None:
     assert not [event for event in events if isinstance(event, ErrorEvent)]
 
 
-async def test_a_hook_may_end_the_run(serve: Serve) -> None:
+async def test_a_hook_may_end_the_run(engine: Engine) -> None:
     @hook("on_approval")
     def gives_up(reminder: int) -> None:
         if reminder == 1:
             raise AbortError("nobody cares")
 
-    async with serve(REPLIES[:1], hooks=[gives_up], remind=1) as client:
+    async with serve(engine, REPLIES[:1], hooks=[gives_up], remind=1) as client:
         run = await client.start("support", "Go.")
         with pytest.raises(AbortError, match="nobody cares"):
             await run.result()
@@ -150,7 +135,8 @@ async def test_a_hook_may_end_the_run(serve: Serve) -> None:
     assert [event.state for event in events if isinstance(event, RunEvent)] == ["started", "failed"]
 
 
-async def test_a_decision_does_not_wait_for_a_hook(serve: Serve) -> None:
+@pytest.mark.server
+async def test_a_decision_does_not_wait_for_a_hook(engine: Engine) -> None:
     never = asyncio.Event()
 
     @hook("on_approval")
@@ -160,7 +146,7 @@ async def test_a_decision_does_not_wait_for_a_hook(serve: Serve) -> None:
             await never.wait()
 
     async with serve(
-        [[call("refund", order="a"), call("refund", order="b")], "Done."], hooks=[hangs], remind=1
+        engine, [[call("refund", order="a"), call("refund", order="b")], "Done."], hooks=[hangs], remind=1
     ) as client:
         run = await client.start("support", "Go.")
         await heard(3)
@@ -175,7 +161,7 @@ async def test_a_decision_does_not_wait_for_a_hook(serve: Serve) -> None:
 
 @pytest.mark.parametrize("terms", [{"remind": 1, "expires": "1h"}, {"remind": 1, "expires": 2.5}], ids=["told", "over"])
 async def test_it_is_told_beside_calls_that_run_and_the_end_of_the_time_comes_too(
-    serve: Serve, terms: dict[str, Any]
+    engine: Engine, terms: dict[str, Any]
 ) -> None:
     over: list[bool] = []
 
@@ -186,7 +172,7 @@ async def test_it_is_told_beside_calls_that_run_and_the_end_of_the_time_comes_to
         return "worked"
 
     replies = [[call("work"), call("refund", order="a")], "Done."]
-    async with serve(replies, work, **terms) as client:
+    async with serve(engine, replies, work, **terms) as client:
         run = await client.start("support", "Go.")
 
         async def expired() -> bool:
@@ -205,8 +191,8 @@ async def test_it_is_told_beside_calls_that_run_and_the_end_of_the_time_comes_to
     assert (worked, said.startswith("Expired: nobody approved" if expires else "Denied by ana")) == ("worked", True)
 
 
-async def test_an_interrupt_and_a_cancellation_come_through(serve: Serve) -> None:
-    async with serve([*REPLIES[:1], *REPLIES[:1]], remind=1) as client:
+async def test_an_interrupt_and_a_cancellation_come_through(engine: Engine) -> None:
+    async with serve(engine, [*REPLIES[:1], *REPLIES[:1]], remind=1) as client:
         run = await client.start("support", "Go.")
         await heard(2)
         await run.interrupt("Try again.")
@@ -224,18 +210,21 @@ async def test_an_interrupt_and_a_cancellation_come_through(serve: Serve) -> Non
     assert (first.startswith("Interrupted"), second.startswith("Cancelled")) == (True, True)
 
 
+@pytest.mark.server
 async def test_it_goes_on_counting_over_continue_as_new(engine: Engine) -> None:
     async with engine.served(_agent(REPLIES, remind=1)) as client:
         run = await client.start("support", "Go.", max_history_events=15)
         await heard(4)
         assert (await run.describe()).run_id != run.handle.first_execution_run_id
-        await run.approve(by="ana")
-        await run.result()
+        decided = await run.approve(by="ana")
+        response = await run.result()
         told = await recorded(run)
+    assert (decided.by, results(response.messages)) == ("ana", ["refunded a"])
     assert numbers() == list(range(len(HEARD)))
     assert_told(told)
 
 
+@pytest.mark.server
 async def test_a_worker_that_comes_late_tells_once_and_not_early(engine: Engine) -> None:
     async with engine.served(_agent(REPLIES, remind=1)) as client:
         run: Run = await client.start("support", "Go.")

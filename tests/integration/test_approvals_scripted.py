@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from perdure.testing.execution import Execution
 from perdure.types.indexing import WAITING
 from tests.support.checks import results
 from tests.support.engine import Engine
-from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
 
@@ -87,33 +85,6 @@ async def test_by_default_nobody_waits_in_silence() -> None:
         assert (await run.result()).content == "Done."
 
 
-async def test_an_approved_call_begins_while_others_are_still_running() -> None:
-    gate = Gate()
-
-    @tool
-    async def slow() -> str:
-        """Take long."""
-        await gate()
-        return "at last"
-
-    ran = threading.Event()
-
-    @tool(needs_approval=True)
-    def pay() -> str:
-        """Pay."""
-        ran.set()
-        return "paid"
-
-    async with scripted(Agent("clerk", "openai:gpt-5", tools=[slow, pay]), [[call("slow"), call("pay")], "Done."]) as s:
-        run = await s.client.start("clerk", "Go.")
-        await eventually(lambda: gate.entered, what="the slow tool")
-        await run.approve(by="ana")
-        await eventually(ran.is_set, what="the call that was approved")
-        assert gate.left == 0
-        gate.open()
-        assert results((await run.result()).messages) == ["at last", "paid"]
-
-
 async def test_a_stream_is_told_too() -> None:
     async with scripted(support, REPLIES):
         pieces = [piece async for piece in support.stream("Go.", on_approval="approve")]
@@ -134,7 +105,6 @@ def test_another_way_is_refused() -> None:
         support.call_sync("Go.", on_approval="maybe")  # type: ignore[arg-type]  # that is what is tested
 
 
-@pytest.mark.server
 async def test_what_waits_in_a_subagent_does_not_wait_in_silence(engine: Engine) -> None:
     helper = Agent("helper", ScriptedProvider(REPLIES), description="Pays.", tools=[refund])
     asking = [call("call_helper", task="Pay."), "Settled."]

@@ -89,7 +89,6 @@ async def test_the_command_line_shows_them(engine: Engine, tmp_path: Path) -> No
     await cli.close()
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("verb", ["append", "create"])
 async def test_none_of_several_changes_at_once_is_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, verb: str

@@ -27,8 +27,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 SECRET = "tok-7f3a9c-do-not-tell"
 ANA = {"user": "ana", "token": SECRET}
 K1, K2 = (f"{name}:{base64.b64encode(name.encode() * 16).decode()}" for name in ("k1", "k2"))
@@ -86,6 +84,7 @@ async def history(run: Run) -> str:
     return "\n".join(texts(raw))
 
 
+@pytest.mark.server
 async def test_it_reaches_all_code_of_the_author_and_stands_nowhere(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +149,7 @@ async def test_it_reaches_toolsets_and_the_step_policy(engine: Engine) -> None:
     assert stepped == ["ana", "ben"]
 
 
+@pytest.mark.server
 async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await engine.client()
     run = await client.start("speaker", "Hi.", auth_context=ANA)
@@ -170,6 +170,7 @@ async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, mo
     assert "perdure1:k2:" in await history(again)
 
 
+@pytest.mark.server
 async def test_a_client_without_a_key_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     client = await engine.client()
@@ -181,6 +182,7 @@ async def test_a_client_without_a_key_is_refused(engine: Engine, monkeypatch: py
     assert [run.id for run in await client.list() if run.id == named] == []
 
 
+@pytest.mark.server
 async def test_the_embedded_server_needs_no_keys(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     home = current_home().create()
@@ -230,6 +232,7 @@ async def test_a_token_of_another_run_is_refused(engine: Engine) -> None:
                 await client.run(other.id).result()
 
 
+@pytest.mark.server
 async def test_a_plain_client_sends_a_reference(engine: Engine) -> None:
     asked: list[tuple[str, RunFacts]] = []
 
@@ -253,6 +256,7 @@ async def test_a_plain_client_sends_a_reference(engine: Engine) -> None:
     assert SECRET not in await history(run)
 
 
+@pytest.mark.server
 async def test_a_reference_that_nobody_can_resolve(engine: Engine) -> None:
     async def gone(ref: str, run: RunFacts) -> dict[str, str]:
         raise AbortError(f"session {ref} was revoked")
@@ -271,6 +275,7 @@ async def test_a_reference_that_nobody_can_resolve(engine: Engine) -> None:
             await run.result()
 
 
+@pytest.mark.server
 async def test_in_the_clear_it_is_refused_before_history_has_it(engine: Engine) -> None:
     async with engine.served(speaker()) as client:
         run = await client.start("speaker", "Hi.", mode="session")

@@ -1,4 +1,4 @@
-"""Subagents in background on a real server: they work while their parent goes on, and end with it at the latest."""
+"""Subagents in background: they work while their parent goes on, and end with it at the latest."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ async def ended_as(client: Client, name: str) -> WorkflowExecutionStatus | None:
     return await now(client, name)
 
 
-@pytest.mark.server
 async def test_two_work_while_their_parent_goes_on(engine: Engine) -> None:
     gate = Gate()
 
@@ -423,7 +422,6 @@ async def _paused(run: Run) -> bool:
     return (await run.status()).state == "paused"
 
 
-@pytest.mark.server
 async def test_so_many_at_once(engine: Engine) -> None:
     gate = Gate()
     parent = boss([start("a"), start("b"), start("c")], told, workers=["worker"], at_once=2)

@@ -1,4 +1,4 @@
-"""Branches of a step on a real server: another agent answers from the conversation, and the policy uses the answer."""
+"""Branches of a step: another agent answers from the conversation, and the policy uses the answer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ async def test_the_forked_conversation_shares_its_prefix(engine: Engine) -> None
     assert first[1] not in own
 
 
-@pytest.mark.server
 async def test_a_plain_def_asks_for_results(engine: Engine) -> None:
     @hook("on_iteration")
     def ask(step: Step) -> None:

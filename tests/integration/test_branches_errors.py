@@ -1,4 +1,4 @@
-"""Branches of a step that fail, cannot be asked, or are caught, on a real server."""
+"""Branches of a step that fail, cannot be asked, or are caught."""
 
 from __future__ import annotations
 
@@ -170,7 +170,6 @@ async def test_what_cannot_be_asked_fails_the_run_and_names_the_hook(
         await answer(engine, boss(hook("on_iteration")(policy)), echo())
 
 
-@pytest.mark.server
 async def test_a_deploy_that_changes_the_question_fails_the_run_which_then_goes_on(engine: Engine) -> None:
     gate, question = Gate(), "before"
 

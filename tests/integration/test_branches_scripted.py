@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Step, Worker, hook, tool
+from perdure import Agent, Step, hook, tool
 from perdure.errors import ApprovalPendingError, BranchError, DefinitionError
 from perdure.testing import ScriptedProvider, call, finish, scripted
-from tests.support.checks import assert_closed, users
+from tests.support.checks import users
 from tests.support.engine import Engine
 
 
@@ -48,19 +48,6 @@ boss = Agent("boss", "openai:gpt-5", tools=[look], hooks=[review])
 REPLIES: list[Any] = [call("look", at="x"), "Done."]
 
 
-def test_a_policy_asks_others() -> None:
-    with scripted(boss, REPLIES, others={judge: [finish(score=1), finish(score=1)]}) as engine:
-        response = boss.call_sync("Go.")
-    assert users(response.messages) == ["Go.", "1 and 1"]
-    assert (response.content, response.iterations, len(engine.requests)) == ("Done.", 2, 2)
-    assert_closed(response.messages)
-
-
-def test_one_that_fails_is_caught() -> None:
-    with scripted(boss, REPLIES[:1], others={judge: lambda _: finish(score="none")}):
-        assert "judge" in boss.call_sync("Go.").content
-
-
 @pytest.mark.parametrize("decide", [True, False])
 def test_what_waits_for_approval_in_a_branch_does_not_hang_in_silence(*, decide: bool) -> None:
     def replies(request: Any) -> Any:
@@ -74,7 +61,6 @@ def test_what_waits_for_approval_in_a_branch_does_not_hang_in_silence(*, decide:
                 boss.call_sync("Go.", on_approval="raise")
 
 
-@pytest.mark.server
 async def test_the_worker_serves_the_agents_of_hooks(engine: Engine) -> None:
     own = ScriptedProvider([call("look", at="x"), "Done."])
     asked = Agent("asked", ScriptedProvider(["Of the agent."]))
@@ -94,7 +80,6 @@ async def test_the_worker_serves_the_agents_of_hooks(engine: Engine) -> None:
     assert users(response.messages) == ["Go.", "Of the worker.", "Of the agent."]
 
 
-@pytest.mark.server
 async def test_what_a_hook_may_ask_is_checked_when_it_is_defined(engine: Engine) -> None:
     with pytest.raises(DefinitionError, match="cannot ask other agents"):
         hook("on_finish", agents=[judge])
@@ -108,4 +93,5 @@ async def test_what_a_hook_may_ask_is_checked_when_it_is_defined(engine: Engine)
         await step.branch("nobody")
 
     with pytest.raises(DefinitionError, match="'boss' has a hook that asks 'nobody', which this worker does not serve"):
-        Worker(await engine.client(), [Agent("boss", "openai:gpt-5", hooks=[nobody])])
+        async with engine.served(Agent("boss", "openai:gpt-5", hooks=[nobody])):
+            raise AssertionError("it serves")

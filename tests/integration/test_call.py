@@ -17,13 +17,12 @@ from pydantic import BaseModel
 from perdure import Agent, Client, Message, RunContext, runtime
 from perdure.errors import DefinitionError, InvalidInputError, NoWorkerError, RunCancelledError
 from perdure.testing import ScriptedProvider
+from tests.support import forkserver
 from tests.support.checks import users
 from tests.support.engine import ROOT, Engine
 from tests.support.program import without_warnings
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 
 class User(BaseModel):
@@ -47,6 +46,7 @@ def talker(replies: Any) -> Agent:
     return Agent("talker", ScriptedProvider(replies), context=User, instructions=greeting)
 
 
+@pytest.mark.server
 async def test_context_and_history_reach_the_run(here: Engine) -> None:
     provider = ScriptedProvider(["Hi Ana.", "You said hi.", "Still Ana."])
     agent = Agent("talker", provider, context=User, instructions=greeting)
@@ -60,9 +60,7 @@ async def test_context_and_history_reach_the_run(here: Engine) -> None:
     assert third.content == "Still Ana."
 
 
-async def test_wrong_arguments_are_refused_before_anything_is_started(
-    here: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_wrong_arguments_are_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(**options: Any) -> Any:
         raise AssertionError("it connects")
 
@@ -85,6 +83,7 @@ async def test_with_a_client_its_workers_answer(engine: Engine) -> None:
     assert again.messages == ()
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("id", [None, "kept"])
 async def test_without_a_worker_it_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch, id: str | None) -> None:
     client = await engine.client()
@@ -126,6 +125,7 @@ async def held(engine: Engine, **options: Any) -> tuple[Agent, Gate, asyncio.Tas
     return agent, gate, calling
 
 
+@pytest.mark.server
 async def test_a_call_that_is_given_up_cancels_its_run(here: Engine) -> None:
     _, gate, calling = await held(here)
     calling.cancel()
@@ -138,6 +138,7 @@ async def test_a_call_that_is_given_up_cancels_its_run(here: Engine) -> None:
         await client.run(seen.id).result()
 
 
+@pytest.mark.server
 async def test_one_with_an_id_stays_and_is_gone_on_with(here: Engine) -> None:
     run_id = f"mine-{uuid.uuid4().hex[:8]}"
     agent, gate, calling = await held(here, id=run_id)
@@ -152,6 +153,7 @@ async def test_one_with_an_id_stays_and_is_gone_on_with(here: Engine) -> None:
     assert len(agent.provider.requests) == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.server
 def test_call_sync_with_a_client_of_another_loop(here: Engine) -> None:
     async def connected() -> Client:
         return await Client.connect()
@@ -182,6 +184,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("keep", [False, True], ids=["without id", "with id"])
 async def test_ctrl_c_in_call_sync_is_a_keyboard_interrupt_and_nothing_else(
     here: Engine, tmp_path: Path, keep: bool
@@ -189,10 +192,11 @@ async def test_ctrl_c_in_call_sync_is_a_keyboard_interrupt_and_nothing_else(
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(SCRIPT))
     run_id = f"kept-{uuid.uuid4().hex[:8]}"
-    process = await asyncio.create_subprocess_exec(
+    process = await forkserver.create_process(
         sys.executable,
-        str(file),
+        file,
         *([run_id] if keep else []),
+        cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -202,6 +206,7 @@ async def test_ctrl_c_in_call_sync_is_a_keyboard_interrupt_and_nothing_else(
     assert await asyncio.wait_for(process.stdout.readline(), 60) == b"asked\n"
     process.send_signal(signal.SIGINT)
     out, err = await asyncio.wait_for(process.communicate(), 60)
+    process.close()
     assert (without_warnings(out.decode()), err, process.returncode) == ("KeyboardInterrupt\n", b"", 0)
     client = await here.client()
     if keep:

@@ -1,4 +1,4 @@
-"""Calls that are handed to a client (``callback_tool``), on a real server."""
+"""Calls that are handed to a client (``callback_tool``)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from perdure.testing import ScriptedProvider, call
 from perdure.types.wire import REMOTE_BYTES
 from tests.integration.test_questions import asked, told
 from tests.support.engine import Engine
+from tests.support.wait import eventually
 
 
 class Place(BaseModel):
@@ -36,7 +37,6 @@ def agent(*replies: Any, **options: Any) -> Agent:
     return Agent("editor", ScriptedProvider(list(replies)), **{"tools": [show, read], **options})
 
 
-@pytest.mark.server
 async def test_a_client_runs_the_call_and_answers_with_its_result(engine: Engine) -> None:
     async with engine.served(agent([call("show", path="/a"), call("read")], "Done.")) as client:
         run = await client.start("editor", "Go.")
@@ -83,7 +83,6 @@ async def test_an_error_is_the_result(engine: Engine) -> None:
         assert (part.content, part.is_error, part.answered_by) == ("the page is gone", True, "ana")
 
 
-@pytest.mark.server
 async def test_of_two_clients_one_is_told_who_was_quicker(engine: Engine) -> None:
     async with engine.served(agent(call("read"), "Done.")) as client:
         run = await client.start("editor", "Go.")
@@ -108,7 +107,6 @@ async def test_it_expires(engine: Engine, says: str | None) -> None:
             await run.answer((await run.transcript())[1].tool_calls[0].id, 1)
 
 
-@pytest.mark.server
 async def test_somebody_approves_it_before_a_client_is_to_run_it(engine: Engine) -> None:
     careful = callback_tool("careful", "Open the door.", Place, needs_approval=True, expires="1d")
     calls = [call("careful", path="/a"), call("careful", path="/b")]
@@ -124,7 +122,11 @@ async def test_somebody_approves_it_before_a_client_is_to_run_it(engine: Engine)
         await run.approve(first.call_id, by="ana")
         (one,) = await asked(run)
         assert (one.kind, one.arguments) == ("callback", {"path": "/a"})
-        assert one.expires is not None
+
+        async def expires() -> bool:  # in process a run may be asked before the step that begins the wait
+            return (await run.status()).approvals[0].expires is not None
+
+        await eventually(expires)
         await run.answer(value="open", by="bea")
         await run.result()
         assert await told(run) == ["open", "Denied by ana"]
@@ -148,19 +150,6 @@ async def test_a_long_text_goes_by_way_of_the_store(engine: Engine) -> None:
         assert (long, len(other)) == ("ж" * 300_000, 200_000 + len('{"text": ""}'))
 
 
-async def test_a_text_that_is_nowhere_stops_no_run(engine: Engine) -> None:
-    async with engine.served(agent(call("read"), "Done.")) as client:
-        run = await client.start("editor", "Go.")
-        (one,) = await asked(run)
-        nowhere = {"call_id": one.call_id, "blob": {"hash": "a" * 64, "size": 3}}
-        await run.handle.execute_update("answer_call", nowhere)
-        assert (await run.result()).content == "Done."
-        (part,) = [part for message in await run.transcript() for part in message.tool_results]
-        assert part.content.startswith("[the result could not be read")
-        assert (part.is_error, part.answered_by) == (True, None)
-
-
-@pytest.mark.server
 async def test_events_and_hooks_say_what_a_client_is_to_run(engine: Engine) -> None:
     heard: list[Any] = []
 

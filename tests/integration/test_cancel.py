@@ -18,8 +18,6 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 async def cancelled(client: Client, run: Run) -> Sequence[Message]:
     """Cancel, check how the run ended everywhere, and give its transcript."""
@@ -40,6 +38,7 @@ async def ended(client: Client, run: Run) -> Sequence[Message]:
     return messages
 
 
+@pytest.mark.server
 async def test_an_async_tool_is_stopped(engine: Engine) -> None:
     gate, cleaned = Gate(), threading.Event()
 
@@ -100,6 +99,7 @@ async def test_a_tool_that_finishes_all_the_same_keeps_its_result(engine: Engine
     assert said == "done all the same" or said.startswith("Cancelled")
 
 
+@pytest.mark.server
 async def test_a_sync_tool_cannot_be_stopped_and_the_transcript_says_so(engine: Engine) -> None:
     entered, release = threading.Event(), threading.Event()
 
@@ -143,6 +143,7 @@ async def test_an_inline_tool_is_stopped(engine: Engine) -> None:
     assert third.content.startswith("Cancelled")
 
 
+@pytest.mark.server
 async def test_a_model_call_is_stopped(engine: Engine) -> None:
     gate = Gate()
 
@@ -170,6 +171,7 @@ async def _waiting(run: Run) -> bool:
     return (await run.status()).state == "waiting"
 
 
+@pytest.mark.server
 async def test_a_run_that_no_worker_has_seen_is_cancelled(engine: Engine) -> None:
     client = await engine.client()
     run = await client.start("unseen", "hi")

@@ -1,9 +1,9 @@
-"""Compaction on a real server: views, summaries, calls that are refused as too long, and what may happen meanwhile."""
+"""Compaction: views, summaries, calls that are refused as too long, and what may happen meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -265,57 +265,54 @@ async def test_a_summary_that_cannot_be_had_fails_the_run_and_a_resume_goes_on(e
 # --- what may happen meanwhile
 
 
-async def _held(engine: Engine, then: Callable[[Run, Gate], Any], **options: Any) -> Run:
-    """A run to which something happens while its first summary is written."""
+@asynccontextmanager
+async def _held(engine: Engine, then: Callable[[Run, Gate], Any]) -> AsyncIterator[Run]:
+    """A run to which something has happened while its first summary was written."""
     gate = Gate()
     reader = Reader(8, during=gate)
-    client = await engine.client()
-    async with engine.served(agent(reader, Compaction.summarise(at=1500, keep_last=2))):
-        run = await client.start("reader", "Read everything.", **options)
+    async with engine.served(agent(reader, Compaction.summarise(at=1500, keep_last=2))) as client:
+        run = await client.start("reader", "Read everything.")
         await eventually(lambda: gate.entered == 1)
         await then(run, gate)
         gate.open()
         with suppress(RunCancelledError):
             await run.result()
-        return run
+        yield run
 
 
-@pytest.mark.server
 async def test_messages_that_arrive_during_a_summary_are_answered(engine: Engine) -> None:
     async def then(run: Run, gate: Gate) -> None:
         assert (await run.status()).doing == "compacting"
         await run.inject("Hurry.", id="hurry")
 
-    run = await _held(engine, then)
-    full = await run.transcript(full=True)
+    async with _held(engine, then) as run:
+        full = await run.transcript(full=True)
     assert [message.id for message in full].count("hurry") == 1
     assert full[-1].text.endswith("was: Hurry."), full[-1].text
     assert pages(full) == list(range(1, 9))
     assert_closed(full)
 
 
-@pytest.mark.server
 async def test_a_summary_is_interrupted_and_written_before_the_next_call(engine: Engine) -> None:
     async def then(run: Run, gate: Gate) -> None:
         await run.interrupt("Something else.")
         await eventually(lambda: (gate.entered, gate.left) == (2, 1), what="a second summary")
 
-    run = await _held(engine, then)
-    full = await run.transcript(full=True)
+    async with _held(engine, then) as run:
+        full = await run.transcript(full=True)
     assert full[-1].text.endswith("was: Something else.")
     assert pages(full) == list(range(1, 9))
     assert_closed(full)
 
 
-@pytest.mark.server
 async def test_a_run_that_is_cancelled_during_a_summary_ends_with_its_transcript(engine: Engine) -> None:
     async def then(run: Run, gate: Gate) -> None:
         await run.cancel()
         await eventually(lambda: gate.left == 1)
 
-    run = await _held(engine, then)
-    assert (await run.status()).state == "cancelled"
-    transcript = await run.transcript()
+    async with _held(engine, then) as run:
+        assert (await run.status()).state == "cancelled"
+        transcript = await run.transcript()
     assert transcript[0].text == "Read everything.", "nothing was replaced"
     assert_closed(transcript)
 
@@ -336,7 +333,6 @@ async def test_a_session_is_summed_up_when_it_goes_on_not_when_it_ends(engine: E
     assert second.messages[0].id == SUMMARY_ID
 
 
-@pytest.mark.server
 async def test_a_worker_lost_behind_a_summary_does_not_pay_for_it_again(engine: Engine) -> None:
     """The outcome is in the store, and Temporal has not been told: the next attempt finds it."""
     reader = Reader(8)

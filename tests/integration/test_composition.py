@@ -19,8 +19,6 @@ from perdure import Agent, Client, PerdurePlugin, tool
 from perdure.testing import ScriptedProvider, call
 from tests.support.engine import Engine
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def add(a: int, b: int) -> int:
@@ -71,6 +69,7 @@ class Recorder(Interceptor):
         return Inbound(next)
 
 
+@pytest.mark.server
 async def test_the_plugin_on_a_worker_with_activities_and_interceptors_of_its_own(engine: Engine) -> None:
     temporal, recorder = await engine.temporal(), Recorder()
     worker = TemporalWorker(
@@ -97,6 +96,7 @@ async def test_the_plugin_on_a_worker_with_activities_and_interceptors_of_its_ow
             assert isinstance(result, dict)
 
 
+@pytest.mark.server
 async def test_the_plugin_on_a_client_reaches_its_workers(engine: Engine) -> None:
     plugin = PerdurePlugin([adder()], store_url=engine.store_url)
     temporal = await TemporalClient.connect(engine.address, plugins=[plugin])

@@ -56,12 +56,13 @@ async def test_tools_and_instructions_get_the_object(engine: Engine, given: Any)
     assert response.messages[0].text == "You talk to ana."
 
 
-@pytest.mark.server
 async def test_a_client_that_has_the_agent_refuses_at_once(engine: Engine) -> None:
-    agent, client = greeter(), await engine.client()
-    for context in (None, {}, {"user_id": 7}, {"born": "2000-01-02"}):
-        with pytest.raises(InvalidInputError, match="does not fit agent 'greeter': user_id: "):
-            await client.start(agent, "Hi.", context=context, id=f"c-{uuid.uuid4().hex}")
+    agent = greeter()
+    async with engine.served(agent) as client:
+        for context in (None, {}, {"user_id": 7}, {"born": "2000-01-02"}):
+            with pytest.raises(InvalidInputError, match="does not fit agent 'greeter': user_id: "):
+                await client.start(agent, "Hi.", context=context)
+        assert await client.list() == []
 
 
 async def test_a_run_that_was_started_by_name_fails_at_its_first_step(engine: Engine) -> None:

@@ -52,7 +52,6 @@ async def turns(engine: Engine, hooks: Callable[[], list[HookSet]], count: int, 
     return client, response
 
 
-@pytest.mark.server
 async def test_tokens_and_tools_are_counted_across_workers(engine: Engine) -> None:
     collector, usage = TokenCollector(), ToolUsage()
     client, _ = await turns(engine, lambda: [TokenCollector(), ToolUsage()], 2)

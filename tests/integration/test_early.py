@@ -131,16 +131,6 @@ async def told(run: Run, kind: str, state: str | None = None) -> str:
     raise AssertionError(f"the run ended without {kind}")
 
 
-TELLING = pytest.mark.parametrize(
-    ("name", "kind", "slow", "result"),
-    [
-        ("read", "question.asked", "perdure.model", "savings"),
-        ("pay", "question.asked", "tool.pay", "paid from savings"),
-        ("refund", "approval.requested", "perdure.model", "paid back"),
-    ],
-)
-
-
 async def says(run: Run, kind: str, call_id: str | None = None) -> DecidedApproval:
     """What ana says to what an event of that type is about."""
     if kind == "approval.requested":
@@ -152,12 +142,25 @@ async def results(run: Run) -> list[str]:
     return [part.content for message in await run.transcript() for part in message.tool_results]
 
 
-@TELLING
+@pytest.mark.parametrize(
+    ("name", "kind", "slow", "result"),
+    [
+        ("read", "question.asked", "perdure.model", "savings"),
+        ("pay", "question.asked", "tool.pay", "paid from savings"),
+        ("refund", "approval.requested", "perdure.model", "paid back"),
+    ],
+)
 async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
-    engine: Engine, refused: list[NotWaitingYetError], name: str, kind: str, slow: str, result: str
+    engine: Engine,
+    refused: list[NotWaitingYetError],
+    looks: list[Status],
+    name: str,
+    kind: str,
+    slow: str,
+    result: str,
 ) -> None:
     held = Held(slow)
-    async with served(engine, held, [call(name), "Done."]) as client:
+    async with served(engine, held, [call(name), "Done."] * 2) as client:
         run = await client.start("clerk", "Go.")
         call_id = await told(run, kind)
         saying = asyncio.create_task(says(run, kind, call_id))
@@ -166,14 +169,8 @@ async def test_who_is_told_before_the_run_is_heard_as_soon_as_it_knows(
         assert (await saying).by == "ana"
         await run.result()
         assert await results(run) == [result]
-
-
-@TELLING
-async def test_the_only_call_need_not_be_named_before_the_run_has_heard_of_it(
-    engine: Engine, looks: list[Status], name: str, kind: str, slow: str, result: str
-) -> None:
-    held = Held(slow)
-    async with served(engine, held, [call(name), "Done."]) as client:
+        # The only call need not be named.
+        held.gate = Gate()
         run = await client.start("clerk", "Go.")
         await told(run, kind)
         looks.clear()

@@ -46,13 +46,12 @@ async def told(run: Run, kind: str, *, below: bool = True) -> Any:
     raise AssertionError(f"the run ended without {kind}")
 
 
-@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
-    ("name", "kind", "slow"),
+    ("name", "kind", "slow", "apart"),
     [
-        ("read", "question.asked", "perdure.model"),
-        ("pay", "question.asked", "tool.pay"),
-        ("refund", "approval.requested", "perdure.model"),
+        ("read", "question.asked", "perdure.model", False),
+        ("pay", "question.asked", "tool.pay", True),
+        ("refund", "approval.requested", "perdure.model", True),
     ],
 )
 async def test_a_call_below_is_decided_before_its_run_has_heard(

@@ -1,4 +1,4 @@
-"""Hooks and rules around calls that are run elsewhere, by other workers or by a client, on a real server."""
+"""Hooks and rules around calls that are run elsewhere, by other workers or by a client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from tests.integration.test_remote_tools import elsewhere
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 
 class Seen:
@@ -87,6 +85,7 @@ async def events(run: Run, *types: str) -> list[Any]:
 STORY = ("tool.started", "tool.completed", "approval.decided", "question.asked")
 
 
+@pytest.mark.server
 async def test_hooks_change_what_a_remote_tool_is_given_and_what_it_gives(engine: Engine) -> None:
     sent: list[Any] = []
     seen = Seen()
@@ -111,6 +110,7 @@ async def test_hooks_change_what_a_remote_tool_is_given_and_what_it_gives(engine
         assert "secret" not in str(await events(run, "tool.completed"))
 
 
+@pytest.mark.server
 async def test_without_hooks_nothing_is_added_and_its_beginning_is_told(engine: Engine) -> None:
     sent: list[Any] = []
     gate = Gate()
@@ -126,6 +126,7 @@ async def test_without_hooks_nothing_is_added_and_its_beginning_is_told(engine: 
         assert await activities(run) == ["perdure.model", "tool.pay", "perdure.model"]
 
 
+@pytest.mark.server
 async def test_what_a_limit_holds_back_has_not_begun(engine: Engine) -> None:
     sent: list[Any] = []
     limits = Limits(tool_calls=1)
@@ -148,6 +149,7 @@ async def test_what_a_limit_holds_back_has_not_begun(engine: Engine) -> None:
         assert second.startswith("Denied: a rule of agent payer"), "a rule of a deploy holds for what it waited"
 
 
+@pytest.mark.server
 async def test_a_veto_a_wrong_change_and_a_hook_that_fails_send_nothing(engine: Engine) -> None:
     sent: list[Any] = []
 
@@ -179,6 +181,7 @@ async def test_a_veto_a_wrong_change_and_a_hook_that_fails_send_nothing(engine: 
     assert (fine, sent) == ("paid, secret 7", [{"n": 5}])
 
 
+@pytest.mark.server
 async def test_hooks_of_the_tool_alone_and_only_where_there_is_something_for_them(engine: Engine) -> None:
     heard: list[str] = []
 
@@ -197,6 +200,7 @@ async def test_hooks_of_the_tool_alone_and_only_where_there_is_something_for_the
         assert (await activities(run)).count("after_tool_call.pay") == 1, "the other had no error"
 
 
+@pytest.mark.server
 async def test_a_hook_ends_the_run(engine: Engine) -> None:
     @hook("after_tool_call")
     def alarm(result: ToolResultPart) -> None:
@@ -210,6 +214,7 @@ async def test_a_hook_ends_the_run(engine: Engine) -> None:
         assert "secret" not in (await told(run))[0]
 
 
+@pytest.mark.server
 async def test_an_approved_call_is_looked_at_again_before_it_is_sent(engine: Engine) -> None:
     sent: list[Any] = []
     parts = [ToolCallPart(id=one, name="pay", arguments={}) for one in ("a", "b")]
@@ -229,6 +234,7 @@ async def test_an_approved_call_is_looked_at_again_before_it_is_sent(engine: Eng
     assert len(sent) == 1
 
 
+@pytest.mark.server
 async def test_a_tool_that_has_become_another_is_not_sent(engine: Engine) -> None:
     @tool(name="pay")
     def here() -> str:
@@ -279,6 +285,7 @@ async def test_hooks_see_a_callback_before_a_client_does_and_its_answer_before_t
         assert (of_first[-1].content, of_first[-1].answered_by) == ("the ***", "ana")
 
 
+@pytest.mark.server
 async def test_a_callback_waits_through_continue_as_new_and_other_workers(engine: Engine) -> None:
     seen, later = Seen(), Seen()
     show = callback_tool("show", "Show a card.")
@@ -322,7 +329,7 @@ async def test_a_callback_that_is_vetoed_is_never_handed_over(engine: Engine) ->
         assert [one.type for one in await events(run, *STORY)] == ["tool.started", "tool.completed"]
 
 
-async def test_a_text_that_is_nowhere_is_an_error_for_hooks_too(engine: Engine) -> None:
+async def test_a_text_that_is_nowhere_stops_no_run_and_is_an_error_for_hooks_too(engine: Engine) -> None:
     seen = Seen()
     show = callback_tool("show", "Show.")
     agent = Agent("editor", ScriptedProvider([call("show"), "Done."]), tools=[show], hooks=seen.hooks())
@@ -331,42 +338,45 @@ async def test_a_text_that_is_nowhere_is_an_error_for_hooks_too(engine: Engine) 
         (one,) = await asked(run)
         nowhere = {"call_id": one.call_id, "blob": {"hash": "a" * 64, "size": 3}}
         await run.handle.execute_update("answer_call", nowhere)
-        await run.result()
-        assert (await told(run))[0].startswith("[the result could not be read")
+        assert (await run.result()).content == "Done."
+        (part,) = [part for message in await run.transcript() for part in message.tool_results]
+        assert part.content.startswith("[the result could not be read")
+        assert (part.is_error, part.answered_by) == (True, None)
         assert seen.kinds() == ["before", "error", "after"]
 
 
 # --- in between
 
 
-@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+@pytest.mark.server
 @pytest.mark.parametrize("where", ["before", "after"])
-async def test_stopped_while_a_hook_runs(engine: Engine, where: str, how: str) -> None:
+async def test_stopped_while_a_hook_runs(engine: Engine, where: str) -> None:
     gate, sent = Gate(), list[Any]()
 
     async def hang() -> None:
         await gate()
 
     slow = hook("before_tool_call" if where == "before" else "after_tool_call")(hang)
-    agent = Agent("payer", ScriptedProvider([call("pay"), "Done."]), tools=[far(engine)], hooks=[slow])
+    model = ScriptedProvider(lambda r: "Done." if r.messages[-1].text == "Enough." else call("pay"))
+    agent = Agent("payer", model, tools=[far(engine)], hooks=[slow])
     async with engine.served(agent) as client, elsewhere(engine, paying(sent)):
-        run = await client.start("payer", "Go.")
-        await eventually(lambda: gate.entered, what="the hook")
-        if how == "interrupt":
-            await run.interrupt("Enough.")
-            await run.result()
-        else:
-            await run.cancel()
-            with pytest.raises(RunCancelledError):
-                await run.result()
-        (text,) = await told(run)
+        interrupted, cancelled = [await client.start("payer", "Go.") for _ in range(2)]
+        await eventually(lambda: gate.entered == 2, what="the hooks")
+        await interrupted.interrupt("Enough.")
+        await interrupted.result()
+        await cancelled.cancel()
+        with pytest.raises(RunCancelledError):
+            await cancelled.result()
+        texts = [*await told(interrupted), *await told(cancelled)]
         gate.open()
-    assert text.startswith("Interrupted" if how == "interrupt" else "Cancelled")
-    assert "secret" not in text
-    assert ("(pay was run, and its result cannot be shown)" in text) == (where == "after")
-    assert len(sent) == (where == "after")
+    assert [text.split(":")[0].split(" ")[0] for text in texts] == ["Interrupted", "Cancelled"]
+    for text in texts:
+        assert "secret" not in text
+        assert ("(pay was run, and its result cannot be shown)" in text) == (where == "after")
+    assert len(sent) == (2 if where == "after" else 0)
 
 
+@pytest.mark.server
 async def test_the_worker_goes_between_the_hooks_and_another_comes(engine: Engine) -> None:
     """The call is in the hands of the other queue meanwhile: neither hook runs twice, and the newest code does."""
     seen, later, sent, gate = Seen(), Seen(), list[Any](), Gate()

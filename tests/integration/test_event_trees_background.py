@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from typing import Any
 
@@ -12,14 +11,12 @@ import pytest
 from perdure import Agent, Run, background
 from perdure.cli.show import as_plain, gather, lines
 from perdure.ports import ModelRequest
-from perdure.testing import ScriptedProvider, call, scripted
+from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event, ToolStarted
 from tests.support.cli import Cli
 from tests.support.engine import Engine
 from tests.support.following import all_of, assert_whole, next_of, run_end, shown
 from tests.support.scripts import Gate, replied
-
-pytestmark = pytest.mark.server
 
 
 def told(request: ModelRequest) -> str:
@@ -168,6 +165,7 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
     ]
 
 
+@pytest.mark.server
 async def test_events_on_the_command_line_with_and_without_children(engine: Engine) -> None:
     gate = Gate()
     gate.open()
@@ -193,18 +191,3 @@ async def test_events_on_the_command_line_with_and_without_children(engine: Engi
     assert not any(line.startswith("[") for line in lined_own.out.splitlines())
     assert "run completed" in lined_own.out
     assert f"{run.id}/1  completed  agent worker in background" in tree.out
-
-
-async def test_the_same_without_a_server() -> None:
-    worker = Agent("worker", "openai:gpt-5-mini")
-    boss = Agent("boss", "openai:gpt-5", tools=background([worker]))
-    said = [start("dig"), call("collect_agent", handle="b1"), "Done."]
-    async with scripted(boss, said, others={worker: ["Found."]}) as script:
-        run = await script.client.start(boss, "Go.")
-        await run.result()
-        events = await all_of(run.events(wait=False))
-        own = await all_of(run.events(wait=False, children=False))
-    assert_whole(events)
-    assert own == [event for event in events if not event.path]
-    assert {event.path[0].agent for event in events if event.path} == {"worker"}
-    assert json.loads(events[0].model_dump_json(exclude_none=True)).get("path") is None

@@ -1,4 +1,4 @@
-"""Following runs on a real server: everything that happens, in order, to an end that comes however the run ends."""
+"""Following runs: everything that happens, in order, to an end that comes however the run ends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from tests.support.engine import Engine
 from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, run_end, shown
 from tests.support.scripts import Gate, calls_then
 
-pytestmark = pytest.mark.server
-
 
 @tool
 async def look() -> str:
@@ -48,6 +46,7 @@ async def test_a_run_as_it_happens(engine: Engine) -> None:
     assert_whole(rest, after=delta.seq)
 
 
+@pytest.mark.server
 async def test_a_run_that_continues_as_new(engine: Engine) -> None:
     model = ScriptedProvider(calls_then(9, "look"))
     async with engine.served(Agent("long", model, tools=[look])) as client:
@@ -96,19 +95,19 @@ async def test_who_follows_a_session_meanwhile_follows_on_when_it_is_opened_agai
 
 
 async def test_a_run_that_nobody_knows(engine: Engine) -> None:
-    client = await engine.client()
-    for wait in (True, False):
+    async with engine.served(Agent("quick", ScriptedProvider([]))) as client:
+        for wait in (True, False):
+            with pytest.raises(RunNotFoundError):
+                await all_of(client.run("nobody-knows").events(wait=wait))
         with pytest.raises(RunNotFoundError):
-            await all_of(client.run("nobody-knows").events(wait=wait))
-    with pytest.raises(RunNotFoundError):
-        await all_of(client.run("nobody-knows").turn().events())
+            await all_of(client.run("nobody-knows").turn().events())
 
 
 async def test_a_run_of_long_ago_that_only_the_store_knows(engine: Engine) -> None:
-    client = await engine.client()
-    store = await client.store(create=True)
-    await store.append(Batch("long-ago", [NewEvent(RunEvent(state="started")), NewEvent(RunEvent(state="completed"))]))
-    assert shown(await all_of(client.run("long-ago").events())) == ["run started", "run completed"]
+    async with engine.served(Agent("quick", ScriptedProvider([]))) as client:
+        store, events = await client.store(), [RunEvent(state="started"), RunEvent(state="completed")]
+        await store.append(Batch("long-ago", [NewEvent(event) for event in events]))
+        assert shown(await all_of(client.run("long-ago").events())) == ["run started", "run completed"]
 
 
 async def test_a_client_without_a_store_or_with_another_one(engine: Engine, tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ from tests.support.faults import sql
 from tests.support.following import ANSWER, BEGIN, DEADLINE, Slow, all_of, assert_whole, next_of, run_end, shown
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 End = Callable[[Run, Slow], Awaitable[None]]
 
 
@@ -95,7 +93,9 @@ async def up_to(events: AsyncIterator[Event], type: str) -> list[Event]:
     return []
 
 
-@pytest.mark.parametrize(("end", "state", "of_turn", "error"), ENDS)
+@pytest.mark.parametrize(
+    ("end", "state", "of_turn", "error"), [*ENDS[:-1], pytest.param(*ENDS[-1], marks=pytest.mark.server)]
+)
 async def test_live_and_afterwards(
     engine: Engine, end: End, state: str, of_turn: str, error: type[PerdureError] | None
 ) -> None:
@@ -128,6 +128,7 @@ def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.reading.ANSWER", timedelta(seconds=1))
 
 
+@pytest.mark.server
 async def test_when_nobody_serves_it_any_more(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     models = {state: Slow("One ", "two.") for _, state, _, _ in ENDS} | {"timed_out": Slow("One ", "two.")}
     agents = [Agent(state, model) for state, model in models.items()]
@@ -162,6 +163,7 @@ async def test_when_nobody_serves_it_any_more(engine: Engine, monkeypatch: pytes
         assert results == [errors[state]] * 2
 
 
+@pytest.mark.server
 async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any_more(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any
         assert shown(said)[-2:] == ["turn completed", "run waiting"]
 
 
+@pytest.mark.server
 async def test_opened_again_and_ended_before_anybody_took_it_up(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
@@ -198,6 +201,7 @@ async def test_opened_again_and_ended_before_anybody_took_it_up(engine: Engine) 
     assert shown(past)[-2:] == ["turn completed", "run waiting"]
 
 
+@pytest.mark.server
 async def test_nobody_ever_served_it(engine: Engine) -> None:
     client = await engine.client()
     run = await client.start("nobody", "Go.")
@@ -208,6 +212,7 @@ async def test_nobody_ever_served_it(engine: Engine) -> None:
     assert await turn == []
 
 
+@pytest.mark.server
 async def test_it_takes_too_long(engine: Engine) -> None:
     async with engine.served(Agent("slow", Slow("One ", "two."))) as client:
         run = await timed(client, "slow", f"late-{engine.task_queue}")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
-from perdure.errors import PerdureError, RunNotFoundError, TranscriptUnavailableError
+from perdure.errors import AuthenticationError, PerdureError, RunNotFoundError, TranscriptUnavailableError
 from perdure.ports import Completed, ModelRequest, StreamEvent, ToolCallDelta
-from perdure.testing import ScriptedProvider
+from perdure.testing import ScriptedProvider, fail, scripted
 from perdure.testing import hang as hang_reply
 from perdure.types.events import MessageInjected, ModelDelta, TurnEvent
 from perdure.types.interface import WORKFLOW
 from perdure.types.messages import ToolCallPart
 from tests.support.engine import Engine
-from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, shown
+from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, run_end, shown
 from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
 
@@ -47,7 +47,6 @@ async def test_each_turn_of_a_session_has_its_own_events(engine: Engine) -> None
     assert [event for one in said for event in one] == [event for event in everything if event.type != "model.delta"]
 
 
-@pytest.mark.server
 async def test_turns_that_are_asked_for_at_once(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(lambda _: "Yes."))) as client:
         run = await client.start("talker", "One?", mode="session")
@@ -79,7 +78,6 @@ async def test_a_turn_so_far_and_from_a_number_on(engine: Engine) -> None:
         ]
 
 
-@pytest.mark.server
 async def test_a_turn_of_a_plain_temporal_clients_run(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         start = {"agent": "talker", "message": "One?", "mode": "session"}
@@ -99,7 +97,6 @@ async def test_a_turn_that_continues_as_new(engine: Engine) -> None:
     assert_whole(events)
 
 
-@pytest.mark.server
 async def test_a_client_without_a_store_follows_no_turn(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         run = await client.start("talker", "One?", mode="session")
@@ -278,3 +275,19 @@ async def test_a_follower_that_leaves_takes_its_work_with_it(engine: Engine) -> 
         await run.cancel()
         with pytest.raises(PerdureError):
             await run.result()
+
+
+async def test_scripted_sessions_ends_and_text() -> None:
+    agent = Agent("talker", "openai:any")
+    replies: list[Any] = ["One.", "Two.", fail(AuthenticationError("no key"))]
+    async with scripted(agent, replies) as script:
+        first = await script.send("One?", id="s")
+        events = first.run.events()
+        assert shown(await all_of(first.events())) == [*BEGIN, *ANSWER, "run waiting"]
+        second = await script.send("Two?", id="s")
+        assert shown(await all_of(second.events())) == [*BEGIN[1:], *ANSWER, "run waiting"]
+        await first.run.handle.terminate()
+        assert run_end(await all_of(events)).state == "terminated"
+        with pytest.raises(AuthenticationError):
+            async for _ in agent.stream("Three?"):
+                pass
