@@ -22,9 +22,9 @@ from tests.support.patience import be_patient
 
 # A suite that everybody runs looks at fewer examples than somebody who has changed what they are about:
 # pytest --hypothesis-profile=thorough. The suite's are the same each time: who looks for new ones, looks on purpose.
-# Neither is timed: that would be a test of the machine.
+# Neither is timed: that would be a test of the machine. A test's own `max_examples` would hold for both: give it none.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("suite", _UNTIMED, max_examples=50, derandomize=True)
+settings.register_profile("suite", _UNTIMED, max_examples=25, derandomize=True)
 settings.register_profile("thorough", _UNTIMED, max_examples=1000)
 settings.load_profile("suite")
 
@@ -47,6 +47,15 @@ def _certificates_are_read_once() -> Iterator[None]:
     of our tests speak plain HTTP on loopback, where nobody looks at one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _code_is_not_hashed() -> Iterator[None]:
+    """Temporal's SDK tells versions of a worker apart by the bytecode of all modules, which it reads once a process,
+    for up to a second. No test of ours has two versions on one task queue."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("temporalio.worker._worker._default_build_id", "tests")
         yield
 
 

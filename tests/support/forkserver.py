@@ -33,6 +33,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from temporalio.worker._worker import load_default_build_id
+
 import perdure
 
 ROOT = Path(__file__).parent.parent.parent
@@ -344,6 +346,7 @@ def main() -> NoReturn:
     for name in (*modules, *SDKS):
         if not name.startswith(NOT_IMPORTED):
             importlib.import_module(name)
+    load_default_build_id()  # else each worker hashes the bytecode of all modules
     gc.freeze()
     listener, lifetime = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     run(serve(listener, lifetime))
