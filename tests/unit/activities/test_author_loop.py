@@ -518,8 +518,13 @@ async def test_it_starts_again_also_after_a_stop_that_left_a_blocked_thread(
 
 def test_a_sync_tool_that_never_returns_does_not_hold_the_program() -> None:
     code = """
-import asyncio, threading
-from perdure.activities import AuthorLoop
+import asyncio, sys, threading, types
+import perdure
+
+package = types.ModuleType("perdure.activities")  # the package itself imports Temporal's SDK, for a second
+package.__path__ = [perdure.__path__[0] + "/activities"]
+sys.modules[package.__name__] = package
+from perdure.activities.author_loop import AuthorLoop
 
 async def main():
     author = AuthorLoop()

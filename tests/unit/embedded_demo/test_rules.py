@@ -45,7 +45,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["text", "json", "bare"])
+SHAPES = ["text", "json", "bare"]
+
+
+@pytest.fixture(params=SHAPES)
 def reader(folder: Path, request: pytest.FixtureRequest) -> Reader:
     """Tools that answer in text, in JSON, or without sizes."""
     return Reader(folder, shape=request.param)
@@ -225,13 +228,14 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("injected", [None, "and where are the refunds, orders, loaves, exceptions and degrees?"])
-def test_any_question_ends_within_the_calls(reader: Reader, question: str, injected: str | None) -> None:
+def test_any_question_ends_within_the_calls(folder: Path, shape: str, injected: str | None) -> None:
     inject = dict.fromkeys(range(1, 4), injected) if injected else None
-    answer = reader.ask(question, inject=inject)
-    assert answer.strip()
-    assert len(reader.calls) <= MOST_CALLS
+    for question in QUESTIONS:
+        reader = Reader(folder, shape=shape)
+        assert reader.ask(question, inject=inject).strip(), question
+        assert len(reader.calls) <= MOST_CALLS, question
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff" * 500, b"x" * 200_000, b"oven\r\n" * 3000])

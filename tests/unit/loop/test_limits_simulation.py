@@ -274,5 +274,8 @@ class Limited(Loop):
 
 TestLimits = Limited.TestCase
 TestLimits.settings = settings(
-    stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=2 * settings.default.max_examples,  # each is one way through many
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from perdure import loop
 from perdure.errors import InvalidInputError, RunClosedError
+from perdure.loop import sizes
 from perdure.loop.sizes import (
-    CALLS_AT_ONCE,
-    CALLS_BYTES,
     CARRIED_BYTES,
     CONTEXT_BYTES,
     INBOX_BYTES,
     MESSAGE_BYTES,
     MESSAGES_BYTES,
     OVERRIDE_BYTES,
-    SEEN_BYTES,
     size,
 )
 from perdure.types.approval import name_hash
@@ -116,15 +115,6 @@ def test_an_empty_id_is_none():
     assert [item.id for item in state.inbox] == [None, None]
 
 
-def test_a_thousand_ids_are_remembered():
-    state = opened(None)
-    for n in range(SEEN_IDS + 1):
-        loop.receive(state, {"content": "x", "id": str(n)})
-    assert len(state.seen) == SEEN_IDS
-    assert not loop.receive(state, {"content": "x", "id": "1"})
-    assert loop.receive(state, {"content": "x", "id": "0"})  # forgotten
-
-
 @pytest.mark.parametrize(
     ("raw", "names"),
     [
@@ -192,24 +182,27 @@ def test_the_largest_message_goes_alone_and_no_results_keep_it_out():
     assert said(model(state, says("43", LIMITS))) == ["more"]
 
 
-def test_a_message_that_does_not_fit_beside_the_results_comes_next():
-    calls = [refused(f"c{n}") for n in range(8000)]
+def test_a_message_that_does_not_fit_beside_the_results_comes_next(monkeypatch):
+    monkeypatch.setattr(sizes, "MESSAGE_BYTES", 32 * 1024)
+    monkeypatch.setattr(sizes, "MESSAGES_BYTES", 16 * 1024)
+    calls = [refused(f"c{n}") for n in range(250)]
     state = opened()
     model(state, asks(*calls))
-    assert loop.receive(state, "x" * (MESSAGE_BYTES - 100))
+    assert loop.receive(state, "x" * (32 * 1024 - 100))
     step = loop.decide(state)
-    assert (len(step.new), step.taken) == (8000, 0)
+    assert (len(step.new), step.taken) == (250, 0)
     model(state, says("42", LIMITS))
     assert loop.decide(state).taken == 1
 
 
-def test_many_small_messages_count_with_all_that_they_are():
+def test_many_small_messages_count_with_all_that_they_are(monkeypatch):
+    monkeypatch.setattr(sizes, "MESSAGES_BYTES", 64 * 1024)
     state = opened(None)
-    for n in range(5000):
+    for n in range(400):
         loop.receive(state, {"content": "", "id": f"{n:0200}"})
     step = loop.decide(state)
-    assert size([item.model_dump(exclude_none=True) for item in step.new]) < MESSAGES_BYTES * 1.1
-    assert 0 < step.taken < 5000
+    assert size([item.model_dump(exclude_none=True) for item in step.new]) < 64 * 1024 * 1.1
+    assert 0 < step.taken < 400
 
 
 def test_a_message_in_another_store_than_the_run_is_refused():
@@ -245,16 +238,19 @@ def test_only_calls_without_a_result_run_again():
 
 
 @pytest.mark.parametrize("context", [None, {"user": "x" * (CONTEXT_BYTES - 20)}])
-def test_calls_that_do_not_fit_into_one_task_begin_in_turn(context):
+@pytest.mark.parametrize("at_once", [20, 5])
+def test_calls_that_do_not_fit_into_one_task_begin_in_turn(context, at_once, monkeypatch):
+    monkeypatch.setattr(sizes, "CALLS_BYTES", 200_000)
+    monkeypatch.setattr(sizes, "CALLS_AT_ONCE", at_once)
     given = [
-        Call(id=f"c{n}", name="look", arguments={"n": "x" * (n % 3) * 10_000}, disposition=ACTIVITY) for n in range(700)
+        Call(id=f"c{n}", name="look", arguments={"n": "x" * (n % 3) * 10_000}, disposition=ACTIVITY) for n in range(70)
     ]
     state = opened(context=context)
     model(state, asks(*given))
     begun = []
     while isinstance(step := loop.decide(state), loop.RunCalls):
-        assert len(step.calls) <= CALLS_AT_ONCE
-        assert sum(size([state.context, one.call.arguments]) for one in step.calls) < CALLS_BYTES
+        assert len(step.calls) <= at_once
+        assert sum(size([state.context, one.call.arguments]) for one in step.calls) < 200_000
         begun += [one.call.id for one in step.calls]
         done(state, *(one.call.id for one in reversed(step.calls)))
     assert begun == [one.id for one in given]
@@ -341,8 +337,9 @@ def test_a_turn_may_change_the_agent():
 def test_the_oldest_id_is_forgotten_first_also_after_continuing_as_new():
     """Temporal's converter sorts the keys of what is carried over."""
     state = opened(None, mode="session")
-    for number in range(SEEN_IDS, 0, -1):
+    for number in range(SEEN_IDS + 1, 0, -1):
         loop.receive(state, {"content": "x", "id": f"m{number:04}"})
+    assert list(state.seen) == [f"m{number:04}" for number in range(SEEN_IDS, 0, -1)]
     carried = json.loads(json.dumps(loop.carry_over(state, "run-1"), sort_keys=True))
     state = loop.continue_state(carried, state.context_id)
     loop.receive(state, {"content": "x", "id": "another"})
@@ -481,9 +478,10 @@ def test_a_run_that_two_messages_of_340_kb_cyrillic_are_sent_to_is_continued_whe
     assert size(loop.carry_over(state, "run-1")) < CARRIED_BYTES
 
 
-def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes():
+def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(import_module("perdure.loop.receive"), "SEEN_BYTES", 16 * 1024)
     state = opened(None)
-    for n in range(SEEN_IDS):
+    for n in range(100):
         loop.receive(state, {"content": None, "id": f"{n:04}" + "ж" * 60})
-    assert f"{SEEN_IDS - 1:04}" + "ж" * 60 in state.seen
-    assert size(state.seen) <= SEEN_BYTES
+    assert "0099" + "ж" * 60 in state.seen
+    assert 15 * 1024 < size(state.seen) <= 16 * 1024

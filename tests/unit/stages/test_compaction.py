@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Compaction
@@ -119,7 +119,6 @@ views = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_every_format_takes_every_view(name: str, data: st.DataObject) -> None:
     """Views of conversations with anything in them, by the rules of the strict servers."""

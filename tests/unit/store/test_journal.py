@@ -125,14 +125,14 @@ def test_caches_of_one_budget_take_room_from_each_other():
 @pytest.mark.parametrize("size", [10, 2_000, 100_000])
 async def test_the_budget_in_bytes_holds_for_many_small_values_and_for_large_ones(size: int) -> None:
     """Of transcripts and outcomes together, as the allocator counts."""
-    budget = 1_000_000
+    budget = 300_000
     cache = CacheBudget(budget)
     chain, journal = Chain(MemoryStore(), cache=cache), CachedJournal(Forgetting(), cache=cache)
     head = None
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for n in range(max(40, 10_000_000 // (size + 8_000))):
+        for n in range(max(40, 1_500_000 // (size + 4_000))):
             said = [Message.user(f"{n}" + "x" * size)]
             node, _ = chain.extend(head, said)
             chain.remember(node, said)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from perdure.testing import (
 )
 from perdure.types.messages import Message, TextPart
 from tests.support.wait import eventually
-
-ROOT = Path(__file__).parent.parent.parent.parent
 
 
 @tool
@@ -125,24 +122,23 @@ def test_an_unknown_point() -> None:
         at("tool.done", lambda: None)  # type: ignore[arg-type]
 
 
-KILLED = """
-import sys
-from perdure.ports.points import reached
-from perdure.testing import kill_at
-
-kill_at("tool.acted", count=2, once=sys.argv[1])
-for n in range(1, 4):
-    reached("tool.claimed")
-    reached("tool.acted")
-    print(n, flush=True)
-"""
-
-
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from Python 3.12 on
 def test_a_process_is_killed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second that comes to this point lives. That may as well be this process."""
     made = str(tmp_path / "killed")
-    first = subprocess.run([sys.executable, "-c", KILLED, made], cwd=ROOT, capture_output=True, text=True)
-    assert (first.returncode, first.stdout) == (-signal.SIGKILL, "1\n")
+
+    def is_killed() -> None:
+        kill_at("tool.acted", count=2, once=made)
+        for n in range(1, 4):
+            reached("tool.claimed")
+            reached("tool.acted")
+            (tmp_path / str(n)).touch()
+
+    process = multiprocessing.get_context("fork").Process(target=is_killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "killed"]
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
     with kill_at("tool.acted", count=2, once=made):

@@ -43,7 +43,6 @@ NOT_PLAIN: dict[str, tuple[Any, str]] = {
     "deep": (nested(LEVELS + 1), "nested deeper than 150 levels"),
     "deep-6000": (nested(6_000), "nested deeper"),
     "deep-100000": (nested(100_000), "nested deeper"),
-    "shared": (shared(LEVELS - 1), "larger than"),
     "large": ({"a": "x" * 5_000_000}, "larger than"),
     "number-key": ({1: 2}, "a key in it is not text but int"),
     "set": ({"a": ({1, 2},)}, "type set"),
@@ -57,6 +56,14 @@ def test_what_is_not_plain_json_is_named(value: Any, why: str) -> None:
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(Json).validate_python(value)
     assert refused.value.errors(include_input=False)[0]["type"] == "plain_json"
+
+
+def test_a_value_that_holds_itself_again_and_again_is_walked_through_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perdure.types.plain.LARGEST", 64 * 1024)
+    assert "larger than" in (flaw(shared(LEVELS - 1)) or "")
+    assert flaw(shared(8)) is None
 
 
 @pytest.mark.parametrize(

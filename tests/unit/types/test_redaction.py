@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from html import escape
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure.errors import RateLimitError
@@ -62,16 +63,17 @@ letters = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 secrets = st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=30)
 
 
-@given(st.sampled_from(sorted(ENCODINGS)), secrets, letters, letters)
-@settings(max_examples=300, deadline=None)
-def test_no_encoding_shows_a_secret(encoding: str, secret: str, before: str, after: str) -> None:
+@given(secrets, letters, letters)
+def test_no_encoding_shows_a_secret(secret: str, before: str, after: str) -> None:
     secret = secret.strip()
     redaction = Redaction([secret])
     assume(len(secret) >= 8 and redaction.redact_text(secret) != secret)  # else it is trivial
-    shown, core = ENCODINGS[encoding](secret)
-    text = redaction.redact_text(f"{before} <{shown}> {after}")
-    pieces = {core[at : at + 8] for at in range(len(core) - 7)}
-    assert not {piece for piece in pieces if piece in text and piece not in f"{before} <> {after}{MARK}"}
+    for encoding, encode in ENCODINGS.items():
+        shown, core = encode(secret)
+        text = redaction.redact_text(f"{before} <{shown}> {after}")
+        pieces = {core[at : at + 8] for at in range(len(core) - 7)}
+        left = {piece for piece in pieces if piece in text and piece not in f"{before} <> {after}{MARK}"}
+        assert not left, encoding
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -84,15 +86,14 @@ def test_each_encoding_of_one_secret(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("count", [1, 2, 7])
-@pytest.mark.parametrize("after", ["x", '"', "/", "\n", "ü", "\N{KEY}", "'", ""])
-def test_a_run_of_backslashes_is_part_of_a_secret(encoding: str, count: int, after: str) -> None:
-    secret = "k3ys3cr3t" + "\\" * count + after + "z9y8x7w6"
-    shown, _ = ENCODINGS[encoding](secret)
-    text = Redaction([secret]).redact_text(f"invalid header <{shown}> at line 3")
-    assert text == f"invalid header <{MARK}> at line 3" or encoding.startswith("base64")
-    assert "k3ys" not in text
-    assert "w6" not in text
+def test_a_run_of_backslashes_is_part_of_a_secret(encoding: str) -> None:
+    for count, after in itertools.product([1, 2, 7], ["x", '"', "/", "\n", "ü", "\N{KEY}", "'", ""]):
+        secret = "k3ys3cr3t" + "\\" * count + after + "z9y8x7w6"
+        shown, _ = ENCODINGS[encoding](secret)
+        text = Redaction([secret]).redact_text(f"invalid header <{shown}> at line 3")
+        assert text == f"invalid header <{MARK}> at line 3" or encoding.startswith("base64"), secret
+        assert "k3ys" not in text, secret
+        assert "w6" not in text, secret
 
 
 @pytest.mark.parametrize("count", [6, 200, 3000])
@@ -108,12 +109,13 @@ def test_any_text_and_any_secrets_can_be_redacted(given: list[str], text: str, r
     assert len(shown) <= (LONGEST + 1) * len(MARK)
 
 
-@pytest.mark.parametrize("length", range(4, 30))
 @pytest.mark.parametrize("mark", ["", "…", "...", "')", "'…)"])
-def test_a_secret_that_was_cut_is_not_shown_in_part(length: int, mark: str) -> None:
+def test_a_secret_that_was_cut_is_not_shown_in_part(mark: str) -> None:
     secret = "Qm7xT2pLw9RzK4vBn8cYd3sHf6jGa1"
-    text = Redaction([secret]).redact_text(f"the key is {secret[:length]}{mark}")
-    assert secret[:4] not in text, text
+    redaction = Redaction([secret])
+    for length in range(4, 30):
+        text = redaction.redact_text(f"the key is {secret[:length]}{mark}")
+        assert secret[:4] not in text, text
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,11 @@ UPDATES = {
     "revoke_approval": ("_check_revocation", {"tool": "look", "by": "ana"}),
     "answer_call": ("_check_answer", ANSWER),
 }
-quick = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+quick = settings(
+    max_examples=2 * settings.default.max_examples,  # they are shared among many signals and updates
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    deadline=None,
+)
 
 
 @pytest.fixture(autouse=True)
