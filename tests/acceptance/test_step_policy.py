@@ -10,9 +10,8 @@ import pytest
 
 from perdure import Run
 from perdure.testing import replay
-from tests.servers.chat_wire import Call, Reply
 from tests.servers.http import Answer, HttpServer, Request
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.asked import Request, results
 from tests.docs.loopback import EXAMPLES, ROOT, Loopback, printed, succeeded
-from tests.servers.chat_wire import Call
+from tests.servers.model_server import Call
 from tests.support.npm import packages
 
 pytestmark = pytest.mark.server

@@ -8,7 +8,7 @@ import pytest
 from perdure.ports import ModelRequest, StreamEvent
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.types.messages import Message
-from tests.servers.openai_server import OpenAIServer, Rule
+from tests.servers.model_server import OpenAIServer, Rule
 
 KEY = "sk-test-0123456789"
 

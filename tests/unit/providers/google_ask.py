@@ -9,7 +9,7 @@ from typing import Any
 from perdure.ports import Completed, ModelRequest, StreamEvent
 from perdure.providers.google import Google
 from perdure.types.messages import Message, Part, ToolResultPart
-from tests.servers.google_server import GoogleServer
+from tests.servers.model_server import GoogleServer
 
 KEY = "AIzaSyTest-0123456789"
 ORIGIN = "google@127.0.0.1"

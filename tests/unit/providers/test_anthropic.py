@@ -34,9 +34,8 @@ from perdure.types.messages import (
     ToolResultPart,
     Usage,
 )
-from tests.servers.anthropic_server import AnthropicServer, Rule
-from tests.servers.anthropic_wire import Reply, error, error_body, sign, thinking
-from tests.servers.chat_wire import Call
+from tests.servers.anthropic import error_body, sign, thinking
+from tests.servers.model_server import AnthropicServer, Call, Reply, Rule, error
 from tests.support.wait import eventually
 
 KEY = "sk-ant-api03-0123456789"
@@ -99,7 +98,9 @@ async def test_text_and_thinking_stream_and_complete(ask: Ask) -> None:
 
 
 async def test_calls_stream_and_complete_in_their_order(ask: Ask) -> None:
-    *deltas, completed = await ask(["first", Call("add", {"a": 1}, id="c1"), "then", Call("noop", id="c2")])
+    *deltas, completed = await ask(
+        Reply(content=["first", Call("add", {"a": 1}, id="c1"), "then", Call("noop", id="c2")])
+    )
     assert isinstance(completed, Completed)
     assert completed.finish_reason == "tool_calls"
     assert completed.parts == (
@@ -215,7 +216,7 @@ async def test_a_reply_goes_back_as_it_came(ask: Ask, server: AnthropicServer) -
     call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}, "caller": {"type": "direct"}}
     redacted = {"type": "redacted_thinking", "data": "sealed/1"}
     content = [thinking("one"), redacted, searched, found, cited, thinking(""), call]
-    completed = done(await ask(Reply(blocks=content)))
+    completed = done(await ask(Reply(content=content)))
     said = Message(role="assistant", parts=completed.parts)
     assert (completed.finish_reason, said.text) == ("tool_calls", "It is so.")
     again = ModelRequest(MODEL, [Message.user("hi"), said, Message(role="tool", parts=(result("c1"),))], tools=[ADD])
@@ -336,8 +337,8 @@ async def test_a_paused_reply_goes_on(ask: Ask, server: AnthropicServer) -> None
     searched = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
     replies = [
-        Reply(blocks=[{"type": "text", "text": "Looking. "}, searched], finish_reason="pause_turn"),
-        Reply(blocks=[found, {"type": "text", "text": "Found."}]),
+        Reply(content=[{"type": "text", "text": "Looking. "}, searched], finish_reason="pause_turn"),
+        Reply(content=[found, {"type": "text", "text": "Found."}]),
     ]
     *deltas, completed = await ask(lambda _: replies[len(server.requests) - 1])
     assert isinstance(completed, Completed)
@@ -353,7 +354,7 @@ async def test_a_paused_reply_goes_on(ask: Ask, server: AnthropicServer) -> None
 
 async def test_a_reply_that_pauses_for_ever_ends(ask: Ask, server: AnthropicServer) -> None:
     searched = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
-    reply = Reply(blocks=[{"type": "text", "text": "x"}, searched], finish_reason="pause_turn")
+    reply = Reply(content=[{"type": "text", "text": "x"}, searched], finish_reason="pause_turn")
     completed = done(await ask(lambda _: reply))
     assert (completed.finish_reason, len(server.requests)) == ("other", 10)
     assert completed.parts == (TextPart(text="x"),) * 10, "a search without a result would be refused"

@@ -24,8 +24,7 @@ from perdure.types.messages import (
     ToolResultPart,
     canonical,
 )
-from tests.servers.anthropic_rules import parse
-from tests.servers.anthropic_wire import sign
+from tests.servers.anthropic import parse, sign
 
 ORIGIN = "anthropic"
 TOOLS = [ToolSpec(name, "", {"type": "object"}) for name in ("add", "look_up")]

@@ -12,8 +12,7 @@ from perdure.ports import ModelRequest, ToolSpec
 from perdure.providers.anthropic import check_settings
 from perdure.providers.anthropic_request import Encoded, encode_request
 from perdure.types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from tests.servers.anthropic_rules import parse
-from tests.servers.anthropic_wire import sign
+from tests.servers.anthropic import parse, sign
 
 ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {}})
 CALLED = [

@@ -23,7 +23,7 @@ from perdure.types.messages import (
     canonical,
     clean,
 )
-from tests.servers.chat_messages import check_messages
+from tests.servers.chat import check_messages
 
 ORIGIN = "openai@here"
 

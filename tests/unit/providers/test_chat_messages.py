@@ -20,8 +20,7 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from tests.servers.chat_wire import Reply
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer, Reply
 from tests.unit.providers.conftest import Ask
 
 HERE = "openai@127.0.0.1"
@@ -150,7 +149,7 @@ async def test_thinking_goes_back_where_it_came_from(ask: Ask, server: OpenAISer
 
 async def test_a_servers_own_data_goes_back(ask: Ask, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the strict server knows nothing of: blocks of thinking, and Google's signatures."""
-    monkeypatch.setattr("tests.servers.openai_server.parse", lambda body, _: __import__("json").loads(body))
+    monkeypatch.setattr("tests.servers.chat.parse", lambda body, _: __import__("json").loads(body))
     details = [{"type": "reasoning.encrypted", "data": "x"}]
     extra = {"google": {"thought_signature": "s"}}
     parts = (
@@ -172,6 +171,6 @@ async def test_a_refusal_goes_back_as_one(ask: Ask, server: OpenAIServer) -> Non
 async def test_a_fragment_is_of_one_server(ask: Ask, server: OpenAIServer) -> None:
     message = Message(role="assistant", parts=(ThinkingPart(text="hm", provider=HERE, opaque={"field": "reasoning"}),))
     message.remember_wire("openai@elsewhere", b'{"role":"assistant","content":"another server\'s"}')
-    server.thoughts.add("hm")
+    server.formats["openai"].thoughts.add("hm")
     messages = await sent(ask, server, Message.user("hi"), message)
     assert messages[1] == {"role": "assistant", "content": "", "reasoning": "hm"}

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.servers.chat_rules import RefusedError, parse
-from tests.servers.chat_wire import Call, Reply
-from tests.servers.openai_server import OpenAIServer, count_replies, counted
+from tests.servers.chat import parse
+from tests.servers.model_server import Call, OpenAIServer, Reply
+from tests.servers.wire import RefusedError
 
 USER = {"role": "user", "content": "hi"}
 CALLS = {
@@ -149,19 +149,6 @@ async def test_the_official_sdk_understands_it() -> None:
             with pytest.raises(openai.AuthenticationError):
                 await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         assert (server.stats.completed, server.stats.refused, len(server.requests)) == (2, 2, 2)
-
-
-async def test_counting_needs_no_parsing() -> None:
-    rule = counted(2, "work", {"path": "file-{n}"})
-    assert [rule(n) for n in range(3)] == [Call("work", {"path": "file-0"}), Call("work", {"path": "file-1"}), "Done."]
-    text = json.dumps({"role": "user", "content": '{"role":"assistant"} "role": "assistant"'})
-    assert count_replies(f'[{text},{{"role":"assistant"}},{{"role": "assistant"}}]'.encode()) == 2
-    async with OpenAIServer(counting=rule) as server:
-        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
-            stream = await client.chat.completions.create(model="m", messages=[], stream=True)
-            assert [chunk async for chunk in stream][-1].usage
-        assert server.requests == []
-        assert server.stats.requests == 1
 
 
 async def test_a_reply_hangs_until_it_is_released() -> None:

@@ -28,8 +28,8 @@ from perdure.errors import (
 from perdure.ports import Completed, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.providers.google import Google
 from perdure.types.messages import OpaquePart, TextPart, ThinkingPart, ToolCallPart, Usage
-from tests.servers.google_server import GoogleServer
-from tests.servers.google_wire import Call, Reply, chunk, error, error_body, reason, retry_info
+from tests.servers.google import chunk, error_body, reason, retry_info
+from tests.servers.model_server import Call, GoogleServer, Reply, error
 from tests.unit.providers.google_ask import HI, KEY, ORIGIN, Asking, asking
 
 
@@ -300,7 +300,7 @@ async def test_a_cut_connection_is_a_truncated_stream(ask: Asking, cut: int) -> 
 
 async def test_no_finish_reason_is_a_truncated_stream(ask: Asking) -> None:
     with pytest.raises(TruncatedStreamError):
-        await ask(Reply(text="one", finish_reason=None))
+        await ask(Reply(text="one", done=False))
 
 
 @pytest.mark.parametrize(

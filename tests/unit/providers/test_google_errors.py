@@ -17,7 +17,7 @@ from google.genai import errors as sdk
 from perdure import errors
 from perdure.providers.google_errors import translate
 from perdure.types.redaction import Redaction
-from tests.servers.google_wire import error_body
+from tests.servers.google import error_body
 
 KEY = "AIzaSyabcdefghij"
 REQUEST = httpx2.Request("POST", "https://api.test/v1beta/models/m", headers={"x-goog-api-key": KEY})

@@ -13,7 +13,7 @@ from perdure.ports import ModelRequest
 from perdure.providers.google_import import decode
 from perdure.providers.google_request import encode_request
 from perdure.types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, canonical
-from tests.servers.google_contents import check_contents
+from tests.servers.google import check_contents
 from tests.unit.providers.google_ask import MODEL, asking, result, said, tool
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)

@@ -14,7 +14,7 @@ from perdure.ports import ModelRequest, ToolSpec
 from perdure.providers.google import check_settings
 from perdure.providers.google_settings import generation
 from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart
-from tests.servers.google_wire import Call, Reply
+from tests.servers.model_server import Call, Reply
 from tests.unit.providers.google_ask import MODEL, ORIGIN, Asking, asking, result, said, tool
 
 PNG = b"\x89PNG"

@@ -47,11 +47,7 @@ from perdure.types.messages import (
     ToolResultPart,
     Usage,
 )
-from tests.servers import anthropic_wire, responses_wire
-from tests.servers.anthropic_server import AnthropicServer
-from tests.servers.chat_wire import Call, Reply, error
-from tests.servers.openai_server import OpenAIServer
-from tests.servers.responses_server import ResponsesServer
+from tests.servers.model_server import AnthropicServer, Call, OpenAIServer, Reply, ResponsesServer, error
 
 TestModel.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it
 
@@ -118,12 +114,12 @@ def result(call: ToolCallPart, content: str = "3", **more: Any) -> ToolResultPar
         (
             ResponsesServer,
             responses,
-            lambda: [responses_wire.Call("add", {"a": 1}), responses_wire.Call("add", {"a": 2})],
+            lambda: [Call("add", {"a": 1}), Call("add", {"a": 2})],
         ),
         (
             AnthropicServer,
             anthropic,
-            lambda: anthropic_wire.Reply(thinking="Hm.", calls=[Call("add", {"a": 1}), Call("add", {"a": 2})]),
+            lambda: Reply(thinking="Hm.", calls=[Call("add", {"a": 1}), Call("add", {"a": 2})]),
         ),
     ],
     ids=["chat", "responses", "anthropic"],
@@ -150,7 +146,7 @@ async def test_a_run_with_parallel_calls(server: Any, made: Made, replies: Any) 
 
 
 async def test_thinking_goes_back_to_where_it_came_from_alone() -> None:
-    said = iter([anthropic_wire.Reply(thinking="Hm.", text="Three.")] + ["Yes."] * 2)
+    said = iter([Reply(thinking="Hm.", text="Three.")] + ["Yes."] * 2)
     async with (
         served(AnthropicServer(lambda _: next(said)), anthropic) as (api, provider),
         served(OpenAIServer("Yes."), chat) as (other, stranger),
@@ -275,7 +271,7 @@ HALF_A_MESSAGE = [
     ("server", "made"),
     [
         (OpenAIServer(lambda _: Reply(chunks=[HALF], done=False)), chat),
-        (AnthropicServer(lambda _: anthropic_wire.Reply(chunks=HALF_A_MESSAGE, done=False)), anthropic),
+        (AnthropicServer(lambda _: Reply(chunks=HALF_A_MESSAGE, done=False)), anthropic),
     ],
     ids=["chat", "anthropic"],
 )

@@ -8,11 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.servers.chat_messages import RefusedError
-from tests.servers.chat_wire import Call
-from tests.servers.responses_rules import parse
-from tests.servers.responses_server import ENCRYPTED, ResponsesServer
-from tests.servers.responses_wire import Reply, message, reasoning, seal
+from tests.servers.model_server import Call, Reply, ResponsesServer
+from tests.servers.responses import ENCRYPTED, message, parse, reasoning, seal
+from tests.servers.wire import RefusedError
 
 USER = {"role": "user", "content": "hi"}
 THOUGHT = reasoning("hm")

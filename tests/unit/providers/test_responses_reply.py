@@ -24,9 +24,8 @@ from perdure.errors import (
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.providers.openai_responses import OpenAIResponses
 from perdure.types.messages import Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart, Usage
-from tests.servers.chat_wire import Call, error
-from tests.servers.responses_server import ResponsesServer
-from tests.servers.responses_wire import Reply, function_call, message, reasoning
+from tests.servers.model_server import Call, Reply, ResponsesServer, error
+from tests.servers.responses import function_call, message, reasoning
 from tests.unit.providers.conftest import KEY
 
 ORIGIN = "openai-responses@127.0.0.1"
@@ -90,7 +89,7 @@ async def test_reasoning_is_kept_whole_and_its_summary_is_shown(ask: Ask) -> Non
 
 
 async def test_open_reasoning_is_shown_too(ask: Ask) -> None:
-    events = await ask(Reply(items=[reasoning(content=["Let ", "me see."]), message("42")]))
+    events = await ask(Reply(content=[reasoning(content=["Let ", "me see."]), message("42")]))
     assert "".join(d.text for d in events if isinstance(d, ThinkingDelta)) == "Let me see."
     assert whole(events).parts[0].text == "Let me see."  # type: ignore[union-attr]  # it is a ThinkingPart
 
@@ -118,7 +117,7 @@ async def test_arguments_that_come_at_once_are_streamed_once(ask: Ask) -> None:
     added = {"type": "response.output_item.added", "output_index": 0, "item": item}
     done = {"type": "response.function_call_arguments.done", "output_index": 0, "arguments": '{"a":1}'}
     end = {"type": "response.completed", "response": {"status": "completed", "output": [item]}}
-    events = await ask(Reply(events=[added, done, end]))
+    events = await ask(Reply(chunks=[added, done, end]))
     assert "".join(d.arguments for d in events if isinstance(d, ToolCallDelta)) == '{"a":1}'
 
 
@@ -140,7 +139,7 @@ async def test_a_refusal(ask: Ask) -> None:
 async def test_items_of_built_in_tools_and_unknown_ones_are_kept(ask: Ask) -> None:
     novel = {"id": "nv_1", "type": "novelty", "data": {"deep": [1, None, "\ud800"]}}
     cited = message("See there.", annotations=[{"type": "url_citation", "url": "https://x", "title": "X"}])
-    completed = whole(await ask(Reply(items=[SEARCH, novel, cited])))
+    completed = whole(await ask(Reply(content=[SEARCH, novel, cited])))
     search, unknown, text = completed.parts
     assert search == OpaquePart(provider=ORIGIN, data={"model": "gpt-test", "item": SEARCH})
     assert isinstance(unknown, OpaquePart)
@@ -155,13 +154,13 @@ async def test_items_of_built_in_tools_and_unknown_ones_are_kept(ask: Ask) -> No
 )
 async def test_an_incomplete_reply_drops_what_was_not_finished(ask: Ask, why: str, expected: str) -> None:
     calls = [Call("add", {"a": 1}, id="call_1"), Call("add", '{"a": 1', id="call_2")]
-    completed = whole(await ask(Reply("Well", calls=calls, incomplete=why)))
+    completed = whole(await ask(Reply("Well", calls=calls, finish_reason=why)))
     assert completed.finish_reason == expected
     assert [part.id for part in completed.parts if isinstance(part, ToolCallPart)] == ["call_1"]
 
 
 async def test_a_search_that_was_broken_off_is_dropped(ask: Ask) -> None:
-    completed = whole(await ask(Reply(items=[reasoning("hm"), SEARCH], incomplete="max_output_tokens")))
+    completed = whole(await ask(Reply(content=[reasoning("hm"), SEARCH], finish_reason="max_output_tokens")))
     assert [part.type for part in completed.parts] == ["thinking"]
 
 
@@ -187,7 +186,7 @@ async def test_lone_surrogates_are_cleaned(ask: Ask) -> None:
     deltas = [{"type": "response.output_text.delta", "delta": text} for text in ("a\ud83d", "\ude00b", "\udc00")]
     item = message("a😀b\udc00")
     end = {"type": "response.completed", "response": {"status": "completed", "output": [item]}}
-    events = await ask(Reply(events=[*deltas, end]))
+    events = await ask(Reply(chunks=[*deltas, end]))
     assert "".join(d.text for d in events if isinstance(d, TextDelta)) == "a😀b�"
     assert whole(events).parts[0].text == "a😀b�"  # type: ignore[union-attr]  # it is a TextPart
 
@@ -213,8 +212,8 @@ async def test_an_answer_that_is_no_stream_is_taken_whole(ask: Ask) -> None:
 )
 async def test_a_failed_response_is_classified(ask: Ask, code: str, said: str, expected: type[PerdureError]) -> None:
     failed = {"code": code, "message": said}
-    stream = Reply(events=[{"type": "error", "param": None, "sequence_number": 3, **failed}])
-    nested = Reply(events=[{"type": "error", "error": failed}])
+    stream = Reply(chunks=[{"type": "error", "param": None, "sequence_number": 3, **failed}])
+    nested = Reply(chunks=[{"type": "error", "error": failed}])
     for reply in (Reply("Half", failed=failed), stream, nested):
         with pytest.raises(expected, match=said) as caught:
             await ask(reply)
@@ -234,7 +233,7 @@ async def test_a_failed_response_is_classified(ask: Ask, code: str, said: str, e
 )
 async def test_error_answers(ask: Ask, reply: Any, expected: type[PerdureError]) -> None:
     with pytest.raises(expected) as caught:
-        await ask(Reply(status=reply.status, body=reply.body, headers=reply.headers))
+        await ask(reply)
     assert type(caught.value) is expected
     assert KEY not in str(caught.value)
     if isinstance(caught.value, RateLimitError):
@@ -242,7 +241,7 @@ async def test_error_answers(ask: Ask, reply: Any, expected: type[PerdureError])
 
 
 @pytest.mark.parametrize(
-    "reply", [Reply("one two", end=False), Reply("one two three", cut_after=900), Reply(events=[])]
+    "reply", [Reply("one two", done=False), Reply("one two three", cut_after=900), Reply(chunks=[])]
 )
 async def test_a_stream_without_an_end_is_truncated(ask: Ask, reply: Reply) -> None:
     with pytest.raises(TruncatedStreamError):
@@ -260,13 +259,13 @@ async def test_a_stream_without_an_end_is_truncated(ask: Ask, reply: Reply) -> N
 )
 async def test_garbage_is_malformed(ask: Ask, event: object) -> None:
     with pytest.raises(MalformedReplyError):
-        await ask(Reply(events=[event]))
+        await ask(Reply(chunks=[event]))
 
 
 async def test_a_connection_that_breaks_behind_the_end_does_not_matter(server: ResponsesServer) -> None:
     end = {"type": "response.completed", "response": {"status": "completed", "output": [message("x")]}}
     provider = OpenAIResponses(base_url=server.base_url, api_key=KEY)
-    server.rule = lambda _: Reply(events=[end, b": comment\n\n"], hang=server.release, hang_after=1)
+    server.rule = lambda _: Reply(chunks=[end, b": comment\n\n"], hang=server.release, hang_after=1)
     events = [event async for event in provider.stream(HI)]
     assert whole(events).finish_reason == "stop"
     await provider.aclose()
@@ -275,7 +274,7 @@ async def test_a_connection_that_breaks_behind_the_end_does_not_matter(server: R
 async def test_one_connection_serves_all_calls(ask: Ask, server: ResponsesServer) -> None:
     for _ in range(3):
         await ask("x")
-    assert len(server._http._connections) == 1
+    assert server.connections == 1
 
 
 async def test_silence_is_a_timeout(server: ResponsesServer) -> None:

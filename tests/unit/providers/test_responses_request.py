@@ -22,9 +22,8 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from tests.servers.chat_wire import Call
-from tests.servers.responses_server import ENCRYPTED, ResponsesServer
-from tests.servers.responses_wire import Reply, message, reasoning
+from tests.servers.model_server import Call, Reply, ResponsesServer
+from tests.servers.responses import ENCRYPTED, message, reasoning
 from tests.unit.providers.conftest import KEY
 
 ORIGIN = "openai-responses@127.0.0.1"
@@ -115,7 +114,7 @@ async def test_reasoning_goes_back_before_its_item_and_the_input_only_grows(
     replies = [
         Reply("I add.", calls=[Call("add", {"a": 1}), Call("add", '{"a": 2}')], thinking=["Hm."]),
         Reply(calls=[Call("add", '{"b":2,"a":{"d":1,"e":"é"}}')], reasons=True),
-        Reply(items=[reasoning("Search."), SEARCH, reasoning("Say."), message("6", phase="final_answer")]),
+        Reply(content=[reasoning("Search."), SEARCH, reasoning("Say."), message("6", phase="final_answer")]),
         "Bye.",
     ]
     said = [Message.user("Add.")]
@@ -188,12 +187,12 @@ async def test_what_another_provider_gave_goes_without_what_is_opaque(reach: Rea
 async def test_reasoning_that_cannot_go_back_stays_here(reach: Reach, server: ResponsesServer) -> None:
     """A reply that ended in its reasoning, and reasoning that came without its encrypted content."""
     said = [Message.user("Think.")]
-    cut = Reply(items=[message("Well"), reasoning("hm")], incomplete="max_output_tokens")
+    cut = Reply(content=[message("Well"), reasoning("hm")], finish_reason="max_output_tokens")
     said += [await reach(said, cut), Message.user("Go on.")]
     unsealed = reasoning("hm") | {"encrypted_content": None}
-    said += [await reach(said, Reply(items=[unsealed, message("42")])), Message.user("And?")]
+    said += [await reach(said, Reply(content=[unsealed, message("42")])), Message.user("And?")]
     opened = reasoning(content=["openly"]) | {"encrypted_content": None, "status": "completed"}
-    said += [await reach(said, Reply(items=[opened, message("43")])), Message.user("And?")]
+    said += [await reach(said, Reply(content=[opened, message("43")])), Message.user("And?")]
     await reach(said)
     items = server.requests[-1]["input"]
     assert [item["type"] for item in items] == ["message"] * 5 + ["reasoning"] + ["message"] * 2
@@ -225,7 +224,7 @@ async def test_a_model_that_does_not_reason_is_asked_without_encryption(provider
 async def test_reasoning_that_the_api_cannot_read_any_more_is_given_up(reach: Reach, server: ResponsesServer) -> None:
     said = [Message.user("hi")]
     lost = reasoning("hm") | {"encrypted_content": "gAAAAlost"}
-    said += [await reach(said, Reply(items=[lost, message("42")])), Message.user("And?")]
+    said += [await reach(said, Reply(content=[lost, message("42")])), Message.user("And?")]
     assert (await reach(said)).text == "Fine."
     assert server.stats.refused == 1
     assert server.requests[-1]["input"][1] == {"type": "message", "role": "assistant", "content": "42"}
