@@ -79,6 +79,16 @@ class ModelServer:
         plain_models: set[str] | None = None,
         record: bool = True,
     ) -> None:
+        self.reset(rule)
+        self._asked = asyncio.Condition()
+        self._api_key = api_key
+        self._models = models
+        self._plain_models = plain_models or set()
+        self._record = record
+        self._http = HttpServer(self._handle, port)
+
+    def reset(self, rule: Rule | str = "Hello.") -> None:
+        """Forget all that was asked and said."""
         self.rule = rule
         self.replies: list[Any] = []
         self.requests: list[dict[str, Any]] = []
@@ -89,12 +99,6 @@ class ModelServer:
         self.stats = Stats()
         self.release = asyncio.Event()
         self.formats = {name: made() for name, made in FORMATS.items()}
-        self._asked = asyncio.Condition()
-        self._api_key = api_key
-        self._models = models
-        self._plain_models = plain_models or set()
-        self._record = record
-        self._http = HttpServer(self._handle, port)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -106,7 +110,11 @@ class ModelServer:
     @property
     def base_url(self) -> str:
         """For ``Provider(base_url=…)`` and the provider's variable in the environment."""
-        return f"http://127.0.0.1:{self._http.port}{self.format.base}"
+        return self.url(self.format)
+
+    def url(self, format: type[WireFormat]) -> str:
+        """The address for another format."""
+        return f"http://127.0.0.1:{self._http.port}{format.base}"
 
     @property
     def connections(self) -> int:
