@@ -1,7 +1,6 @@
 """The adapters of the wire formats, each with the fake server that it asks: ``api`` is one of them in a test.
 
-All tests of a process share one server and one provider an adapter, and so one event loop: a module that uses ``api``
-has ``pytestmark = pytest.mark.asyncio(loop_scope="session")``.
+All tests of a process share one server and one provider an adapter, and so one event loop, see ``share_event_loop``.
 """
 
 from __future__ import annotations
@@ -159,15 +158,16 @@ async def apis() -> AsyncIterator[dict[str, Api]]:
             await api.provider.aclose()
 
 
-@pytest.fixture
-def adapter() -> str:
-    """The adapter of a module's tests, or a parameter."""
-    raise NotImplementedError
+def share_event_loop(items: list[pytest.Item]) -> None:
+    """The tests that use ``apis`` run on the event loop on which the server stands; for a conftest's hook."""
+    for item in items:
+        if pytest_asyncio.is_async_test(item) and "apis" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest.fixture
 def api(apis: dict[str, Api], adapter: str) -> Api:
-    """The adapter's, with a server that remembers nothing."""
+    """That of ``adapter``, a fixture of the module or its conftest; its server remembers nothing."""
     found = apis[adapter]
     found.server.reset()
     return found

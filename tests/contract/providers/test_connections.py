@@ -14,7 +14,6 @@ from tests.servers.model_server import Reply
 from tests.support.adapters import ADAPTERS, FORMATS, KEY, Adapter, Api
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 formats = pytest.mark.parametrize("adapter", FORMATS)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import aiohttp
 import anthropic
@@ -21,9 +20,10 @@ from google.genai import errors as google_sdk
 from perdure import errors
 from perdure.providers import anthropic_errors, google_errors, openai_errors
 from perdure.types.redaction import Redaction
-from tests.servers.google import error_body, reason, retry_info
+from tests.servers.google import reason, retry_info
 from tests.servers.model_server import Reply, error
 from tests.support.adapters import KEY, Api
+from tests.support.exceptions import exceptions_of, make
 
 COMMON: list[tuple[Reply, type[errors.ProviderError]]] = [
     (error(400, f"No such field, {KEY}."), errors.BadRequestError),
@@ -63,7 +63,6 @@ ANSWERS: dict[str, list[tuple[Reply, type[errors.ProviderError]]]] = {
 }
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_an_error_answer_has_its_class_and_is_not_tried_again(api: Api) -> None:
     for reply, expected in [*COMMON, *ANSWERS[api.adapter.name]]:
         api.server.reset()
@@ -92,60 +91,11 @@ WAITS: dict[str, list[tuple[Reply, float]]] = {
 }
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_how_long_to_wait(api: Api) -> None:
     for reply, seconds in WAITS[api.adapter.name]:
         with pytest.raises(errors.RateLimitError) as caught:
             await api.ask(reply)
         assert caught.value.retry_after == seconds
-
-
-def exceptions_of(module: Any) -> Iterator[type[Exception]]:
-    """Public ones."""
-    for name in sorted(vars(module)):
-        value = getattr(module, name)
-        # Not isinstance: it asks openai's proxies for their class, and each imports the part of the SDK it stands for.
-        if issubclass(type(value), type) and issubclass(value, Exception) and not name.startswith("_"):
-            yield value
-
-
-REQUEST = httpx2.Request("POST", "https://api.test/v1/chat/completions", headers={"authorization": f"Bearer {KEY}"})
-INFO: Any = type(
-    "Info", (), {"real_url": f"https://api.test/?key={KEY}", "ssl": None, "host": "h", "port": 1, "is_ssl": True}
-)()
-
-
-def make(cls: Any, status: int = 400, body: Any = None) -> Exception:
-    """An instance of any of them, with the key wherever it can get."""
-    response = httpx2.Response(status, request=REQUEST)
-    attempts: list[Callable[[], Exception]] = [
-        lambda: cls(f"x {KEY}", response=response, body=body),
-        lambda: cls(response=response, body=body),
-        lambda: cls(f"x {KEY}", REQUEST, body=body),
-        lambda: cls(message=f"x {KEY}", request=REQUEST),
-        lambda: cls(request=REQUEST),
-        lambda: cls(completion=openai.types.chat.ChatCompletion.model_construct(usage=None)),
-        lambda: cls(f"x {KEY}", unsent_messages=[]),
-        lambda: cls(f"x {KEY}", request=REQUEST, response=response),
-        lambda: cls(400, error_body(400, f"bad {KEY}", "INVALID_ARGUMENT"), response),
-        lambda: cls(INFO, OSError(1, f"x {KEY}")),
-        lambda: cls(INFO, OSError(1, f"x {KEY}"), ssl.SSLError()),
-        lambda: cls(INFO, ()),
-        lambda: cls(f"x {KEY}"),
-        lambda: cls(1000, f"x {KEY}"),
-        lambda: cls(b"expected", b"got", "host", 1),
-        lambda: cls(f"x {KEY}", "{", 0),
-        lambda: cls(response, body),
-        lambda: cls(),
-    ]
-    for attempt in attempts:
-        try:
-            made = attempt()
-            str(made)
-        except (TypeError, AttributeError, ValueError):
-            continue
-        return made
-    raise AssertionError(f"cannot make a {cls.__name__}")
 
 
 STRANGERS = (RuntimeError, KeyError)

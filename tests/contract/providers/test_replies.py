@@ -28,7 +28,6 @@ from tests.servers.model_server import Call, Reply
 from tests.servers.responses import message, reasoning
 from tests.support.adapters import FORMATS, Api
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 formats = pytest.mark.parametrize("adapter", FORMATS)
 
 

@@ -22,7 +22,6 @@ from perdure.types.messages import (
 from tests.servers.model_server import Call, Reply
 from tests.support.adapters import ADD, FORMATS, Api, answered, result, said, tool
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 formats = pytest.mark.parametrize("adapter", FORMATS)
 
 PNG = b"\x89PNG\r\n\x1a\n0123"

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
@@ -93,6 +93,7 @@ def _plain(messages: list[Message]) -> list[tuple[str, tuple[Part, ...]]]:
 
 
 @given(conversations())
+@settings(max_examples=20)
 def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
     said, needs = conversation
     body = encode_request(ModelRequest(MODEL, said), origin=ORIGIN)
@@ -106,6 +107,7 @@ def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
 @given(
     conversations(), st.sampled_from([(ORIGIN, "gpt-other"), ("openai-responses@x.test", MODEL), ("anthropic", "m")])
 )
+@settings(max_examples=20)
 def test_another_model_or_server_takes_it_too(
     conversation: tuple[list[Message], dict[str, str]], target: tuple[str, str]
 ) -> None:
