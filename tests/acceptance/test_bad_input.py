@@ -29,7 +29,7 @@ from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.stages import verdict
 from perdure.testing import ScriptedProvider, call
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer
 from tests.support import faults
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine

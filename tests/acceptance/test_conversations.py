@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Client, Message, Run
-from tests.servers.chat_wire import Call, Reply
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.checks import assert_closed, users
 from tests.support.engine import Engine, WorkerProcess
 from tests.support.histories import weights

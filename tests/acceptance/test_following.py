@@ -14,8 +14,7 @@ import pytest
 
 from perdure import Run
 from perdure.types.events import Event, ModelCompleted, ModelDelta, ModelRetracted, ToolCompleted
-from tests.servers.chat_wire import Call, Reply
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.engine import Engine, WorkerProcess
 from tests.support.following import all_of, assert_whole
 from tests.support.histories import kinds

@@ -17,8 +17,7 @@ import pytest
 from perdure import Run
 from perdure.errors import RunCancelledError
 from perdure.ports.points import POINTS
-from tests.servers.chat_wire import Call, Reply
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support import faults
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine, side_by_side

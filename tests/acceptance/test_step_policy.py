@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Run
-from tests.servers.chat_wire import Call, Reply
 from tests.servers.http import Answer, HttpServer, Request
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine, side_by_side
 

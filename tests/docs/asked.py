@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.servers.chat_wire import Call
+from tests.servers.model_server import Call
 
 Request = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.loopback import Loopback
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.embedded.rpc import ensure_namespace
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer
 from tests.support import forkserver
 from tests.support.program import without_warnings
 

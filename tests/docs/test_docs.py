@@ -27,7 +27,7 @@ from perdure.cli import app
 from perdure.embedded.rpc import ensure_namespace
 from tests.docs.loopback import ROOT, Loopback, Process, ended, printed
 from tests.docs.pages import Block, Page, awaits, pages
-from tests.servers.chat_wire import Call, Reply
+from tests.servers.model_server import Call, Reply
 from tests.support.wait import eventually
 
 PAGES = pages()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.asked import Request, results, system, track, users
 from tests.docs.loopback import EXAMPLES, Ended, Loopback, Process, ended, said, succeeded
-from tests.servers.chat_wire import Call, Reply, as_reply
+from tests.servers.model_server import Call, Reply, as_reply
 from tests.support import npm
 
 pytestmark = pytest.mark.server

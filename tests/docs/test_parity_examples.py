@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.asked import Request, results, system, users
 from tests.docs.loopback import EXAMPLES, Loopback, succeeded
-from tests.servers.chat_wire import Call
+from tests.servers.model_server import Call
 
 pytestmark = pytest.mark.server
 

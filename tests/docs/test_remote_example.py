@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 
 from tests.docs.asked import Request, results
 from tests.docs.loopback import EXAMPLES, Loopback, succeeded
-from tests.servers.chat_wire import Call
+from tests.servers.model_server import Call
 from tests.support import npm
 
 pytestmark = pytest.mark.server

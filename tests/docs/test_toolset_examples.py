@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.asked import Request, results
 from tests.docs.loopback import EXAMPLES, ROOT, Loopback, printed, succeeded
-from tests.servers.chat_wire import Call
+from tests.servers.model_server import Call
 from tests.support.mcp import COUNTER
 from tests.support.npm import packages
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent
-from tests.servers.anthropic_server import AnthropicServer
-from tests.servers.anthropic_wire import error, sign, thinking
-from tests.servers.chat_wire import Call
+from tests.servers.anthropic import sign, thinking
+from tests.servers.model_server import AnthropicServer, Call, error
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 

@@ -8,8 +8,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.types.messages import ThinkingPart
-from tests.servers.google_server import GoogleServer
-from tests.servers.google_wire import Call, Reply
+from tests.servers.model_server import Call, GoogleServer, Reply
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 

@@ -22,8 +22,7 @@ from perdure.errors import (
 from perdure.providers import OpenAIChat, registry
 from perdure.testing import ScriptedProvider
 from perdure.worker import Worker
-from tests.servers.chat_wire import Reply, error
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer, Reply, error
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually

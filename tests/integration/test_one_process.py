@@ -18,7 +18,7 @@ from perdure.errors import DefinitionError
 from perdure.providers import OpenAIChat, register_provider, registry
 from perdure.runtime import agent_queue
 from perdure.testing import ScriptedProvider
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually

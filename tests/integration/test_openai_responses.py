@@ -9,9 +9,8 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.types.messages import ThinkingPart
-from tests.servers.chat_wire import Call
-from tests.servers.responses_server import ResponsesServer, outputs
-from tests.servers.responses_wire import Reply
+from tests.servers.model_server import Call, Reply, ResponsesServer
+from tests.servers.responses import outputs
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 

@@ -14,8 +14,7 @@ from perdure.errors import AuthenticationError
 from perdure.providers import OpenAIChat
 from perdure.types.events import ErrorEvent
 from tests.integration.test_auth_context import history
-from tests.servers.chat_wire import error
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer, error
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 

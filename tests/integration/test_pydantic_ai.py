@@ -8,8 +8,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from perdure import Agent, register_provider, tool
 from perdure.providers import registry
 from perdure.providers.pydantic_ai import PydanticAIModel
-from tests.servers.chat_wire import Call
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer
 from tests.support.engine import Engine
 
 

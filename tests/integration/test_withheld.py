@@ -17,8 +17,8 @@ from perdure.providers import register_provider, registry
 from perdure.testing import ScriptedProvider, scripted
 from perdure.types.events import ErrorEvent, MessageWithheld
 from perdure.types.messages import file_parts
-from tests.servers.http import CORRUPT, MISLABELLED
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer
+from tests.servers.wire import CORRUPT, MISLABELLED
 from tests.support.apis import FORMATS, Says, StrictApi, strict_api
 from tests.support.engine import Engine, side_by_side
 from tests.support.following import all_of

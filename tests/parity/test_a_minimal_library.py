@@ -14,7 +14,7 @@ from perdure.errors import MaxIterationsError
 from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.testing import ScriptedProvider, call
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import OpenAIServer
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then

@@ -10,8 +10,7 @@ from perdure.errors import ParseError
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.structured import from_xml
 from perdure.testing import ScriptedProvider, call, finish
-from tests.servers.chat_wire import Call, error
-from tests.servers.openai_server import OpenAIServer
+from tests.servers.model_server import Call, OpenAIServer, error
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then

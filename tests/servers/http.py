@@ -9,9 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-CORRUPT, MISLABELLED = b"corrupt", b"mislabelled"
-"""Ends of images that the fake APIs refuse: the first without saying which one it is, the other by its place."""
-
 
 class GoneError(Exception):
     """The client hung up, or we did."""

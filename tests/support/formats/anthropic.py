@@ -17,8 +17,7 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from tests.servers import anthropic_rules
-from tests.servers.anthropic_wire import sign
+from tests.servers.anthropic import parse, sign
 from tests.support.formats.common import Format, Said, as_result, as_text, bare, is_kept, mapped, merged, odd, unnamed
 from tests.support.transcripts import Own
 
@@ -64,6 +63,6 @@ FORMAT = Format(
     OWN,
     lambda request, origin: anthropic_request.encode_request(request, origin=origin).body,
     lambda body, origin: anthropic_import.decode(body["messages"], origin=origin),
-    lambda body: anthropic_rules.parse(body, version="2026-10-21", beta=""),
+    lambda body: parse(body, version="2026-10-21", beta=""),
     holds,
 )

@@ -15,7 +15,7 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from tests.servers import google_rules
+from tests.servers.google import parse
 from tests.support.formats.common import Format, Said, as_text, bare, is_kept, mapped, merged, odd
 from tests.support.transcripts import Own
 
@@ -60,6 +60,6 @@ FORMAT = Format(
     OWN,
     lambda request, origin: google_request.encode_request(request, origin=origin),
     lambda body, origin: google_import.decode(body["contents"], origin=origin),
-    lambda body: google_rules.parse(body, "models/gemini-3-pro"),
+    lambda body: parse(body, "gemini-3-pro"),
     holds,
 )

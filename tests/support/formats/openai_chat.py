@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perdure.providers import chat_import, chat_request
 from perdure.providers.foreign import wire_id, wire_name
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart
-from tests.servers import chat_rules
+from tests.servers.chat import parse
 from tests.support.formats.common import Format, Said, as_result, as_text, is_kept, mapped, odd, unnamed
 from tests.support.transcripts import Own
 
@@ -50,6 +50,6 @@ FORMAT = Format(
     OWN,
     lambda request, origin: chat_request.encode_request(request, origin=origin, max_tokens_name="max_tokens"),
     lambda body, origin: chat_import.decode(body["messages"], origin=origin)[1],
-    chat_rules.parse,
+    parse,
     holds,
 )

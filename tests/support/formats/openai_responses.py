@@ -10,7 +10,7 @@ from typing import Any
 from perdure.providers import responses_import, responses_request
 from perdure.providers.foreign import wire_id
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
-from tests.servers import responses_rules
+from tests.servers.responses import parse
 from tests.support.formats.common import Format, Said, as_result, as_text, is_kept, mapped, merged, odd, unnamed
 from tests.support.transcripts import Own
 
@@ -81,6 +81,6 @@ FORMAT = Format(
     OWN,
     lambda request, origin: responses_request.encode_request(request, origin=origin),
     lambda body, origin: responses_import.decode(body["input"], origin=origin, model=GPT),
-    lambda body: responses_rules.parse(body, {}),
+    lambda body: parse(body, {}),
     holds,
 )

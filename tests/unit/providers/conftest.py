@@ -1,46 +1,31 @@
-from __future__ import annotations
+"""What only one format has. What all have in common is in tests/contract/providers."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from __future__ import annotations
 
 import pytest
 
-from perdure.ports import ModelRequest, StreamEvent
-from perdure.providers.openai_chat import OpenAIChat
-from perdure.types.messages import Message
-from tests.servers.openai_server import OpenAIServer, Rule
+from tests.servers.model_server import ModelServer
+from tests.support.adapters import Api, _no_environment, api, apis, share_event_loop
 
-KEY = "sk-test-0123456789"
-
-Ask = Callable[..., Awaitable[list[StreamEvent]]]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
-        monkeypatch.delenv(name, raising=False)
+__all__ = ["_no_environment", "adapter", "api", "apis", "ask", "server"]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[OpenAIServer]:
-    async with OpenAIServer() as running:
-        yield running
+def adapter(request: pytest.FixtureRequest) -> str:
+    """Each module says its own."""
+    return str(request.module.ADAPTER)
 
 
 @pytest.fixture
-async def provider(server: OpenAIServer) -> AsyncIterator[OpenAIChat]:
-    made = OpenAIChat(base_url=server.base_url, api_key=KEY)
-    yield made
-    await made.aclose()
+def ask(api: Api) -> Api:
+    """Ask the provider once, with the server answering by a rule; everything that was streamed."""
+    return api
 
 
 @pytest.fixture
-def ask(server: OpenAIServer, provider: OpenAIChat) -> Ask:
-    """Ask the provider once, with the server answering by ``rule``; everything that was streamed."""
+def server(api: Api) -> ModelServer:
+    return api.server
 
-    async def run(rule: Rule | Any = "Hello.", request: ModelRequest | None = None) -> list[StreamEvent]:
-        server.rule = rule if callable(rule) or isinstance(rule, str) else lambda _: rule
-        request = request or ModelRequest("gpt-test", [Message.user("hi")])
-        return [event async for event in provider.stream(request)]
 
-    return run
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    share_event_loop(items)

@@ -1,82 +1,36 @@
-"""The provider against a real HTTP server that enforces the API's rules."""
+"""What only Anthropic has: blocks, cache breakpoints, paused replies, thinking by model, what goes out in full."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+import base64
 from typing import Any
 
 import pytest
 
-from perdure.errors import (
-    AuthenticationError,
-    BadRequestError,
-    ContextLengthError,
-    MalformedReplyError,
-    ModelNotFoundError,
-    OverloadedError,
-    PerdureError,
-    ProviderConnectionError,
-    ProviderServerError,
-    ProviderTimeoutError,
-    RateLimitError,
-    TruncatedStreamError,
-)
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
-from perdure.providers import Anthropic
+from perdure.errors import SettingsError
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
+from perdure.providers.anthropic import check_settings
+from perdure.providers.anthropic_request import Encoded, encode_request
 from perdure.types.messages import (
     BlobRef,
+    FilePart,
     Message,
     OpaquePart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
-    Usage,
 )
-from tests.servers.anthropic_server import AnthropicServer, Rule
-from tests.servers.anthropic_wire import Reply, error, error_body, sign, thinking
-from tests.servers.chat_wire import Call
-from tests.support.wait import eventually
+from tests.servers.anthropic import parse, sign, thinking
+from tests.servers.model_server import AnthropicServer, Call, Reply
+from tests.support.adapters import ADD, KEY, Api, result
 
-KEY = "sk-ant-api03-0123456789"
+ADAPTER = "anthropic"
+
 HERE = "anthropic@127.0.0.1"
 MODEL = "claude-sonnet-4-6"
 HI = ModelRequest(MODEL, [Message.user("hi")])
-ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
-
-Ask = Callable[..., Awaitable[list[StreamEvent]]]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[AnthropicServer]:
-    async with AnthropicServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def provider(server: AnthropicServer) -> AsyncIterator[Anthropic]:
-    made = Anthropic(base_url=server.base_url, api_key=KEY)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-def ask(server: AnthropicServer, provider: Anthropic) -> Ask:
-    """Ask the provider once, with the server answering by ``rule``; everything that was streamed."""
-
-    async def run(rule: Rule | Any = "Hello.", request: ModelRequest = HI) -> list[StreamEvent]:
-        server.rule = rule if callable(rule) or isinstance(rule, str) else lambda _: rule
-        return [event async for event in provider.stream(request)]
-
-    return run
 
 
 def done(events: list[StreamEvent]) -> Completed:
@@ -84,22 +38,10 @@ def done(events: list[StreamEvent]) -> Completed:
     return events[-1]
 
 
-def result(call_id: str, content: str = "ok", **rest: Any) -> ToolResultPart:
-    return ToolResultPart(call_id=call_id, name="add", content=content, **rest)
-
-
-async def test_text_and_thinking_stream_and_complete(ask: Ask) -> None:
-    *deltas, completed = await ask([thinking("let me see"), "Hello wörld."])
-    assert [d.text for d in deltas if isinstance(d, TextDelta)] == ["Hello ", "wörld."]
-    assert "".join(d.text for d in deltas if isinstance(d, ThinkingDelta)) == "let me see"
-    assert isinstance(completed, Completed)
-    thought = ThinkingPart(text="let me see", provider=HERE, opaque={"signature": sign("let me see")})
-    assert completed.parts == (thought, TextPart(text="Hello wörld."))
-    assert (completed.finish_reason, completed.model) == ("stop", MODEL)
-
-
-async def test_calls_stream_and_complete_in_their_order(ask: Ask) -> None:
-    *deltas, completed = await ask(["first", Call("add", {"a": 1}, id="c1"), "then", Call("noop", id="c2")])
+async def test_calls_stream_and_complete_in_their_order(ask: Api) -> None:
+    *deltas, completed = await ask(
+        Reply(content=["first", Call("add", {"a": 1}, id="c1"), "then", Call("noop", id="c2")])
+    )
     assert isinstance(completed, Completed)
     assert completed.finish_reason == "tool_calls"
     assert completed.parts == (
@@ -113,49 +55,7 @@ async def test_calls_stream_and_complete_in_their_order(ask: Ask) -> None:
     assert "".join(d.arguments for d in told if d.index == 0) == '{"a": 1}'
 
 
-async def test_malformed_arguments_are_kept_as_they_came(ask: Ask) -> None:
-    completed = done(await ask(Call("add", '{"a": NaN}', id="c1")))
-    assert completed.parts == (ToolCallPart(id="c1", name="add", malformed='{"a": NaN}'),)
-
-
-async def test_usage_counts_what_the_cache_had_to_do_with(ask: Ask) -> None:
-    usage = {
-        "input_tokens": 10,
-        "cache_read_input_tokens": 64,
-        "cache_creation_input_tokens": 26,
-        "output_tokens": 20,
-        "output_tokens_details": {"thinking_tokens": 12},
-    }
-    assert done(await ask(Reply(text="x", usage=usage))).usage == Usage(
-        input_tokens=100, output_tokens=20, cached_tokens=64, cache_write_tokens=26, reasoning_tokens=12
-    )
-
-
-@pytest.mark.parametrize(
-    ("reason", "finish"),
-    [
-        ("end_turn", "stop"),
-        ("stop_sequence", "stop"),
-        ("max_tokens", "length"),
-        ("model_context_window_exceeded", "length"),
-        ("refusal", "refusal"),
-        ("something_new", "other"),
-    ],
-)
-async def test_stop_reasons(ask: Ask, reason: str, finish: str) -> None:
-    assert done(await ask(Reply(text="x", finish_reason=reason))).finish_reason == finish
-
-
-@pytest.mark.parametrize("cut", ['{"a": 1, "b": [', "", Call("add", "")])
-@pytest.mark.parametrize("reason", ["max_tokens", "refusal"])
-async def test_a_call_that_was_cut_short_is_dropped(ask: Ask, cut: Any, reason: str) -> None:
-    last = cut if isinstance(cut, Call) else Call("add", cut)
-    said = Reply(text="so", calls=[Call("add", {"a": 1}, id="whole"), last], finish_reason=reason)
-    completed = done(await ask(said))
-    assert completed.parts == (TextPart(text="so"), ToolCallPart(id="whole", name="add", arguments={"a": 1}))
-
-
-async def test_the_whole_conversation_goes_out(ask: Ask, server: AnthropicServer) -> None:
+async def test_the_whole_conversation_goes_out(ask: Api, server: AnthropicServer) -> None:
     own = ThinkingPart(text="hm", provider=HERE, opaque={"signature": sign("hm")})
     sealed = OpaquePart(provider=HERE, data={"type": "redacted_thinking", "data": "sealed/x"})
     calls = (ToolCallPart(id="c1", name="add", arguments={"a": 1}), ToolCallPart(id="c2", name="add", malformed="{a"))
@@ -208,14 +108,14 @@ async def test_the_whole_conversation_goes_out(ask: Ask, server: AnthropicServer
     ]
 
 
-async def test_a_reply_goes_back_as_it_came(ask: Ask, server: AnthropicServer) -> None:
+async def test_a_reply_goes_back_as_it_came(ask: Api, server: AnthropicServer) -> None:
     searched = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"encrypted_content": "e"}]}
     cited = {"type": "text", "text": "It is so.", "citations": [{"type": "char_location", "cited_text": "so"}]}
     call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}, "caller": {"type": "direct"}}
     redacted = {"type": "redacted_thinking", "data": "sealed/1"}
     content = [thinking("one"), redacted, searched, found, cited, thinking(""), call]
-    completed = done(await ask(Reply(blocks=content)))
+    completed = done(await ask(Reply(content=content)))
     said = Message(role="assistant", parts=completed.parts)
     assert (completed.finish_reason, said.text) == ("tool_calls", "It is so.")
     again = ModelRequest(MODEL, [Message.user("hi"), said, Message(role="tool", parts=(result("c1"),))], tools=[ADD])
@@ -223,29 +123,7 @@ async def test_a_reply_goes_back_as_it_came(ask: Ask, server: AnthropicServer) -
     assert server.requests[-1]["messages"][1]["content"] == content
 
 
-async def test_what_another_origin_said_goes_out_without_what_it_alone_understands(
-    ask: Ask, server: AnthropicServer
-) -> None:
-    other = "anthropic"  # Anthropic itself is another origin than this server
-    parts = (
-        ThinkingPart(text="hm", provider=other, opaque={"signature": "theirs"}),
-        OpaquePart(provider="openai-responses", data={"type": "reasoning", "encrypted_content": "x"}),
-        TextPart(text="well", provider=other, opaque={"citations": [{"type": "char_location"}]}),
-        ToolCallPart(id="functions.add:0", name="functions.add", provider="google", opaque={"thought_signature": "x"}),
-    )
-    messages = [
-        Message.user("first"),
-        Message(role="assistant", parts=parts),
-        Message(role="tool", parts=(result("functions.add:0"),)),
-    ]
-    await ask("fine", ModelRequest(MODEL, messages, tools=[ADD], settings={"reasoning_effort": "high"}))
-    text, call = server.requests[0]["messages"][1]["content"]
-    assert text == {"type": "text", "text": "well"}
-    assert (call["type"], call["name"], sorted(call)) == ("tool_use", "functions_add", ["id", "input", "name", "type"])
-    assert server.requests[0]["messages"][2]["content"][0]["tool_use_id"] == call["id"]
-
-
-async def test_ids_that_every_reply_counts_from_0_are_told_apart(ask: Ask, server: AnthropicServer) -> None:
+async def test_ids_that_every_reply_counts_from_0_are_told_apart(ask: Api, server: AnthropicServer) -> None:
     calls = [ToolCallPart(id=name, name="add") for name in ("call_0", "call_1")]
     turn = [Message.assistant("", *calls), Message(role="tool", parts=(result("call_0"), result("call_1")))]
     other = [Message.assistant("", calls[0]), Message(role="tool", parts=(result("call_0"),))]
@@ -267,27 +145,13 @@ async def test_ids_that_every_reply_counts_from_0_are_told_apart(ask: Ask, serve
     ],
 )
 async def test_roles_take_turns_whatever_the_conversation_is(
-    ask: Ask, server: AnthropicServer, messages: list[Message], roles: list[str]
+    ask: Api, server: AnthropicServer, messages: list[Message], roles: list[str]
 ) -> None:
     await ask("fine", ModelRequest(MODEL, messages))
     assert [message["role"] for message in server.requests[0]["messages"]] == roles
 
 
-async def test_a_message_is_encoded_once(ask: Ask, server: AnthropicServer) -> None:
-    message = Message.user("hi")
-    await ask("one", ModelRequest(MODEL, [message]))
-    message.remember_wire(f"anthropic:{HERE}", b'{"type":"text","text":"from memory"}')
-    await ask("two", ModelRequest(MODEL, [message]))
-    assert [request["messages"][0]["content"][0]["text"] for request in server.requests] == ["hi", "from memory"]
-
-
-async def test_content_that_was_not_loaded_is_refused(ask: Ask) -> None:
-    blob = BlobRef(hash="0" * 64, size=5)
-    with pytest.raises(BadRequestError, match="not loaded"):
-        await ask("x", ModelRequest(MODEL, [Message(role="user", parts=(TextPart(blob=blob),))]))
-
-
-async def test_each_call_begins_with_the_bytes_of_the_one_before(ask: Ask, server: AnthropicServer) -> None:
+async def test_each_call_begins_with_the_bytes_of_the_one_before(ask: Api, server: AnthropicServer) -> None:
     messages: list[Message] = [Message.user("go")]
     for turn in range(5):
         content = [thinking(f"round {turn}"), Call("add", {"a": turn}, id=f"c{turn}")]
@@ -315,7 +179,7 @@ async def test_each_call_begins_with_the_bytes_of_the_one_before(ask: Ask, serve
     ],
 )
 async def test_never_more_than_four_breakpoints(
-    ask: Ask, server: AnthropicServer, options: dict[str, Any], marks: int
+    ask: Api, server: AnthropicServer, options: dict[str, Any], marks: int
 ) -> None:
     messages = [Message.user("a"), Message.assistant("b"), Message.user("c")]
     await ask("x", ModelRequest(MODEL, messages, "be brief", [ADD], provider_options=options))
@@ -326,18 +190,18 @@ async def test_never_more_than_four_breakpoints(
     assert all(mark == (options.get("cache_control") or EPHEMERAL["cache_control"]) for mark in placed)
 
 
-async def test_the_apis_own_tools_stand_before_the_agents(ask: Ask, server: AnthropicServer) -> None:
+async def test_the_apis_own_tools_stand_before_the_agents(ask: Api, server: AnthropicServer) -> None:
     search = {"type": "web_search_20260318", "name": "web_search"}
     await ask("x", ModelRequest(MODEL, [Message.user("a")], tools=[ADD], provider_options={"tools": [search]}))
     assert [tool["name"] for tool in server.requests[0]["tools"]] == ["web_search", "add"]
 
 
-async def test_a_paused_reply_goes_on(ask: Ask, server: AnthropicServer) -> None:
+async def test_a_paused_reply_goes_on(ask: Api, server: AnthropicServer) -> None:
     searched = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
     replies = [
-        Reply(blocks=[{"type": "text", "text": "Looking. "}, searched], finish_reason="pause_turn"),
-        Reply(blocks=[found, {"type": "text", "text": "Found."}]),
+        Reply(content=[{"type": "text", "text": "Looking. "}, searched], finish_reason="pause_turn"),
+        Reply(content=[found, {"type": "text", "text": "Found."}]),
     ]
     *deltas, completed = await ask(lambda _: replies[len(server.requests) - 1])
     assert isinstance(completed, Completed)
@@ -351,157 +215,15 @@ async def test_a_paused_reply_goes_on(ask: Ask, server: AnthropicServer) -> None
     assert server.requests[2]["messages"][1]["content"][1:3] == [searched, found]
 
 
-async def test_a_reply_that_pauses_for_ever_ends(ask: Ask, server: AnthropicServer) -> None:
+async def test_a_reply_that_pauses_for_ever_ends(ask: Api, server: AnthropicServer) -> None:
     searched = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
-    reply = Reply(blocks=[{"type": "text", "text": "x"}, searched], finish_reason="pause_turn")
+    reply = Reply(content=[{"type": "text", "text": "x"}, searched], finish_reason="pause_turn")
     completed = done(await ask(lambda _: reply))
     assert (completed.finish_reason, len(server.requests)) == ("other", 10)
     assert completed.parts == (TextPart(text="x"),) * 10, "a search without a result would be refused"
 
 
-async def test_a_reply_that_is_not_streamed(ask: Ask) -> None:
-    content = [
-        thinking("hm"),
-        {"type": "text", "text": "well"},
-        {"type": "tool_use", "id": "c", "name": "f", "input": {}},
-    ]
-    usage = {"input_tokens": 3, "output_tokens": 2}
-    body = {"type": "message", "model": "m", "content": content, "stop_reason": "tool_use", "usage": usage}
-    *deltas, completed = await ask(Reply(body=body))
-    assert isinstance(completed, Completed)
-    assert [part.type for part in completed.parts] == ["thinking", "text", "tool_call"]
-    assert (completed.finish_reason, completed.model, completed.usage.total_tokens) == ("tool_calls", "m", 5)
-    assert TextDelta("well") in deltas
-
-
-async def test_an_emoji_cut_in_two_arrives_whole(ask: Ask) -> None:
-    pieces = [rb'{"type":"text_delta","text":"a\ud83d"}', rb'{"type":"text_delta","text":"\ude00 \ud800."}']
-    delta = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":%b}\n\n'
-    chunks: list[Any] = [
-        {"type": "message_start", "message": {}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        *(delta % piece for piece in pieces),
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}},
-        {"type": "message_stop"},
-    ]
-    *deltas, completed = await ask(Reply(chunks=chunks))
-    assert isinstance(completed, Completed)
-    assert completed.parts == (TextPart(text="a😀 \ufffd."),)
-    assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "a😀 \ufffd."
-
-
-ERRORS: list[tuple[Reply, type[PerdureError]]] = [
-    (error(400, "prompt is too long: 200001 tokens > 200000 maximum"), ContextLengthError),
-    (error(400, "input length and `max_tokens` exceed context limit: 1 + 2 > 2"), ContextLengthError),
-    (error(413, "Request exceeds the maximum size", "request_too_large"), ContextLengthError),
-    (error(400, "messages: roles must alternate"), BadRequestError),
-    (error(401, "invalid x-api-key", "authentication_error"), AuthenticationError),
-    (error(404, "model: claude-x", "not_found_error"), ModelNotFoundError),
-    (error(429, "slow down", "rate_limit_error", retry_after="2"), RateLimitError),
-    (error(500, "Internal server error", "api_error"), ProviderServerError),
-    (error(504, "took too long", "timeout_error"), ProviderTimeoutError),
-    (error(529, "Overloaded", "overloaded_error"), OverloadedError),
-]
-
-
-@pytest.mark.parametrize(("reply", "cls"), ERRORS, ids=lambda value: str(getattr(value, "status", "")))
-async def test_errors(ask: Ask, reply: Reply, cls: type[PerdureError]) -> None:
-    with pytest.raises(cls) as caught:
-        await ask(reply)
-    assert type(caught.value) is cls
-    assert getattr(caught.value, "status", None) == reply.status
-    assert caught.value.__cause__ is None
-    assert getattr(caught.value, "retry_after", None) == (2.0 if reply.status == 429 else None)
-
-
-@pytest.mark.parametrize(
-    ("kind", "cls"),
-    [
-        ("overloaded_error", OverloadedError),
-        ("api_error", ProviderServerError),
-        ("rate_limit_error", RateLimitError),
-        ("timeout_error", ProviderTimeoutError),
-        ("invalid_request_error", BadRequestError),
-    ],
-)
-async def test_errors_in_the_stream(ask: Ask, kind: str, cls: type[PerdureError]) -> None:
-    chunks = [{"type": "message_start", "message": {}}, error_body("it broke", kind)]
-    with pytest.raises(cls, match="it broke") as caught:
-        await ask(Reply(chunks=chunks))
-    assert type(caught.value) is cls
-
-
-async def test_a_wrong_key_names_the_variable(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.rule = lambda _: error(401, f"invalid x-api-key {KEY}", "authentication_error")
-    for made, name in (
-        (Anthropic(base_url=server.base_url), "ANTHROPIC_API_KEY"),
-        (Anthropic(base_url=server.base_url, api_key_env="MY_KEY"), "MY_KEY"),
-    ):
-        with pytest.raises(AuthenticationError, match=name):
-            _ = [event async for event in made.stream(HI)]
-        assert server.stats.requests == (0 if name == "ANTHROPIC_API_KEY" else 1)
-        monkeypatch.setenv(name, KEY)
-        monkeypatch.setenv("MY_KEY", KEY)
-        with pytest.raises(AuthenticationError) as caught:
-            _ = [event async for event in made.stream(HI)]
-        assert name in (caught.value.hint or "")
-        assert KEY not in f"{caught.value!r} {caught.value}"
-        await made.aclose()
-        monkeypatch.delenv("MY_KEY")
-
-
-@pytest.mark.parametrize("reply", [Reply(text="so far", done=False), Reply(text="so far so good", cut_after=400)])
-async def test_a_stream_that_was_cut(ask: Ask, reply: Reply) -> None:
-    with pytest.raises(TruncatedStreamError):
-        await ask(reply)
-
-
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        ["no object"],
-        [b"event: message_start\ndata: {broken\n\n"],
-        [{"type": "content_block_start", "index": 0, "content_block": "none"}],
-        [{"type": "content_block_delta", "index": 7, "delta": {"type": "text_delta", "text": "x"}}],
-    ],
-)
-async def test_what_is_no_reply(ask: Ask, chunks: list[Any]) -> None:
-    sent = [b'event: x\ndata: "no object"\n\n' if chunk == "no object" else chunk for chunk in chunks]
-    with pytest.raises(MalformedReplyError):
-        await ask(Reply(chunks=sent))
-
-
-async def test_a_web_page_is_no_reply(ask: Ask) -> None:
-    with pytest.raises(MalformedReplyError, match="web page"):
-        await ask(Reply(body=b"<html></html>", headers={"content-type": "text/html"}))
-
-
-async def test_nobody_listens() -> None:
-    made = Anthropic(base_url="http://127.0.0.1:9", api_key=KEY)
-    with pytest.raises(ProviderConnectionError):
-        _ = [event async for event in made.stream(HI)]
-    await made.aclose()
-
-
-async def test_silence_times_out(server: AnthropicServer) -> None:
-    server.rule = lambda _: Reply(text="never", hang=server.release)
-    made = Anthropic(base_url=server.base_url, api_key=KEY, timeout=0.2)
-    with pytest.raises(ProviderTimeoutError):
-        _ = [event async for event in made.stream(HI)]
-    await made.aclose()
-
-
-async def test_a_client_that_hangs_up_is_gone(server: AnthropicServer, provider: Anthropic) -> None:
-    server.rule = lambda _: Reply(text="one two three", hang=server.release, hang_after=4)
-    events = provider.stream(HI)
-    async for event in events:
-        assert event == TextDelta("one ")
-        break
-    await events.aclose()  # type: ignore[attr-defined]  # it is an async generator
-    await eventually(lambda: server.stats.aborted == 1, deadline=10, what="a reply that was given up")
-
-
-async def test_requests_are_authenticated_and_versioned(ask: Ask, server: AnthropicServer) -> None:
+async def test_requests_are_authenticated_and_versioned(ask: Api, server: AnthropicServer) -> None:
     await ask()
     sampled = {"temperature": 0.2, "top_p": 0.9, "top_k": 3}
     await ask("x", ModelRequest(MODEL, [Message.user("hi")], settings=sampled))
@@ -512,17 +234,270 @@ async def test_requests_are_authenticated_and_versioned(ask: Ask, server: Anthro
     assert server.requests[1].items() >= sampled.items()
 
 
-async def test_an_address_may_end_in_v1(server: AnthropicServer) -> None:
-    made = Anthropic(base_url=f"{server.base_url}/v1/", api_key=KEY)
-    assert done([event async for event in made.stream(HI)]).parts == (TextPart(text="Hello."),)
-    await made.aclose()
+PLAIN_ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {}})
+CALLED = [
+    Message.user("hi"),
+    Message.assistant("", ToolCallPart(id="c1", name="add")),
+    Message(role="tool", parts=(ToolResultPart(call_id="c1", name="add", content="1"),)),
+]
+PNG = b"\x89PNG\r\n"
+B64 = base64.b64encode(PNG).decode()
 
 
-async def test_connections_are_given_back(server: AnthropicServer) -> None:
-    made = Anthropic(base_url=server.base_url, api_key=KEY)
-    _ = [event async for event in made.stream(HI)]
-    await made.aclose()
-    await made.aclose()
-    _ = [event async for event in made.stream(HI)]  # opens them again
-    await made.aclose()
-    gc.collect()
+def encode(model: str, messages: list[Message] | None = None, *, origin: str = "anthropic", **rest: Any) -> Encoded:
+    rest = {"tools": [PLAIN_ADD], **rest}
+    return encode_request(ModelRequest(model, messages or [Message.user("hi")], **rest), origin=origin)
+
+
+def asked(encoded: Encoded) -> dict[str, Any]:
+    """The request's JSON; fails where the API would refuse it."""
+    version = encoded.headers.get("anthropic-version", "2026-10-21")
+    return parse(encoded.body, version=version, beta=encoded.headers.get("anthropic-beta", ""))
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        ("claude-opus-5-5", 64_000),
+        ("claude-sonnet-4-5-20250929", 64_000),
+        ("anthropic.claude-opus-4-7", 64_000),
+        ("claude-opus-4-20250514", 32_000),
+        ("claude-4-opus-20250514", 32_000),
+        ("claude-opus-4-1", 32_000),
+        ("claude-3-7-sonnet-latest", 64_000),
+        ("claude-3-5-haiku-20241022", 8_192),
+        ("claude-3-opus-20240229", 4_096),
+        ("claude-mythos-preview", 32_000),
+        ("glm-5", 8_192),
+    ],
+)
+def test_a_limit_is_always_given(model: str, limit: int) -> None:
+    assert asked(encode(model))["max_tokens"] == limit
+    assert asked(encode(model, settings={"max_tokens": 77}))["max_tokens"] == 77
+
+
+ADAPTIVE = {"type": "adaptive", "display": "summarized"}
+BOUND = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "parameters"),
+    [
+        ("claude-sonnet-4-6", None, {}),
+        ("claude-sonnet-4-6", "max", {"thinking": ADAPTIVE, "output_config": {"effort": "max"}}),
+        ("claude-opus-5", "minimal", {"thinking": ADAPTIVE, "output_config": {"effort": "low"}}),
+        ("claude-opus-5", "none", {"thinking": {"type": "disabled"}}),
+        ("glm-5", "low", {"thinking": ADAPTIVE, "output_config": {"effort": "low"}}),
+        ("claude-sonnet-4-5", "low", {"thinking": {"type": "enabled", "budget_tokens": 2048}}),
+        ("claude-haiku-4-5", "max", {"thinking": {"type": "enabled", "budget_tokens": 31_999}}),
+        ("claude-haiku-4-5", "none", {}),
+        ("claude-opus-5-5", None, {"thinking": {"type": "adaptive"} | BOUND}),
+        ("claude-fable-5-2", "high", {"thinking": ADAPTIVE | BOUND, "output_config": {"effort": "high"}}),
+    ],
+)
+def test_effort(model: str, effort: str | None, parameters: dict[str, Any]) -> None:
+    encoded = encode(model, settings={"reasoning_effort": effort})
+    assert {key: value for key, value in asked(encoded).items() if key in ("thinking", "output_config")} == parameters
+    assert ("anthropic-beta" in encoded.headers) == ("block_binding" in parameters.get("thinking", {}))
+
+
+def test_what_needs_a_beta_goes_to_anthropic_alone() -> None:
+    encoded = encode("claude-opus-5-5", origin="anthropic@gateway")
+    assert "thinking" not in asked(encoded)
+    assert not encoded.headers
+
+
+def test_a_small_limit_leaves_no_room_for_a_budget() -> None:
+    settings = {"reasoning_effort": "high", "max_tokens": 1000}
+    assert "thinking" not in asked(encode("claude-haiku-4-5", settings=settings))
+    settings["max_tokens"] = 4000
+    assert asked(encode("claude-haiku-4-5", settings=settings))["thinking"]["budget_tokens"] == 2000
+
+
+def test_a_turn_that_began_without_thinking_goes_on_without() -> None:
+    settings = {"reasoning_effort": "low"}
+    assert "thinking" not in asked(encode("claude-haiku-4-5", CALLED, settings=settings))
+    thought = ThinkingPart(text="hm", provider="anthropic", opaque={"signature": sign("hm")})
+    own = Message(role="assistant", parts=(TextPart(text=" "), thought, *CALLED[1].parts))
+    assert "thinking" in asked(encode("claude-haiku-4-5", [CALLED[0], own, CALLED[2]], settings=settings))
+    assert "thinking" in asked(encode("claude-haiku-4-5", [*CALLED, Message.user("more")], settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "options", "thinking"),
+    [
+        ("claude-haiku-4-5", "high", {}, None),
+        ("claude-sonnet-4-6", "high", {}, None),
+        ("claude-opus-5", None, {}, {"type": "disabled"}),
+        ("claude-opus-5", "max", {}, {"type": "disabled"}),
+        ("claude-opus-5", None, {"thinking": {"type": "disabled"}}, {"type": "disabled"}),
+    ],
+)
+def test_a_forced_tool_switches_thinking_off(
+    model: str, effort: str | None, options: dict[str, Any], thinking: object
+) -> None:
+    settings = {"reasoning_effort": effort}
+    request = asked(encode(model, settings=settings, tool_choice="add", provider_options=options))
+    assert request["tool_choice"] == {"type": "tool", "name": "add"}
+    assert request.get("thinking") == thinking
+    assert request.get("output_config", {}).get("effort") != "max"
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("claude-opus-5-5", {}),
+        ("claude-fable-5-2", {}),
+        ("claude-sonnet-4-6", {"thinking": {"type": "adaptive"}}),
+    ],
+)
+def test_where_no_tool_can_be_forced_the_model_is_asked(model: str, options: dict[str, Any]) -> None:
+    request = asked(encode(model, CALLED, tool_choice="add", provider_options=options))
+    assert "tool_choice" not in request
+    assert "call the tool add" in request["messages"][-1]["content"][-1]["text"]
+
+
+def test_calls_of_the_past_need_tools_where_there_are_none_any_more() -> None:
+    request = asked(encode("claude-sonnet-4-6", CALLED, tools=()))
+    assert [tool["name"] for tool in request["tools"]] == ["add"]
+    assert request["tool_choice"] == {"type": "none"}
+    options = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    assert asked(encode("claude-sonnet-4-6", provider_options=options))["tool_choice"] == options["tool_choice"]
+    without = asked(encode("claude-sonnet-4-6", tools=(), provider_options=options))
+    assert not {"tools", "tool_choice"} & set(without)
+
+
+def file(media_type: str, **rest: Any) -> FilePart:
+    return FilePart(media_type=media_type, **rest)
+
+
+BLOB = BlobRef(hash="a" * 64, size=len(PNG))
+
+
+@pytest.mark.parametrize(
+    ("part", "block"),
+    [
+        (
+            file("image/png", blob=BLOB),
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": B64}},
+        ),
+        (
+            file("IMAGE/JPG", data=B64),
+            {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": B64}},
+        ),
+        (
+            file("image/webp", url="https://x.test/a.webp"),
+            {"type": "image", "source": {"type": "url", "url": "https://x.test/a.webp"}},
+        ),
+        (
+            file("application/pdf", data=B64, name="a.pdf"),
+            {
+                "type": "document",
+                "title": "a.pdf",
+                "source": {"type": "base64", "media_type": "application/pdf", "data": B64},
+            },
+        ),
+        (
+            file("text/csv; charset=utf-8", data=base64.b64encode(b"a,b").decode(), name="t.csv"),
+            {
+                "type": "document",
+                "title": "t.csv",
+                "source": {"type": "text", "media_type": "text/plain", "data": "a,b"},
+            },
+        ),
+    ],
+)
+def test_files(part: FilePart, block: dict[str, Any]) -> None:
+    messages = [Message(role="user", parts=(part, TextPart(text="What is it?")))]
+    said, last = asked(encode("m", messages, files={BLOB.hash: PNG}))["messages"][0]["content"]
+    assert said == block
+    assert last["text"] == "What is it?"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        file("image/bmp", data=B64),
+        file("image/png", url="http://x.test/a.png"),
+        file("image/png", data=""),
+        file("audio/wav", data=B64),
+        file("text/plain", url="https://x.test/a.txt"),
+        file("text/plain", data=base64.b64encode(b"\xff").decode()),
+        file("text/plain", data=""),
+    ],
+)
+def test_files_that_it_cannot_take_become_text(part: FilePart) -> None:
+    (block,) = asked(encode("m", [Message(role="user", parts=(part,))]))["messages"][0]["content"]
+    assert part.media_type in block["text"]
+
+
+def test_a_tool_result_holds_files_but_an_error_tells_of_them() -> None:
+    given = (file("image/png", blob=BLOB), file("application/zip", data=B64, name="x.zip"))
+    call = Message.assistant("", ToolCallPart(id="c1", name="add"), ToolCallPart(id="c2", name="add"))
+    good = ToolResultPart(call_id="c1", name="add", content="see", files=given)
+    bad = ToolResultPart(call_id="c2", name="add", content="", files=given, is_error=True)
+    messages = [Message.user("hi"), call, Message(role="tool", parts=(good, bad))]
+    request = asked(encode("m", messages, files={BLOB.hash: PNG}))
+    first, second = request["messages"][2]["content"]
+    assert [block["type"] for block in first["content"]] == ["text", "image", "text"]
+    assert "x.zip" in second["content"]
+    assert "image/png" in second["content"]
+
+
+def test_results_stand_before_what_a_user_has_said_meanwhile() -> None:
+    """The API refuses a turn whose results come behind a text."""
+    question, call, result = CALLED
+    said = asked(encode("claude-sonnet-4-5", [question, call, Message.user("Hurry."), result]))["messages"]
+    assert [message["role"] for message in said] == ["user", "assistant", "user"]
+    assert [block["type"] for block in said[-1]["content"]] == ["tool_result", "text"]
+
+
+def test_results_that_say_nothing() -> None:
+    call = Message.assistant("", ToolCallPart(id="c1", name="add"), ToolCallPart(id="c2", name="add"))
+    results = (
+        ToolResultPart(call_id="c1", name="add", content=" "),
+        ToolResultPart(call_id="c2", name="add", content="", is_error=True),
+    )
+    request = asked(encode("m", [Message.user("hi"), call, Message(role="tool", parts=results)]))
+    assert ["content" in block for block in request["messages"][2]["content"]] == [False, True]
+
+
+def test_a_file_of_the_assistants_is_told_of() -> None:
+    messages = [Message.user("hi"), Message(role="assistant", parts=(file("image/png", data=B64),)), Message.user("?")]
+    (block,) = asked(encode("m", messages))["messages"][1]["content"]
+    assert block["type"] == "text"
+
+
+def test_bytes_of_files_are_not_kept_on_the_message() -> None:
+    message = Message(role="user", parts=(file("image/png", data=B64),))
+    encode("m", [message])
+    assert message.wire("anthropic:anthropic") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "named"),
+    [
+        ({"seed": 1}, {}, "seed"),
+        ({"metadata": {"team": "x"}}, {}, "team"),
+        ({}, {"messages": []}, "messages"),
+        ({}, {"max_tokens": 3}, "max_tokens"),
+        ({"temperature": 1}, {"temperature": 0}, "temperature"),
+        ({"stop": "x"}, {"stop_sequences": ["y"]}, "stop_sequences"),
+        ({"reasoning_effort": "low"}, {"thinking": {"type": "disabled"}}, "reasoning_effort"),
+        ({"reasoning_effort": "low"}, {"output_config": {}}, "output_config"),
+        ({}, {"tools": {"name": "web_search"}}, "tools"),
+        ({}, {"x": object()}, "JSON"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], options: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        check_settings(settings, options)
+
+
+def test_settings_that_fit() -> None:
+    check_settings(
+        {"temperature": 1, "top_p": 0.5, "top_k": 5, "max_tokens": 5, "stop": ["x"], "metadata": {"user_id": "u"}},
+        {"thinking": {"type": "adaptive"}, "tools": [{"type": "web_search_20260318", "name": "web_search"}]},
+    )
+    check_settings({"reasoning_effort": "high", "seed": None}, {"service_tier": "auto"})
+    assert asked(encode("claude-sonnet-4-6", settings={"temperature": 0.5, "top_k": 3}))["top_k"] == 3

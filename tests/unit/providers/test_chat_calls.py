@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.providers.chat_calls import CallSlots
@@ -124,6 +124,7 @@ json_values = st.recursive(
 arguments = st.dictionaries(st.text(max_size=3), json_values, max_size=3)
 
 
+@settings(max_examples=20)
 @given(
     calls=st.lists(st.tuples(st.sampled_from("fg"), arguments), min_size=1, max_size=3),
     size=st.integers(1, 20),

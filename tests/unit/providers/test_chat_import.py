@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
 from perdure.providers.chat_import import decode
@@ -21,9 +18,7 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
     canonical,
-    clean,
 )
-from tests.servers.chat_messages import check_messages
 
 ORIGIN = "openai@here"
 
@@ -33,70 +28,6 @@ def round_trip(messages: list[Message]) -> list[Message]:
     system, decoded = decode(plain, origin=ORIGIN)
     assert system is None
     return decoded
-
-
-texts = st.text(max_size=20).map(clean)
-said = texts.filter(bool).map(lambda text: TextPart(text=text))
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=5,
-)
-arguments = st.dictionaries(texts, values, max_size=3)
-files = st.one_of(
-    st.binary(max_size=9).map(
-        lambda tail: FilePart(media_type="image/png", data=base64.b64encode(b"\x89PNG" + tail).decode())
-    ),
-    st.just(FilePart(media_type="image/gif", url="https://x/y.gif?z=1")),
-    st.just(FilePart(media_type="application/pdf", name="a.pdf", data=base64.b64encode(b"%PDF-").decode())),
-    st.just(FilePart(media_type="audio/wav", data="AAAA")),
-)
-thinking = texts.filter(bool).map(
-    lambda text: ThinkingPart(text=text, provider=ORIGIN, opaque={"field": "reasoning_content"})
-)
-
-
-@st.composite
-def users(draw: st.DrawFn) -> Message:
-    content = draw(st.just([]) | st.lists(said | files, min_size=1, max_size=4))
-    if not any(isinstance(part, FilePart) for part in content):
-        content = [TextPart(text="".join(part.text for part in content if isinstance(part, TextPart)))]
-    return Message(role="user", parts=tuple(content))
-
-
-@st.composite
-def iterations(draw: st.DrawFn) -> list[Message]:
-    """A reply, and the results of its calls."""
-    names = draw(st.lists(st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True), max_size=3))
-    calls = [
-        ToolCallPart(id=f"call_{draw(st.integers(0, 10**9))}_{n}", name=name, arguments=draw(arguments))
-        for n, name in enumerate(names)
-    ]
-    spoken = (*draw(st.lists(thinking, max_size=1)), *draw(st.lists(said, max_size=1)), *calls)
-    messages = [Message(role="assistant", parts=spoken)]
-    results = tuple(
-        ToolResultPart(
-            call_id=call.id, name=call.name, content=draw(texts), files=tuple(draw(st.lists(files, max_size=2)))
-        )
-        for call in calls
-    )
-    return [*messages, Message(role="tool", parts=results)] if results else messages
-
-
-conversations = st.lists(users().map(lambda message: [message]) | iterations(), max_size=6).map(
-    lambda rounds: [message for messages in rounds for message in messages]
-)
-
-
-@given(conversations)
-def test_nothing_is_lost(messages: list[Message]) -> None:
-    assert canonical(round_trip(messages)) == canonical(messages)
-
-
-@given(conversations)
-def test_the_strict_rules_are_kept(messages: list[Message]) -> None:
-    thoughts = {part.text for message in messages for part in message.parts if isinstance(part, ThinkingPart)}
-    check_messages(json.loads(b"[" + b",".join(encode_messages(messages, ORIGIN, {})) + b"]"), thoughts)
 
 
 def test_what_belongs_to_the_server_comes_back() -> None:

@@ -1,60 +1,42 @@
-"""The provider against a real HTTP server that enforces the API's rules."""
+"""What only Gemini has: signatures, continued replies, kinds of models, what goes out in full."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import json
-from collections.abc import AsyncIterator
+import base64
+import hashlib
+from typing import Any
 
+import aiohttp
 import pytest
+from google.genai import errors
 
 from perdure.errors import (
     AuthenticationError,
     BadRequestError,
     ContentFilterError,
-    ContextLengthError,
     MalformedReplyError,
-    ModelNotFoundError,
     OverloadedError,
     PerdureError,
-    PermissionDeniedError,
     ProviderConnectionError,
     ProviderServerError,
     ProviderTimeoutError,
-    RateLimitError,
+    SettingsError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, TextDelta, ThinkingDelta, ToolCallDelta
-from perdure.providers.google import Google
-from perdure.types.messages import OpaquePart, TextPart, ThinkingPart, ToolCallPart, Usage
-from tests.servers.google_server import GoogleServer
-from tests.servers.google_wire import Call, Reply, chunk, error, error_body, reason, retry_info
-from tests.unit.providers.google_ask import HI, KEY, ORIGIN, Asking, asking
+from perdure.ports import Completed, ModelRequest, TextDelta, ToolCallDelta, ToolSpec
+from perdure.providers.google import check_settings
+from perdure.providers.google_errors import translate
+from perdure.providers.google_settings import generation
+from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart
+from tests.servers.google import chunk, reason
+from tests.servers.model_server import Call, Reply, error
+from tests.support.adapters import ADD, Api, result, said, tool
+
+ADAPTER = "google"
+MODEL, ORIGIN = "gemini-3-pro", "google@127.0.0.1"
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_GENAI_API_VERSION"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-async def ask() -> AsyncIterator[Asking]:
-    async with asking() as made:
-        yield made
-
-
-async def test_text_and_thoughts_stream_and_complete(ask: Asking) -> None:
-    *deltas, completed = await ask(Reply(text="Hello wörld.", thinking="let me see"))
-    assert [d.text for d in deltas if isinstance(d, TextDelta)] == ["Hello ", "wörld."]
-    assert "".join(d.text for d in deltas if isinstance(d, ThinkingDelta)) == "let me see"
-    assert isinstance(completed, Completed)
-    assert completed.parts == (ThinkingPart(text="let me see", provider=ORIGIN), TextPart(text="Hello wörld."))
-    assert (completed.finish_reason, completed.model) == ("stop", "gemini-3-pro")
-
-
-async def test_calls_keep_their_signatures(ask: Asking) -> None:
+async def test_calls_keep_their_signatures(ask: Api) -> None:
     calls = [Call("add", {"a": 1}, id="c1", signature="c2lnMQ=="), Call("add", {"text": "é"}, id=None)]
     *deltas, completed = await ask(Reply(text="both", calls=calls))
     assert isinstance(completed, Completed)
@@ -70,7 +52,7 @@ async def test_calls_keep_their_signatures(ask: Asking) -> None:
     ]
 
 
-async def test_no_part_with_a_signature_becomes_one_with_another(ask: Asking) -> None:
+async def test_no_part_with_a_signature_becomes_one_with_another(ask: Api) -> None:
     chunks = [
         chunk({"text": "think", "thought": True}),
         chunk({"text": "ing", "thought": True, "thoughtSignature": "dA=="}),
@@ -90,7 +72,7 @@ async def test_no_part_with_a_signature_becomes_one_with_another(ask: Asking) ->
     )
 
 
-async def test_what_only_google_understands_is_kept_whole(ask: Asking) -> None:
+async def test_what_only_google_understands_is_kept_whole(ask: Api) -> None:
     code = {"executableCode": {"language": "PYTHON", "code": "print(1)"}}
     ran = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1\n"}}
     picture = {"inlineData": {"mimeType": "image/png", "data": "AAAA"}, "thoughtSignature": "cA=="}
@@ -98,20 +80,7 @@ async def test_what_only_google_understands_is_kept_whole(ask: Asking) -> None:
     assert completed.parts == tuple(OpaquePart(provider=ORIGIN, data=data) for data in (code, ran, picture))
 
 
-async def test_usage(ask: Asking) -> None:
-    usage = {
-        "promptTokenCount": 100,
-        "cachedContentTokenCount": 64,
-        "candidatesTokenCount": 20,
-        "thoughtsTokenCount": 12,
-        "toolUsePromptTokenCount": 5,
-        "totalTokenCount": 137,
-    }
-    completed = await ask.reply(Reply(text="x", usage=usage))
-    assert completed.usage == Usage(input_tokens=105, output_tokens=32, cached_tokens=64, reasoning_tokens=12)
-
-
-async def test_a_long_reply_is_continued(ask: Asking) -> None:
+async def test_a_long_reply_is_continued(ask: Api) -> None:
     def rule(request: dict[str, object]) -> Reply:
         if "continuationToken" not in request:
             cut = chunk({"text": "one "}, finish="CONTINUATION", usageMetadata={"promptTokenCount": 5})
@@ -127,29 +96,24 @@ async def test_a_long_reply_is_continued(ask: Asking) -> None:
 
 @pytest.mark.parametrize(
     ("said", "expected"),
-    [
-        ("MAX_TOKENS", "length"),
-        ("CONTINUATION", "length"),
-        ("SAFETY", "content_filter"),
-        ("RECITATION", "content_filter"),
-        ("SPII", "content_filter"),
-        ("OTHER", "other"),
-        ("SOMETHING_NEW", "other"),
-    ],
-)
-async def test_finish_reasons(ask: Asking, said: str, expected: str) -> None:
-    assert (await ask.reply(Reply(text="x", finish_reason=said))).finish_reason == expected
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
     [("MALFORMED_FUNCTION_CALL", MalformedReplyError), ("MISSING_THOUGHT_SIGNATURE", BadRequestError)],
 )
-async def test_a_reason_with_which_there_is_no_reply(ask: Asking, said: str, expected: type[PerdureError]) -> None:
+async def test_a_reason_with_which_there_is_no_reply(ask: Api, said: str, expected: type[PerdureError]) -> None:
     last = chunk(finish=said)
     last["candidates"][0]["finishMessage"] = "Malformed function call: print(add("
     with pytest.raises(expected, match=r"print\(add\("):
         await ask(Reply(chunks=[last]))
+
+
+def test_a_connection_and_a_status_that_is_none() -> None:
+    def translated(error: Exception, begun: bool = False) -> PerdureError:
+        return translate(error, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY")
+
+    assert type(translated(aiohttp.ClientPayloadError("cut"), begun=True)) is TruncatedStreamError
+    assert type(translated(aiohttp.ServerDisconnectedError())) is ProviderConnectionError
+    assert type(translated(TimeoutError())) is ProviderTimeoutError
+    over_a_socket = errors.APIError(None, {"error": {"message": "?"}})  # type: ignore[arg-type]
+    assert type(translated(over_a_socket)) is ProviderServerError
 
 
 async def test_every_finish_reason_of_the_sdk_has_an_outcome() -> None:
@@ -161,224 +125,276 @@ async def test_every_finish_reason_of_the_sdk_has_an_outcome() -> None:
     assert {reason.value for reason in FinishReason} == others | _FAILURES.keys() | _REASONS.keys()
 
 
-async def test_a_refused_conversation_is_an_error(ask: Asking) -> None:
+async def test_a_refused_conversation_is_an_error(ask: Api) -> None:
     with pytest.raises(ContentFilterError, match="PROHIBITED_CONTENT"):
         await ask(Reply(chunks=[{"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}]))
 
 
-async def test_malformed_calls_of_a_cut_reply_are_dropped(ask: Asking) -> None:
+async def test_malformed_calls_of_a_cut_reply_are_dropped(ask: Api) -> None:
     bad = {"functionCall": {"name": "add", "args": "{a"}}
     assert (await ask.reply(Reply(chunks=[chunk(bad, finish="MAX_TOKENS")]))).parts == ()
     completed = await ask.reply(Reply(chunks=[chunk(bad, finish="STOP")]))
     assert completed.parts == (ToolCallPart(id="", name="add", malformed='"{a"'),)
 
 
-async def test_lone_surrogates_are_cleaned(ask: Asking) -> None:
+async def test_lone_surrogates_are_cleaned(ask: Api) -> None:
     chunks = [chunk({"text": text}) for text in ("a\ud83d", "\ude00b", "\udc00")]
     chunks += [chunk({"functionCall": {"name": "add", "args": {"x": "\ud800"}}}, finish="STOP")]
     completed = await ask.reply(Reply(chunks=chunks))
     assert completed.parts == (TextPart(text="a😀b�"), ToolCallPart(id="", name="add", arguments={"x": "�"}))
 
 
-async def test_the_environment_names_endpoint_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = Google()
-    with pytest.raises(AuthenticationError, match="GEMINI_API_KEY"):
-        [event async for event in provider.stream(HI)]
-    async with GoogleServer() as server:
-        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.base_url)
-        for name, key in (("GOOGLE_API_KEY", "one"), ("GEMINI_API_KEY", "two\n"), ("GEMINI_API_KEY", "three")):
+async def test_the_key_may_have_googles_other_name(ask: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ask.another(api_key=None) as mine:
+        for name, key in (("GOOGLE_API_KEY", "one"), ("GEMINI_API_KEY", "two")):
             monkeypatch.setenv(name, key)
-            assert [event async for event in provider.stream(HI)]
-        await provider.aclose()
-        assert [headers["x-goog-api-key"] for headers in server.headers] == ["one", "two", "three"]
-
-
-@pytest.mark.parametrize(("suffix", "version"), [("", "v1beta"), ("/v1", "v1"), ("/v1beta/", "v1beta")])
-async def test_the_version_may_stand_in_the_address(suffix: str, version: str) -> None:
-    async with GoogleServer() as server:
-        provider = Google(base_url=f"{server.base_url}{suffix}", api_key=KEY, headers={"x-mine": "1"})
-        assert [event async for event in provider.stream(HI)]
-        await provider.aclose()
-        assert server.paths == [f"/{version}/models/gemini-3-pro:streamGenerateContent?alt=sse"]
-        assert server.headers[0]["x-mine"] == "1"
-
-
-async def test_one_connection_serves_all_calls(ask: Asking) -> None:
-    for _ in range(3):
-        await ask()
-    assert ask.server.connections == 1
-    assert ask.server.stats.completed == 3
-
-
-def test_an_instance_works_on_several_event_loops() -> None:
-    provider = Google(api_key=KEY)
-
-    async def once() -> int:
-        async with GoogleServer() as server:
-            provider._base_url = server.base_url
-            events = [event async for event in provider.stream(HI)]
-            await provider.aclose()
-            return len(events)
-
-    assert [asyncio.run(once()) for _ in range(2)] == [2, 2]
-    gc.collect()
-    assert not provider._clients
-
-
-async def test_whoever_stops_listening_hangs_up(ask: Asking) -> None:
-    ask.server.rule = lambda _: Reply(text="one two three", hang=ask.server.release, hang_after=2)
-    stream = ask.provider.stream(HI)
-    assert await anext(stream) == TextDelta("one ")
-    await stream.aclose()  # type: ignore[attr-defined]  # it is an async generator
-    await ask("again")
-    assert ask.server.stats.aborted == 1
-
-
-async def test_cancelling_is_not_translated(ask: Asking) -> None:
-    task = asyncio.ensure_future(ask(Reply(text="never", hang=ask.server.release)))
-    await ask.server.wait_requests(1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected", "status"),
-    [
-        (error(400, "API key not valid.", "INVALID_ARGUMENT", reason("API_KEY_INVALID")), AuthenticationError, 400),
-        (error(403, "No permission.", "PERMISSION_DENIED"), PermissionDeniedError, 403),
-        (error(404, "models/x is not found for API version v1beta", "NOT_FOUND"), ModelNotFoundError, 404),
-        (
-            error(400, "The input token count (9) exceeds the maximum number of tokens allowed (8).", "INVALID"),
-            ContextLengthError,
-            400,
-        ),
-        (error(400, f"Bad thing with {KEY}", "INVALID_ARGUMENT"), BadRequestError, 400),
-        (error(429, "Resource exhausted.", "RESOURCE_EXHAUSTED"), RateLimitError, 429),
-        (error(500, "Internal", "INTERNAL"), ProviderServerError, 500),
-        (error(503, "The model is overloaded.", "UNAVAILABLE"), OverloadedError, 503),
-        (error(504, "Deadline", "DEADLINE_EXCEEDED"), ProviderTimeoutError, 504),
-        (Reply(status=400, body=b"<html>no</html>", headers={"content-type": "text/html"}), BadRequestError, 400),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else None,
-)
-async def test_error_answers(ask: Asking, reply: Reply, expected: type[PerdureError], status: int) -> None:
-    with pytest.raises(expected) as caught:
-        await ask(reply)
-    assert type(caught.value) is expected
-    assert caught.value.status == status  # type: ignore[attr-defined]  # a ProviderError
-    assert KEY not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert "html" not in str(caught.value)
-    assert ask.server.stats.requests == 1, "the SDK tried again"
-
-
-async def test_a_wrong_key_names_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_API_KEY", "wrong")
-    async with GoogleServer(api_key=KEY) as server:
-        provider = Google(base_url=server.base_url)
+            assert await mine()
+        assert [headers["x-goog-api-key"] for headers in ask.server.headers] == ["one", "two"]
+        monkeypatch.delenv("GEMINI_API_KEY")
+        refused = error(400, "API key not valid.", "INVALID_ARGUMENT", reason("API_KEY_INVALID"))
         with pytest.raises(AuthenticationError, match="GOOGLE_API_KEY"):
-            [event async for event in provider.stream(HI)]
-        await provider.aclose()
+            await mine(refused)
 
 
-async def test_how_long_to_wait(ask: Asking) -> None:
-    quota = "You exceeded your current quota, please check your plan. Please retry in 39.5s."
-    with pytest.raises(RateLimitError) as caught:
-        await ask(error(429, quota, "RESOURCE_EXHAUSTED", retry_info("2s")))
-    assert caught.value.retry_after == 2
-    with pytest.raises(RateLimitError) as caught:
-        await ask(error(429, "Slow down.", "RESOURCE_EXHAUSTED", retry_after="3"))
-    assert caught.value.retry_after == 3
-
-
-@pytest.mark.parametrize("cut", [5, 300])
-async def test_a_cut_connection_is_a_truncated_stream(ask: Asking, cut: int) -> None:
-    with pytest.raises(TruncatedStreamError):
-        await ask(Reply(text="one two three four five", cut_after=cut))
-
-
-async def test_no_finish_reason_is_a_truncated_stream(ask: Asking) -> None:
-    with pytest.raises(TruncatedStreamError):
-        await ask(Reply(text="one", finish_reason=None))
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [
-        b"data: {broken\n\n",
-        b"data: \xff\xfe\n\n",
-        b"data: 7\n\n",
-        {"candidates": [{"content": "text"}]},
-        chunk({"functionCall": {"args": {}}}),
-    ],
-)
-async def test_garbage_in_the_stream_is_malformed(ask: Asking, piece: object) -> None:
-    with pytest.raises(MalformedReplyError):
-        await ask(Reply(chunks=[piece]))
-
-
-async def test_a_web_page_is_malformed_and_names_base_url(ask: Asking) -> None:
-    with pytest.raises(MalformedReplyError, match="base_url"):
-        await ask(Reply(body=b"<html>", headers={"content-type": "text/html; charset=utf-8"}))
-
-
-WHOLE = chunk({"text": "whole"}, finish="STOP", modelVersion="m1")
-
-
-@pytest.mark.parametrize("body", [json.dumps(WHOLE, indent=2), json.dumps(WHOLE), json.dumps([WHOLE])])
-async def test_an_answer_that_is_no_event_stream_is_taken_whole(ask: Asking, body: str) -> None:
-    assert await ask(Reply(body=body.encode())) == [
-        TextDelta("whole"),
-        Completed((TextPart(text="whole"),), "stop", Usage(), "m1"),
-    ]
-
-
-async def test_an_error_in_the_stream_is_classified(ask: Asking) -> None:
-    with pytest.raises(OverloadedError, match="overloaded"):
-        await ask(Reply(chunks=[chunk({"text": "one"}), error_body(503, "It is overloaded", "UNAVAILABLE")]))
-
-
-@pytest.mark.parametrize("after", [-1, 1])
-async def test_silence_is_a_timeout(after: int) -> None:
-    async with asking(timeout=0.05) as ask:
-        with pytest.raises(ProviderTimeoutError):
-            await ask(Reply(text="never", hang=ask.server.release, hang_after=after))
-
-
-@pytest.mark.parametrize("base_url", ["http://127.0.0.1:1", "http://[::1]:1/v1beta"])
-async def test_nobody_listens(base_url: str) -> None:
-    provider = Google(base_url=base_url, api_key=KEY)
-    with pytest.raises(ProviderConnectionError, match="base_url"):
-        [event async for event in provider.stream(HI)]
-    await provider.aclose()
-
-
-@pytest.mark.parametrize(("base_url", "key"), [("127.0.0.1", KEY), ("ftp://x", KEY), ("http://127.0.0.1:1", "AI\nza")])
-async def test_a_request_that_cannot_be_sent_is_not_retried(
-    monkeypatch: pytest.MonkeyPatch, base_url: str, key: str
-) -> None:
-    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", base_url)
-    provider = Google(api_key=key)
-    with pytest.raises(PerdureError) as caught:
-        [event async for event in provider.stream(HI)]
-    assert not caught.value.retryable
-    await provider.aclose()
-
-
-async def test_without_aiohttp_the_sdk_uses_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_aiohttp_the_sdk_uses_its_own_connections(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     from google.genai import _api_client
 
     monkeypatch.setattr(_api_client, "has_aiohttp", False)
-    async with asking() as ask:
+    async with api.another() as ask:
         assert (await ask.reply("one two")).parts == (TextPart(text="one two"),)
         with pytest.raises(OverloadedError):
             await ask(error(503, "The model is overloaded.", "UNAVAILABLE"))
         with pytest.raises(TruncatedStreamError):
             await ask(Reply(text="one two three four five", cut_after=300))
         ask.server.rule = lambda _: Reply(text="one two three", hang=ask.server.release, hang_after=2)
-        stream = ask.provider.stream(HI)
+        stream = ask.provider.stream(ask.hi)
         assert await anext(stream) == TextDelta("one ")
-        await stream.aclose()  # type: ignore[attr-defined]  # it is an async generator
+        await stream.aclose()
         await ask("again")
         assert ask.server.stats.aborted == 2
+
+
+PNG = b"\x89PNG"
+BLOB = BlobRef(hash=hashlib.sha256(PNG).hexdigest(), size=len(PNG))
+SKIP = "skip_thought_signature_validator"
+OLD = "gemini-2.5-flash"
+
+
+def texts(*parts: str) -> list[dict[str, str]]:
+    return [{"text": part} for part in parts]
+
+
+async def test_the_whole_request(ask: Api) -> None:
+    settings = {"temperature": 0.2, "top_p": 1, "max_tokens": 9, "top_k": 4, "stop": "x", "seed": 3}
+    settings["reasoning_effort"] = "low"
+    options = {
+        "safetySettings": [{"category": "X", "threshold": "OFF"}],
+        "generationConfig": {"presencePenalty": 0.5},
+        "tools": [{"googleSearch": {}}],
+        "toolConfig": {"includeServerSideToolInvocations": True},
+    }
+    check_settings(settings, options)
+    none = ToolSpec("now", "The time.", {"type": "object", "properties": {}})
+    await ask(request=ModelRequest(MODEL, [Message.user("hi")], "be brief", [ADD, none], "add", settings, options))
+    declared = {"name": "add", "description": "Adds.", "parametersJsonSchema": ADD.parameters}
+    assert ask.server.requests == [
+        {
+            "systemInstruction": {"parts": [{"text": "be brief"}]},
+            "tools": [
+                {"functionDeclarations": [declared, {"name": "now", "description": "The time."}]},
+                {"googleSearch": {}},
+            ],
+            "toolConfig": {
+                "includeServerSideToolInvocations": True,
+                "functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["add"]},
+            },
+            "generationConfig": {
+                "temperature": 0.2,
+                "topP": 1,
+                "maxOutputTokens": 9,
+                "topK": 4,
+                "stopSequences": ["x"],
+                "seed": 3,
+                "thinkingConfig": {"includeThoughts": True, "thinkingLevel": "LOW"},
+                "presencePenalty": 0.5,
+            },
+            "safetySettings": [{"category": "X", "threshold": "OFF"}],
+            "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+        }
+    ]
+
+
+async def test_roles_and_what_is_put_together(ask: Api) -> None:
+    call = ToolCallPart(id="c1", name="add", arguments={"a": 1})
+    bad = ToolCallPart(id="c2", name="add", malformed="{a")
+    sent = await ask.sent(
+        Message.system("rules"),
+        Message.user("one"),
+        Message.user("two"),
+        said(TextPart(text="well"), call, bad),
+        tool(result("c1", "1")),
+        tool(result("c2", "not JSON", is_error=True)),
+        Message.user("three"),
+        said(TextPart(text="")),
+        Message.user("four\x00\ud800"),
+    )
+    assert sent == [
+        {"role": "user", "parts": texts("rules", "one", "two")},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "well"},
+                {"functionCall": {"id": "c1", "name": "add", "args": {"a": 1}}, "thoughtSignature": SKIP},
+                {"functionCall": {"id": "c2", "name": "add", "args": {}}},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [
+                {"functionResponse": {"id": "c1", "name": "add", "response": {"output": "1"}}},
+                {"functionResponse": {"id": "c2", "name": "add", "response": {"error": "not JSON"}}},
+            ],
+        },
+        {"role": "user", "parts": texts("three", "four\ufffd�")},
+    ]
+
+
+async def test_what_a_reply_carried_goes_back_on_the_same_parts(ask: Api) -> None:
+    calls = [Call("add", {"a": 1}, signature="c2lnMQ=="), Call("add", {"a": 2}, id=None)]
+    reply = await ask.reply(Reply(thinking="so so", text="I add.", signature="dGV4dA==", calls=calls))
+    parts = [
+        part.model_copy(update={"id": f"mine{n}"}) if isinstance(part, ToolCallPart) else part
+        for n, part in enumerate(reply.parts)
+    ]
+    ids = [part.id for part in parts if isinstance(part, ToolCallPart)]
+    sent = await ask.sent(Message.user("hi"), said(*parts), tool(*map(result, ids)))
+    assert sent[1]["parts"] == [
+        {"text": "so so", "thought": True},
+        {"text": "I add."},
+        {"text": "", "thoughtSignature": "dGV4dA=="},
+        {"functionCall": {"id": ids[0], "name": "add", "args": {"a": 1}}, "thoughtSignature": "c2lnMQ=="},
+        {"functionCall": {"id": ids[1], "name": "add", "args": {"a": 2}}},
+    ]
+
+
+async def test_what_another_provider_gave_is_left_out(ask: Api) -> None:
+    opaque = {"thoughtSignature": "Zm9yZWlnbg=="}
+    for origin in ("anthropic", "google", None):
+        parts = (
+            ThinkingPart(text="hm", provider=origin, opaque=opaque),
+            OpaquePart(provider=origin or "x", data={"text": "", **opaque}),
+            TextPart(text="well", provider=origin, opaque=opaque),
+            ToolCallPart(id="toolu_1", name="add", provider=origin, opaque=opaque),
+        )
+        sent = await ask.sent(Message.user("hi"), said(*parts), tool(result("toolu_1")))
+        call = {"functionCall": {"id": "toolu_1", "name": "add", "args": {}}, "thoughtSignature": SKIP}
+        assert sent[1]["parts"] == [{"text": "well"}, call]
+
+
+async def test_only_models_that_want_a_signature_are_given_the_dummy(ask: Api) -> None:
+    messages = (Message.user("hi"), said(ToolCallPart(id="c", name="add")), tool(result("c")))
+    for model, signed in ((OLD, False), (MODEL, True), ("gemini-flash-latest", True), ("gemma-3-27b-it", False)):
+        sent = await ask.sent(*messages, model=model)
+        assert ("thoughtSignature" in sent[1]["parts"][0]) == signed
+
+
+async def test_files_go_as_they_can(ask: Api) -> None:
+    files = (
+        FilePart(media_type="image/png", blob=BLOB),
+        FilePart(media_type="application/pdf", data=base64.b64encode(b"%PDF").decode()),
+        FilePart(media_type="video/mp4", url="https://files.test/a.mp4"),
+        FilePart(media_type="application/x-foo", name="a.foo", blob=BLOB),
+        FilePart(media_type="text/csv", name="a.csv", data=base64.b64encode(b"a,b").decode()),
+    )
+    sent = await ask.sent(Message(role="user", parts=files), files={BLOB.hash: PNG})
+    assert sent[0]["parts"] == [
+        {"inlineData": {"mimeType": "image/png", "data": base64.b64encode(PNG).decode()}},
+        {"inlineData": {"mimeType": "application/pdf", "data": base64.b64encode(b"%PDF").decode()}},
+        {"fileData": {"mimeType": "video/mp4", "fileUri": "https://files.test/a.mp4"}},
+        {"text": "[file a.foo (application/x-foo, 4 bytes): this model cannot read it]"},
+        {"text": "[file a.csv (text/csv, 3 bytes)]\na,b"},
+    ]
+
+
+async def test_files_of_results(ask: Api) -> None:
+    png = FilePart(media_type="image/png", name="a.png", blob=BLOB)
+    film = FilePart(media_type="video/mp4", url="https://files.test/a.mp4")
+    calls = said(ToolCallPart(id="c1", name="add"), ToolCallPart(id="c2", name="add"))
+    messages = (Message.user("hi"), calls, tool(result("c1", files=(png, film))), tool(result("c2")))
+    data = base64.b64encode(PNG).decode()
+    inside = {"inlineData": {"mimeType": "image/png", "data": data, "displayName": "a.png"}}
+    address = {"fileData": {"mimeType": "video/mp4", "fileUri": "https://files.test/a.mp4"}}
+
+    _, _, answered, moved = await ask.sent(*messages, files={BLOB.hash: PNG})
+    assert [part["functionResponse"].get("parts") for part in answered["parts"]] == [[inside], None]
+    assert moved["parts"] == [*texts("[file from the result of add, call c1]"), address]
+
+    _, _, answered, moved = await ask.sent(*messages, Message.user("so?"), model=OLD, files={BLOB.hash: PNG})
+    assert [part["functionResponse"].get("parts") for part in answered["parts"]] == [None, None]
+    picture = {"inlineData": {"mimeType": "image/png", "data": data}}
+    assert moved["parts"] == [*texts("[files from the result of add, call c1]"), picture, address, *texts("so?")]
+
+
+async def test_a_message_is_encoded_once_for_a_kind_of_model(ask: Api) -> None:
+    message = Message.user("hi")
+    await ask.sent(message)
+    message.remember_wire(f"google:{ORIGIN}:3", b'{"text":"from memory"}')
+    assert (await ask.sent(message))[0]["parts"] == texts("from memory")
+    assert (await ask.sent(message, model=OLD))[0]["parts"] == texts("hi")
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "expected"),
+    [
+        ("gemini-3-pro", None, {"includeThoughts": True}),
+        ("gemini-3.8-flash", "high", {"includeThoughts": True, "thinkingLevel": "HIGH"}),
+        ("gemini-3-flash", "none", {"includeThoughts": True, "thinkingLevel": "MINIMAL"}),
+        ("gemini-flash-latest", "xhigh", {"includeThoughts": True, "thinkingLevel": "XHIGH"}),
+        ("gemini-2.5-flash", "medium", {"includeThoughts": True, "thinkingBudget": 8192}),
+        ("gemini-2.5-flash", "none", {"thinkingBudget": 0}),
+        ("gemini-2.0-flash", "high", None),
+        ("gemma-3-27b-it", None, None),
+    ],
+)
+async def test_how_much_to_think(ask: Api, model: str, effort: str | None, expected: Any) -> None:
+    await ask(request=ModelRequest(model, [Message.user("hi")], settings={"reasoning_effort": effort}))
+    assert ask.server.requests[0].get("generationConfig", {}).get("thinkingConfig") == expected
+
+
+def test_generations() -> None:
+    assert generation("models/gemini-2.5-pro-preview") == 2.5
+    assert generation("tunedModels/mine") == 0
+
+
+async def test_options_may_say_how_to_think(ask: Api) -> None:
+    options = {"generationConfig": {"thinkingConfig": {"includeThoughts": False, "thinkingBudget": 128}}}
+    check_settings({"temperature": 1}, options)
+    await ask(request=ModelRequest(OLD, [Message.user("hi")], provider_options=options))
+    assert ask.server.requests[0]["generationConfig"] == options["generationConfig"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "named"),
+    [
+        ({"metadata": {}}, {}, "metadata"),
+        ({"reasoning_effort": "huge"}, {}, "huge"),
+        ({}, {"contents": []}, "contents"),
+        ({}, {"system_instruction": {}}, "system_instruction"),
+        ({"max_tokens": 5}, {"generationConfig": {"max_output_tokens": 6}}, "max_output_tokens"),
+        ({"max_tokens": 5}, {"generation_config": {}}, "generationConfig"),
+        ({}, {"generationConfig": []}, "generationConfig"),
+        ({}, {"generationConfig": {"candidateCount": 2}}, "candidateCount"),
+        ({}, {"generationConfig": {"thinkingConfig": "low"}}, "thinkingConfig"),
+        ({"reasoning_effort": "low"}, {"generationConfig": {"thinkingConfig": "low"}}, "'thinkingConfig'.* is a dict"),
+        (
+            {"reasoning_effort": "low"},
+            {"generationConfig": {"thinkingConfig": {"thinkingBudget": 1}}},
+            "thinkingBudget",
+        ),
+        ({}, {"toolConfig": {"functionCallingConfig": {}}}, "functionCallingConfig"),
+        ({}, {"labels": {"a": object()}}, "JSON"),
+    ],
+)
+def test_what_does_not_go_together(settings: dict[str, Any], options: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        check_settings(settings, options)

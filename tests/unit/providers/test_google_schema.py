@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from perdure.providers.google_schema import translate_schema
-from tests.servers.google_rules import _schema
+from tests.servers.google import check_schema
 
 
 class Colour(Enum):
@@ -44,7 +44,7 @@ class Everything(BaseModel):
 def judged(schema: dict[str, Any]) -> dict[str, Any]:
     translated = translate_schema(schema)
     assert translated is not None
-    _schema(translated, "it", translated.get("$defs", {}))
+    check_schema(translated, "it", translated.get("$defs", {}))
     return translated
 
 

@@ -1,78 +1,35 @@
-"""The provider against a real HTTP server that enforces the API's rules."""
+"""What only chat completions have: what goes out in full, and what belongs to a compatible server."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
+import base64
+import hashlib
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from perdure.errors import (
-    AuthenticationError,
     BadRequestError,
-    MalformedReplyError,
-    ModelNotFoundError,
-    PerdureError,
-    ProviderConnectionError,
-    ProviderTimeoutError,
-    RateLimitError,
-    TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRequest, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
-from perdure.providers.chat_request import encode_request
+from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
-from perdure.types.messages import BlobRef, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
-from tests.servers.chat_wire import Call, Reply, error
-from tests.servers.openai_server import OpenAIServer
-from tests.unit.providers.conftest import KEY, Ask
+from perdure.types.messages import (
+    BlobRef,
+    FilePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tests.servers.model_server import OpenAIServer
+from tests.support.adapters import ADD, KEY, Api, result
 
-HI = ModelRequest("gpt-test", [Message.user("hi")])
-ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
-
-
-def result(call_id: str, content: str = "ok") -> ToolResultPart:
-    return ToolResultPart(call_id=call_id, name="add", content=content)
-
-
-async def test_text_streams_and_completes(ask: Ask) -> None:
-    *deltas, completed = await ask(Reply(text="Hello wörld.", thinking="let me see"))
-    assert [d.text for d in deltas if isinstance(d, TextDelta)] == ["Hello ", "wörld."]
-    assert "".join(d.text for d in deltas if isinstance(d, ThinkingDelta)) == "let me see"
-    assert isinstance(completed, Completed)
-    thinking = ThinkingPart(text="let me see", provider="openai@127.0.0.1", opaque={"field": "reasoning_content"})
-    assert completed.parts == (thinking, TextPart(text="Hello wörld."))
-    assert (completed.finish_reason, completed.model) == ("stop", "gpt-test")
+ADAPTER = "openai"
 
 
-async def test_calls_stream_and_complete(ask: Ask) -> None:
-    *deltas, completed = await ask([Call("add", {"a": 1}, id="c1"), "both", Call("add", {"text": "é" * 40}, id="c2")])
-    assert isinstance(completed, Completed)
-    assert completed.finish_reason == "tool_calls"
-    assert completed.parts == (
-        TextPart(text="both"),
-        ToolCallPart(id="c1", name="add", arguments={"a": 1}),
-        ToolCallPart(id="c2", name="add", arguments={"text": "é" * 40}),
-    )
-    second = [d for d in deltas if isinstance(d, ToolCallDelta) and d.index == 1]
-    assert {(d.id, d.name) for d in second} == {("c2", "add")}
-    assert "".join(d.arguments for d in second) == '{"text": "' + r"\u00e9" * 40 + '"}'
-
-
-async def test_usage(ask: Ask) -> None:
-    usage = {
-        "prompt_tokens": 100,
-        "completion_tokens": 20,
-        "prompt_tokens_details": {"cached_tokens": 64},
-        "completion_tokens_details": {"reasoning_tokens": 12},
-    }
-    completed = (await ask(Reply(text="x", usage=usage)))[-1]
-    assert isinstance(completed, Completed)
-    assert completed.usage == Usage(input_tokens=100, output_tokens=20, cached_tokens=64, reasoning_tokens=12)
-
-
-async def test_the_whole_conversation_goes_out(ask: Ask, server: OpenAIServer) -> None:
+async def test_the_whole_conversation_goes_out(ask: Api, server: OpenAIServer) -> None:
     calls = (ToolCallPart(id="c1", name="add", arguments={"a": 1}), ToolCallPart(id="c2", name="add", malformed="{a"))
     messages = [
         Message.user("first"),
@@ -116,27 +73,7 @@ async def test_the_whole_conversation_goes_out(ask: Ask, server: OpenAIServer) -
     ]
 
 
-async def test_a_message_is_encoded_once(ask: Ask, server: OpenAIServer) -> None:
-    message = Message.user("hi")
-    await ask("one", ModelRequest("m", [message]))
-    message.remember_wire("openai@127.0.0.1", b'{"role":"user","content":"from memory"}')
-    await ask("two", ModelRequest("m", [message]))
-    assert [request["messages"][0]["content"] for request in server.requests] == ["hi", "from memory"]
-
-
-async def test_lone_surrogates_are_cleaned_both_ways(ask: Ask, server: OpenAIServer) -> None:
-    chunks = [{"choices": [{"delta": {"content": text}}]} for text in ("a\ud83d", "\ude00b", "\udc00", "\ud800")]
-    chunks += [{"choices": [{"delta": {}, "finish_reason": "stop"}]}]
-    *deltas, completed = await ask(Reply(chunks=chunks), ModelRequest("m", [Message.user("x\ud800y")], "s\udfff"))
-    assert isinstance(completed, Completed)
-    assert completed.parts == (TextPart(text="a😀b��"),)
-    for delta in deltas:
-        assert isinstance(delta, TextDelta)
-        delta.text.encode()
-    assert server.requests[0]["messages"][1]["content"] == "x�y"
-
-
-async def test_max_tokens_has_the_name_that_the_endpoint_knows(server: OpenAIServer, ask: Ask) -> None:
+async def test_max_tokens_has_the_name_that_the_endpoint_knows(server: OpenAIServer, ask: Api) -> None:
     request = ModelRequest("m", [Message.user("hi")], settings={"max_tokens": 5, "temperature": None})
     await ask("x", request)
     newer = OpenAIChat(base_url=server.base_url, api_key=KEY, max_tokens_name="max_completion_tokens")
@@ -152,98 +89,7 @@ async def test_max_tokens_has_the_name_that_the_endpoint_knows(server: OpenAISer
     assert OpenAIChat()._max_tokens_wire("notopenai.com") == "max_tokens"
 
 
-async def test_the_environment_names_endpoint_and_key(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-    provider = OpenAIChat(api_key_env="OTHER_KEY")
-    with pytest.raises(AuthenticationError, match="OTHER_KEY"):
-        [event async for event in provider.stream(HI)]
-    for key in ("one", "two"):
-        monkeypatch.setenv("OTHER_KEY", f"{key}\n")
-        assert [event async for event in provider.stream(HI)]
-    await provider.aclose()
-    assert [headers["authorization"] for headers in server.headers] == ["Bearer one", "Bearer two"]
-
-
-async def test_one_connection_serves_all_calls(ask: Ask, server: OpenAIServer) -> None:
-    hosts = set()
-    for _ in range(3):
-        await ask()
-    hosts = {id(task) for task in server._http._connections}
-    assert len(hosts) == 1
-    assert server.stats.completed == 3
-
-
-def test_an_instance_works_on_several_event_loops() -> None:
-    provider = OpenAIChat(api_key=KEY)
-
-    async def once() -> int:
-        async with OpenAIServer() as server:
-            provider._base_url = server.base_url
-            events = [event async for event in provider.stream(HI)]
-            await provider.aclose()
-            return len(events)
-
-    assert [asyncio.run(once()) for _ in range(2)] == [2, 2]
-    gc.collect()
-    assert not provider._clients
-
-
-async def test_whoever_stops_listening_hangs_up(server: OpenAIServer, provider: OpenAIChat) -> None:
-    server.rule = lambda _: Reply(text="one two three", hang=server.release, hang_after=2)
-    stream = provider.stream(HI)
-    assert await anext(stream) == TextDelta("one ")
-    await stream.aclose()
-    gone = asyncio.Event()
-    server.rule = lambda _: gone.set() or "again"
-    assert [event async for event in provider.stream(HI)][-1]
-    assert server.stats.aborted == 1
-
-
-async def test_cancelling_is_not_translated(server: OpenAIServer, provider: OpenAIChat) -> None:
-    server.rule = lambda _: Reply(text="never", hang=server.release)
-
-    async def run() -> None:
-        async for _ in provider.stream(HI):
-            pass
-
-    task = asyncio.ensure_future(run())
-    await server.wait_requests(1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected", "status"),
-    [
-        (error(401, "Incorrect API key provided: " + KEY, code="invalid_api_key"), AuthenticationError, 401),
-        (error(404, "The model `x` does not exist", code="model_not_found"), ModelNotFoundError, 404),
-        (error(429, "Slow down.", code="rate_limit_exceeded"), RateLimitError, 429),
-        (Reply(status=400, body=b"<html>no</html>"), BadRequestError, 400),
-    ],
-)
-async def test_error_answers(ask: Ask, reply: Reply, expected: type[PerdureError], status: int) -> None:
-    with pytest.raises(expected) as caught:
-        await ask(reply)
-    assert caught.value.status == status
-    assert KEY not in repr(caught.value)
-    assert KEY not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert "html" not in str(caught.value)
-
-
-async def test_a_refused_key_names_the_variable(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.rule = lambda _: error(401, "Incorrect API key provided", code="invalid_api_key")
-    monkeypatch.setenv("MY_KEY", KEY)
-    provider = OpenAIChat(base_url=server.base_url, api_key_env="MY_KEY")
-    with pytest.raises(AuthenticationError, match="Check MY_KEY") as caught:
-        [event async for event in provider.stream(HI)]
-    assert not caught.value.retryable
-    assert server.stats.requests == 1
-    await provider.aclose()
-
-
-async def test_metadata_goes_with_store(ask: Ask, server: OpenAIServer) -> None:
+async def test_metadata_goes_with_store(ask: Api, server: OpenAIServer) -> None:
     request = ModelRequest("m", [Message.user("hi")], settings={"metadata": {"team": "a"}})
     with pytest.raises(BadRequestError, match=r"{'store': True}"):
         await ask("x", request)
@@ -251,120 +97,98 @@ async def test_metadata_goes_with_store(ask: Ask, server: OpenAIServer) -> None:
     assert server.requests[-1]["metadata"] == {"team": "a"}
 
 
-async def test_a_reply_that_was_cut_has_no_half_call(ask: Ask) -> None:
-    reply = Reply(calls=[Call("add", {"a": 1}, id="c1"), Call("add", '{"a": 1', id="c2")], finish_reason="length")
-    completed = (await ask(reply))[-1]
-    assert isinstance(completed, Completed)
-    assert completed.finish_reason == "length"
-    assert completed.parts == (ToolCallPart(id="c1", name="add", arguments={"a": 1}),)
-
-
-def test_a_conversation_goes_on_from_the_same_prefix() -> None:
-    """What the server keeps of a prompt serves the next call: all before the end is the same, byte for byte."""
-    bodies: list[bytes] = []
-    request = ModelRequest("m", [Message.user("hi")], "be brief", [ADD], settings={"temperature": 0})
-    for n in range(3):
-        bodies.append(encode_request(request, origin="openai", max_tokens_name="max_tokens"))
-        more = Message.assistant("", ToolCallPart(id=f"c{n}", name="add", arguments={"b": 1, "a": 2}))
-        request = replace(request, messages=[*request.messages, more, Message(role="tool", parts=(result(f"c{n}"),))])
-    for earlier, later in pairwise(bodies):
-        assert later.startswith(earlier.removesuffix(b"]}"))
-
-
-async def test_retry_after_is_read(ask: Ask) -> None:
-    with pytest.raises(RateLimitError) as caught:
-        await ask(error(429, "Slow down.", retry_after_ms="1500", retry_after="9"))
-    assert caught.value.retry_after == 1.5
-
-
-@pytest.mark.parametrize("cut", [5, 300])
-async def test_a_cut_connection_is_a_truncated_stream(ask: Ask, cut: int) -> None:
-    with pytest.raises(TruncatedStreamError):
-        await ask(Reply(text="one two three four five", cut_after=cut))
-
-
-@pytest.mark.parametrize("done", [True, False])
-async def test_no_finish_reason_is_a_truncated_stream(ask: Ask, done: bool) -> None:
-    with pytest.raises(TruncatedStreamError):
-        await ask(Reply(chunks=[{"choices": [{"delta": {"content": "one"}}]}], done=done))
-
-
-@pytest.mark.parametrize(
-    "chunk", [b"data: {broken\n\n", b"data: [1]\n\n", b"data: \xff\xfe\n\n", {"choices": [{"delta": "text"}]}]
+HERE = "openai@127.0.0.1"
+PNG = b"\x89PNG\r\n\x1a\n0123"
+PDF = b"%PDF-1.7"
+CAT = FilePart(
+    media_type="image/png", name="cat.png", blob=BlobRef(hash=hashlib.sha256(PNG).hexdigest(), size=len(PNG))
 )
-async def test_garbage_in_the_stream_is_malformed(ask: Ask, chunk: object) -> None:
-    with pytest.raises(MalformedReplyError):
-        await ask(Reply(chunks=[chunk]))
+FILES = {hashlib.sha256(PNG).hexdigest(): PNG}
+CAT_URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+CAT_ON_WIRE = {"type": "image_url", "image_url": {"url": CAT_URL}}
 
 
-async def test_a_web_page_is_malformed_and_names_base_url(ask: Ask) -> None:
-    with pytest.raises(MalformedReplyError, match="base_url"):
-        await ask(Reply(body=b"<html>", headers={"content-type": "text/html; charset=utf-8"}))
+async def sent(ask: Api, server: OpenAIServer, *messages: Message) -> list[Any]:
+    """The messages as they arrived, which the server has checked."""
+    await ask("fine", ModelRequest("m", messages, files=FILES))
+    plain: list[Any] = server.requests[-1]["messages"]
+    return plain
 
 
-async def test_an_answer_that_is_no_stream_is_taken_whole(ask: Ask) -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": "whole"}, "finish_reason": "stop"}
-    events = await ask(Reply(body={"choices": [choice], "usage": {"prompt_tokens": 3}, "model": "m1"}))
-    assert events == [
-        TextDelta("whole"),
-        Completed((TextPart(text="whole"),), "stop", Usage(input_tokens=3), "m1"),
+def user(*parts: TextPart | FilePart) -> Message:
+    return Message(role="user", parts=parts)
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+async def test_files_of_a_user(ask: Api, server: OpenAIServer) -> None:
+    parts = (
+        TextPart(text="What is this?"),
+        CAT,
+        FilePart(media_type="image/webp", url="https://x/y.webp"),
+        FilePart(media_type="application/pdf", data=encoded(PDF)),
+        FilePart(media_type="audio/mpeg", data=encoded(b"ID3")),
+        FilePart(media_type="text/csv", name="a.csv", data=encoded(b"a,b")),
+        FilePart(media_type="application/zip", name="a.zip", data=encoded(b"PK")),
+        FilePart(media_type="image/heic", url="https://x/y.heic"),
+        FilePart(media_type="application/pdf", url="https://x/y.pdf"),
+    )
+    (message,) = await sent(ask, server, user(*parts))
+    assert message["content"] == [
+        {"type": "text", "text": "What is this?"},
+        CAT_ON_WIRE,
+        {"type": "image_url", "image_url": {"url": "https://x/y.webp"}},
+        {
+            "type": "file",
+            "file": {"filename": "file.pdf", "file_data": f"data:application/pdf;base64,{encoded(PDF)}"},
+        },
+        {"type": "input_audio", "input_audio": {"data": encoded(b"ID3"), "format": "mp3"}},
+        {"type": "text", "text": "[file a.csv (text/csv, 3 bytes)]\na,b"},
+        {"type": "text", "text": "[file a.zip (application/zip, 2 bytes): this model cannot read it]"},
+        {"type": "text", "text": "[file (image/heic) at https://x/y.heic: this model cannot read it]"},
+        {"type": "text", "text": "[file (application/pdf) at https://x/y.pdf: this model cannot read it]"},
     ]
 
 
-async def test_an_error_in_the_stream_is_classified(ask: Ask) -> None:
-    chunks = [
-        {"choices": [{"delta": {"content": "one"}}]},
-        {"error": {"message": "Slow down", "code": "rate_limit_exceeded"}},
-    ]
-    with pytest.raises(RateLimitError, match="Slow down"):
-        await ask(Reply(chunks=chunks))
+async def test_files_of_results_follow_all_results(ask: Api, server: OpenAIServer) -> None:
+    """Also where the results came as several messages: nothing may part them."""
+    calls = [ToolCallPart(id=f"c{n}", name="look") for n in (1, 2)]
+    first = ToolResultPart(call_id="c1", name="look", content="a cat", files=(CAT,))
+    second = ToolResultPart(call_id="c2", name="look", content="")
+    results = [Message(role="tool", parts=(first,)), Message(role="tool", parts=(second,))]
+    for _ in range(2):  # the second time from memory
+        messages = await sent(ask, server, Message.user("hi"), Message.assistant("", *calls), *results)
+        assert messages[2:] == [
+            {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
+            {"role": "tool", "tool_call_id": "c2", "content": ""},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "[file from the result of look, call c1]"}, CAT_ON_WIRE],
+            },
+        ]
+    more = await sent(ask, server, Message.user("hi"), Message.assistant("", *calls), *results, Message.user("more"))
+    assert more[:-1] == [*messages]
+    assert more[-1] == {"role": "user", "content": "more"}
 
 
-async def test_silence_is_a_timeout(server: OpenAIServer) -> None:
-    server.rule = lambda _: Reply(text="never", hang=server.release, hang_after=1)
-    provider = OpenAIChat(base_url=server.base_url, api_key=KEY, timeout=0.05)
-    with pytest.raises(ProviderTimeoutError):
-        [event async for event in provider.stream(HI)]
-    await provider.aclose()
+async def test_a_servers_own_data_goes_back(ask: Api, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the strict server knows nothing of: blocks of thinking, and Google's signatures."""
+    monkeypatch.setattr("tests.servers.chat.parse", lambda body, _: __import__("json").loads(body))
+    details = [{"type": "reasoning.encrypted", "data": "x"}]
+    extra = {"google": {"thought_signature": "s"}}
+    parts = (
+        ThinkingPart(text="hm", provider=HERE, opaque={"reasoning_details": details}),
+        ToolCallPart(id="c", name="f", provider=HERE, opaque={"extra_content": extra}),
+    )
+    messages = await sent(ask, server, Message(role="assistant", parts=parts))
+    assert messages[0]["reasoning_details"] == details
+    assert messages[0]["tool_calls"][0]["extra_content"] == extra
+    assert "reasoning" not in messages[0]
 
 
-@pytest.mark.parametrize("base_url", ["http://127.0.0.1:1/v1", "http://[::1]:1/v1"])
-async def test_nobody_listens(base_url: str) -> None:
-    provider = OpenAIChat(base_url=base_url, api_key=KEY)
-    with pytest.raises(ProviderConnectionError, match="base_url"):
-        [event async for event in provider.stream(HI)]
-    await provider.aclose()
-
-
-@pytest.mark.parametrize(
-    ("base_url", "key"),
-    [
-        ("127.0.0.1/v1", KEY),
-        ("ftp://x/v1", KEY),
-        ("http://127.0.0.1:1/v1", "sk-abc\ndefghijk"),
-        ("http://127.0.0.1:1/v1", "schlüssel"),
-    ],
-)
-async def test_a_request_that_cannot_be_sent_is_not_retried_and_shows_no_key(
-    monkeypatch: pytest.MonkeyPatch, base_url: str, key: str
-) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", base_url)
-    provider = OpenAIChat(api_key=key)
-    with pytest.raises(PerdureError) as caught:
-        [event async for event in provider.stream(HI)]
-    assert not caught.value.retryable
-    assert "defghijk" not in str(caught.value)
-    assert "schl" not in str(caught.value)
-    await provider.aclose()
-
-
-async def test_content_that_was_not_loaded_is_refused(ask: Ask) -> None:
-    part = ToolResultPart(call_id="c", name="add", blob=BlobRef(hash="ab" * 32, size=9))
-    with pytest.raises(BadRequestError, match="not loaded"):
-        await ask("x", ModelRequest("m", [Message(role="tool", parts=(part,))]))
-
-
-async def test_the_servers_rules_reach_the_caller(ask: Ask) -> None:
-    messages = [Message.user("hi"), Message.assistant("", ToolCallPart(id="c1", name="add"))]
-    with pytest.raises(BadRequestError, match="c1"):
-        await ask("x", ModelRequest("m", messages))
+async def test_a_refusal_goes_back_as_one(ask: Api, server: OpenAIServer) -> None:
+    said = TextPart(text="I cannot", provider=HERE, opaque={"refusal": True})
+    messages = await sent(ask, server, Message.user("hi"), Message(role="assistant", parts=(said,)), Message.user("?"))
+    assert messages[1] == {"role": "assistant", "content": None, "refusal": "I cannot"}

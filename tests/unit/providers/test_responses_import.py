@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
@@ -27,10 +27,10 @@ from perdure.types.messages import (
     canonical,
     parse_messages,
 )
-from tests.servers import responses_wire
-from tests.servers.chat_wire import Call
-from tests.servers.responses_rules import parse
-from tests.servers.responses_wire import Reply
+from tests.servers import responses
+from tests.servers.model_server import Call, Reply
+from tests.servers.responses import parse
+from tests.servers.wire import fresh
 
 ORIGIN, MODEL = "openai-responses", "gpt-test"
 
@@ -53,14 +53,14 @@ users = st.one_of(
     ),
 )
 outputs = st.one_of(
-    st.builds(responses_wire.message, texts, phase=st.sampled_from([None, "commentary", "final_answer"])),
-    st.builds(responses_wire.message, texts, refusal=st.just("No.")),
-    arguments.map(lambda a: responses_wire.function_call(Call("add", a))),
-    arguments.map(lambda a: responses_wire.function_call(Call("add", json.dumps(a, indent=1)))),
-    arguments.map(lambda a: responses_wire.function_call(Call("add", {"z": a, "a": 1}))),
-    st.builds(lambda q: {"id": responses_wire.fresh("ws"), "type": "web_search_call", "action": {"query": q}}, texts),
+    st.builds(responses.message, texts, phase=st.sampled_from([None, "commentary", "final_answer"])),
+    st.builds(responses.message, texts, refusal=st.just("No.")),
+    arguments.map(lambda a: responses.function_call(Call("add", a))),
+    arguments.map(lambda a: responses.function_call(Call("add", json.dumps(a, indent=1)))),
+    arguments.map(lambda a: responses.function_call(Call("add", {"z": a, "a": 1}))),
+    st.builds(lambda q: {"id": fresh("ws"), "type": "web_search_call", "action": {"query": q}}, texts),
 )
-thoughts = st.lists(texts, max_size=2).map(lambda summary: responses_wire.reasoning(*summary))
+thoughts = st.lists(texts, max_size=2).map(lambda summary: responses.reasoning(*summary))
 replies = st.lists(st.tuples(st.booleans(), thoughts, outputs), min_size=1, max_size=4)
 contents = st.tuples(texts, st.lists(files, max_size=2))
 
@@ -74,7 +74,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[Message], dict[str, str]]:
         if not said or not said[-1].tool_results:
             said.append(draw(users))
         items = [item for thinks, thought, item in reply for item in ([thought, item] if thinks else [item])]
-        items = responses_wire.output(Reply(items=items), model=MODEL, encrypted=True)
+        items = responses.output(Reply(content=items), model=MODEL, encrypted=True)
         needs |= {b["id"]: a["id"] for a, b in itertools.pairwise(items) if a["type"] == "reasoning"}
         parts = tuple(part for item in items for part in read_item(item, origin=ORIGIN, model=MODEL))
         said.append(Message(role="assistant", parts=parts))
@@ -93,6 +93,7 @@ def _plain(messages: list[Message]) -> list[tuple[str, tuple[Part, ...]]]:
 
 
 @given(conversations())
+@settings(max_examples=20)
 def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
     said, needs = conversation
     body = encode_request(ModelRequest(MODEL, said), origin=ORIGIN)
@@ -106,6 +107,7 @@ def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
 @given(
     conversations(), st.sampled_from([(ORIGIN, "gpt-other"), ("openai-responses@x.test", MODEL), ("anthropic", "m")])
 )
+@settings(max_examples=20)
 def test_another_model_or_server_takes_it_too(
     conversation: tuple[list[Message], dict[str, str]], target: tuple[str, str]
 ) -> None:

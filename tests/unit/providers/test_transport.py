@@ -62,12 +62,13 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("cls", ALL, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
-def test_the_mapping_is_total(cls: type[Exception], begun: bool) -> None:
-    translated = transport_error(make(cls), begun, "api.test")
-    assert translated is not None
-    assert type(translated) is not errors.ProviderError
+def test_the_mapping_is_total() -> None:
+    assert len(ALL) > 100
+    for cls in ALL:
+        for begun in (False, True):
+            translated = transport_error(make(cls), begun, "api.test")
+            assert translated is not None, cls
+            assert type(translated) is not errors.ProviderError, cls
 
 
 @pytest.mark.parametrize("layer", [httpx, httpx2], ids=lambda layer: layer.__name__)

@@ -1,15 +1,15 @@
-"""What goes out to the Responses API, past a server that refuses what the real one refuses."""
+"""What only the Responses API has: items, encrypted reasoning, what goes out in full."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from perdure.errors import BadRequestError, SettingsError
-from perdure.ports import Completed, ModelRequest, ToolSpec
+from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.providers import check_settings
 from perdure.providers.openai_responses import OpenAIResponses
 from perdure.types.messages import (
@@ -22,41 +22,120 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from tests.servers.chat_wire import Call
-from tests.servers.responses_server import ENCRYPTED, ResponsesServer
-from tests.servers.responses_wire import Reply, message, reasoning
-from tests.unit.providers.conftest import KEY
+from tests.servers.model_server import Call, Reply, ResponsesServer
+from tests.servers.responses import ENCRYPTED, function_call, message, reasoning
+from tests.support.adapters import ADD, KEY, Api
+
+ADAPTER = "openai-responses"
 
 ORIGIN = "openai-responses@127.0.0.1"
-ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
-PNG = b"\x89PNG\r\n\x1a\n\0"
 SEARCH = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
+
+
+def whole(events: list[StreamEvent]) -> Completed:
+    assert isinstance(events[-1], Completed)
+    return events[-1]
+
+
+async def test_text_streams_and_completes(ask: Api) -> None:
+    events = await ask(Reply("Hello wörld.", phase="final_answer"))
+    assert [d.text for d in events if isinstance(d, TextDelta)] == ["Hello ", "wörld."]
+    completed = whole(events)
+    (part,) = completed.parts
+    assert isinstance(part, TextPart)
+    assert (part.text, part.provider) == ("Hello wörld.", ORIGIN)
+    assert part.opaque is not None
+    assert part.opaque.pop("id").startswith("msg_")
+    assert part.opaque == {"model": "gpt-test", "status": "completed", "phase": "final_answer"}
+    assert (completed.finish_reason, completed.model) == ("stop", "gpt-test")
+
+
+async def test_reasoning_is_kept_whole_and_its_summary_is_shown(ask: Api) -> None:
+    events = await ask(Reply("42", thinking=["First this.", "Then that."]))
+    assert "".join(d.text for d in events if isinstance(d, ThinkingDelta)) == "First this.\n\nThen that."
+    thought, text = whole(events).parts
+    assert isinstance(thought, ThinkingPart)
+    assert (thought.text, thought.provider) == ("First this.\n\nThen that.", ORIGIN)
+    assert thought.opaque is not None
+    assert thought.opaque["model"] == "gpt-test"
+    assert thought.opaque["item"]["encrypted_content"].startswith("gAAAA")
+    assert [part["text"] for part in thought.opaque["item"]["summary"]] == ["First this.", "Then that."]
+    assert isinstance(text, TextPart)
+
+
+async def test_open_reasoning_is_shown_too(ask: Api) -> None:
+    events = await ask(Reply(content=[reasoning(content=["Let ", "me see."]), message("42")]))
+    assert "".join(d.text for d in events if isinstance(d, ThinkingDelta)) == "Let me see."
+    assert whole(events).parts[0].text == "Let me see."  # type: ignore[union-attr]  # it is a ThinkingPart
+
+
+async def test_parallel_calls_stream_and_complete(ask: Api) -> None:
+    calls = [Call("add", {"a": 1}, id="call_1"), Call("note", '{"text": "é\\n"}', id="call_2")]
+    events = await ask(Reply("both", calls=calls, reasons=True))
+    completed = whole(events)
+    assert completed.finish_reason == "tool_calls"
+    assert [part.type for part in completed.parts] == ["thinking", "text", "tool_call", "tool_call"]
+    first, second = (part for part in completed.parts if isinstance(part, ToolCallPart))
+    assert (first.id, first.name, first.arguments) == ("call_1", "add", {"a": 1})
+    assert (second.id, second.arguments) == ("call_2", {"text": "é\n"})
+    assert first.opaque is not None
+    assert second.opaque is not None
+    assert "arguments" not in first.opaque
+    assert second.opaque["arguments"] == '{"text": "é\\n"}'  # blanks as the model wrote them
+    deltas = [d for d in events if isinstance(d, ToolCallDelta)]
+    assert {(d.index, d.id, d.name) for d in deltas} == {(0, "call_1", "add"), (1, "call_2", "note")}
+    assert "".join(d.arguments for d in deltas if d.index == 1) == '{"text": "é\\n"}'
+
+
+async def test_arguments_that_come_at_once_are_streamed_once(ask: Api) -> None:
+    item = function_call(Call("add", {"a": 1}, id="call_1"))
+    added = {"type": "response.output_item.added", "output_index": 0, "item": item}
+    done = {"type": "response.function_call_arguments.done", "output_index": 0, "arguments": '{"a":1}'}
+    end = {"type": "response.completed", "response": {"status": "completed", "output": [item]}}
+    events = await ask(Reply(chunks=[added, done, end]))
+    assert "".join(d.arguments for d in events if isinstance(d, ToolCallDelta)) == '{"a":1}'
+
+
+async def test_items_of_built_in_tools_and_unknown_ones_are_kept(ask: Api) -> None:
+    novel = {"id": "nv_1", "type": "novelty", "data": {"deep": [1, None, "\ud800"]}}
+    cited = message("See there.", annotations=[{"type": "url_citation", "url": "https://x", "title": "X"}])
+    completed = whole(await ask(Reply(content=[SEARCH, novel, cited])))
+    search, unknown, text = completed.parts
+    assert search == OpaquePart(provider=ORIGIN, data={"model": "gpt-test", "item": SEARCH})
+    assert isinstance(unknown, OpaquePart)
+    assert unknown.data["item"]["data"] == {"deep": [1, None, "�"]}
+    assert isinstance(text, TextPart)
+    assert text.opaque is not None
+    assert text.opaque["annotations"][0]["url"] == "https://x"
+
+
+async def test_a_search_that_was_broken_off_is_dropped(ask: Api) -> None:
+    completed = whole(await ask(Reply(content=[reasoning("hm"), SEARCH], finish_reason="max_output_tokens")))
+    assert [part.type for part in completed.parts] == ["thinking"]
+
+
+async def test_the_items_count_where_the_end_has_no_output(ask: Api) -> None:
+    completed = whole(await ask(Reply("both", calls=[Call("add")], reasons=True, final_output=False)))
+    assert [part.type for part in completed.parts] == ["thinking", "text", "tool_call"]
+
+
+async def test_a_connection_that_breaks_behind_the_end_does_not_matter(ask: Api) -> None:
+    end = {"type": "response.completed", "response": {"status": "completed", "output": [message("x")]}}
+    hanging = Reply(chunks=[end, b": comment\n\n"], hang=ask.server.release, hang_after=1)
+    assert whole(await ask(hanging)).finish_reason == "stop"
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0"
 
 Reach = Callable[..., Awaitable[Message]]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ResponsesServer]:
-    async with ResponsesServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def provider(server: ResponsesServer) -> AsyncIterator[OpenAIResponses]:
-    made = OpenAIResponses(base_url=server.base_url, api_key=KEY)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-def reach(server: ResponsesServer, provider: OpenAIResponses) -> Reach:
+def reach(api: Api) -> Reach:
     """Ask once, with the server answering ``reply``; the message that the reply is."""
 
     async def run(messages: list[Message], reply: Any = "Fine.", model: str = "gpt-test", **fields: Any) -> Message:
-        server.rule = lambda _: reply
-        request = ModelRequest(model, messages, **fields)
-        *_, completed = [event async for event in provider.stream(request)]
-        assert isinstance(completed, Completed)
+        completed = await api.reply(reply, ModelRequest(model, messages, **fields))
         return Message(role="assistant", parts=completed.parts, finish_reason=completed.finish_reason)
 
     return run
@@ -115,7 +194,7 @@ async def test_reasoning_goes_back_before_its_item_and_the_input_only_grows(
     replies = [
         Reply("I add.", calls=[Call("add", {"a": 1}), Call("add", '{"a": 2}')], thinking=["Hm."]),
         Reply(calls=[Call("add", '{"b":2,"a":{"d":1,"e":"é"}}')], reasons=True),
-        Reply(items=[reasoning("Search."), SEARCH, reasoning("Say."), message("6", phase="final_answer")]),
+        Reply(content=[reasoning("Search."), SEARCH, reasoning("Say."), message("6", phase="final_answer")]),
         "Bye.",
     ]
     said = [Message.user("Add.")]
@@ -188,12 +267,12 @@ async def test_what_another_provider_gave_goes_without_what_is_opaque(reach: Rea
 async def test_reasoning_that_cannot_go_back_stays_here(reach: Reach, server: ResponsesServer) -> None:
     """A reply that ended in its reasoning, and reasoning that came without its encrypted content."""
     said = [Message.user("Think.")]
-    cut = Reply(items=[message("Well"), reasoning("hm")], incomplete="max_output_tokens")
+    cut = Reply(content=[message("Well"), reasoning("hm")], finish_reason="max_output_tokens")
     said += [await reach(said, cut), Message.user("Go on.")]
     unsealed = reasoning("hm") | {"encrypted_content": None}
-    said += [await reach(said, Reply(items=[unsealed, message("42")])), Message.user("And?")]
+    said += [await reach(said, Reply(content=[unsealed, message("42")])), Message.user("And?")]
     opened = reasoning(content=["openly"]) | {"encrypted_content": None, "status": "completed"}
-    said += [await reach(said, Reply(items=[opened, message("43")])), Message.user("And?")]
+    said += [await reach(said, Reply(content=[opened, message("43")])), Message.user("And?")]
     await reach(said)
     items = server.requests[-1]["input"]
     assert [item["type"] for item in items] == ["message"] * 5 + ["reasoning"] + ["message"] * 2
@@ -209,9 +288,9 @@ async def test_a_refusal_goes_back_as_one(reach: Reach, server: ResponsesServer)
     assert server.requests[-1]["input"][1]["content"] == [{"type": "refusal", "refusal": "No."}]
 
 
-async def test_a_model_that_does_not_reason_is_asked_without_encryption(provider: OpenAIResponses) -> None:
+async def test_a_model_that_does_not_reason_is_asked_without_encryption() -> None:
     async with ResponsesServer("Hi.", plain_models={"gpt-plain"}) as server:
-        provider._base_url = server.base_url
+        provider = OpenAIResponses(base_url=server.base_url, api_key=KEY)
         request = ModelRequest("gpt-plain", [Message.user("hi")])
         for _ in range(2):
             assert [event async for event in provider.stream(request)]
@@ -220,12 +299,13 @@ async def test_a_model_that_does_not_reason_is_asked_without_encryption(provider
         asking = ModelRequest("gpt-plain", [Message.user("hi")], provider_options={"include": [ENCRYPTED]})
         with pytest.raises(BadRequestError, match="not supported"):
             [event async for event in provider.stream(asking)]
+        await provider.aclose()
 
 
 async def test_reasoning_that_the_api_cannot_read_any_more_is_given_up(reach: Reach, server: ResponsesServer) -> None:
     said = [Message.user("hi")]
     lost = reasoning("hm") | {"encrypted_content": "gAAAAlost"}
-    said += [await reach(said, Reply(items=[lost, message("42")])), Message.user("And?")]
+    said += [await reach(said, Reply(content=[lost, message("42")])), Message.user("And?")]
     assert (await reach(said)).text == "Fine."
     assert server.stats.refused == 1
     assert server.requests[-1]["input"][1] == {"type": "message", "role": "assistant", "content": "42"}
@@ -279,17 +359,6 @@ async def test_a_message_is_encoded_once_for_a_model(reach: Reach, server: Respo
     said[1].remember_wire(f"openai-responses {ORIGIN} gpt-test", b'{"role":"assistant","content":"from memory"}')
     await reach(said)
     assert server.requests[-1]["input"][1]["content"] == "from memory"
-
-
-async def test_content_that_was_not_loaded_is_refused(reach: Reach) -> None:
-    part = TextPart(blob=BlobRef(hash="ab" * 32, size=9))
-    with pytest.raises(BadRequestError, match="not loaded"):
-        await reach([Message(role="user", parts=(part,))])
-
-
-async def test_the_servers_rules_reach_the_caller(reach: Reach) -> None:
-    with pytest.raises(BadRequestError, match="c1"):
-        await reach([Message.user("hi"), Message.assistant("", ToolCallPart(id="c1", name="add"))])
 
 
 def test_the_origin_names_the_host() -> None:

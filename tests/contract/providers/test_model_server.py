@@ -1,4 +1,4 @@
-"""The fake API itself: refuses what the real one refuses, and is understood by the official SDK's own calls."""
+"""The fake model server itself: refuses what the real APIs refuse, and is understood by the official SDKs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.servers.chat_rules import RefusedError, parse
-from tests.servers.chat_wire import Call, Reply
-from tests.servers.openai_server import OpenAIServer, count_replies, counted
+from tests.servers import chat, responses
+from tests.servers.model_server import Call, OpenAIServer, Reply, ResponsesServer
+from tests.servers.responses import ENCRYPTED, message, reasoning, seal
+from tests.servers.wire import RefusedError
+from tests.support.adapters import Api
 
 USER = {"role": "user", "content": "hi"}
 CALLS = {
@@ -45,7 +47,7 @@ def schema(**properties: Any) -> dict[str, Any]:
     return {"messages": [USER], "tools": [tool(type="object", properties=properties)]}
 
 
-GOOD: list[dict[str, Any]] = [
+CHAT_GOOD: list[dict[str, Any]] = [
     {"messages": [USER]},
     {"messages": [USER, CALLS, answer("b"), answer("a"), USER]},
     {"messages": [USER, {"role": "assistant", "content": ""}]},
@@ -60,7 +62,7 @@ GOOD: list[dict[str, Any]] = [
         "tools": [tool(**{"type": "object", "$defs": {"A": {}}, "properties": {"a": {"$ref": "#/$defs/A"}}})],
     },
 ]
-BAD: list[tuple[str, dict[str, Any]]] = [
+CHAT_BAD: list[tuple[str, dict[str, Any]]] = [
     ("empty array", {"messages": []}),
     ("Missing", {}),
     ("Unknown parameter", {"messages": [USER], "max_token": 3}),
@@ -114,25 +116,111 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("request_json", GOOD)
-def test_accepts(request_json: dict[str, Any]) -> None:
-    assert parse(json.dumps({"model": "m"} | request_json).encode())
+THOUGHT = reasoning("hm")
+SAID = message("well")
+SEALED = THOUGHT | {"encrypted_content": seal(THOUGHT, "m", SAID["id"])}
+NEEDS = {SAID["id"]: THOUGHT["id"]}
 
 
-@pytest.mark.parametrize(("said", "request_json"), BAD)
-def test_refuses(said: str, request_json: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match=said) as caught:
-        parse(json.dumps({"model": "m"} | request_json).encode())
-    assert caught.value.status == 400
+def asked(call_id: str = "c1", **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"} | fields
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "m", "x": NaN}', b'"\xff"'])
-def test_refuses_what_is_no_json_object(body: bytes) -> None:
-    with pytest.raises(RefusedError):
-        parse(body)
+def output(call_id: str = "c1", output: Any = "x") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
-async def test_the_official_sdk_understands_it() -> None:
+def function(name: str = "f", strict: bool | None = False, **parameters: Any) -> dict[str, Any]:
+    made = {"type": "function", "name": name, "parameters": parameters or {"type": "object"}}
+    return made if strict is None else made | {"strict": strict}
+
+
+def said(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
+
+
+RESPONSES_GOOD: list[dict[str, Any]] = [
+    {"input": "hi"},
+    {"input": [USER, asked("a"), asked("b"), output("b"), output("a"), USER]},
+    {"input": [USER, SEALED, SAID, USER]},
+    {"input": [USER, {"role": "assistant", "content": "x"}]},
+    {"input": [USER], "tools": [function(), {"type": "web_search"}], "tool_choice": "required"},
+    {"input": [USER, asked(), output(output=[{"type": "input_text", "text": "x"}])]},
+]
+RESPONSES_BAD: list[tuple[str, dict[str, Any]]] = [
+    ("empty array", {"input": []}),
+    ("Missing", {}),
+    ("Unknown parameter", {"input": "x", "max_tokens": 3}),
+    ("below minimum", {"input": "x", "max_output_tokens": 15}),
+    ("Supported values", {"input": [{"role": "tool", "content": "x"}]}),
+    ("Supported values", {"input": [said({"type": "output_text", "text": "x", "annotations": []})]}),
+    ("Supported values", {"input": [USER, SAID | {"content": [{"type": "input_text", "text": "x"}]}]}),
+    ("Missing required parameter", {"input": [USER, {"role": "assistant", "content": SAID["content"]}]}),
+    ("Unknown parameter", {"input": [USER, SEALED | {"status": "completed"}, SAID]}),
+    ("begins with 'fc'", {"input": [USER, asked(id="call_1"), output()]}),
+    ("begins with 'rs'", {"input": [USER, SEALED | {"id": "x"}, SAID]}),
+    ("too long", {"input": [USER, asked("a" * 65), output("a" * 65)]}),
+    ("No tool output found", {"input": [USER, asked()]}),
+    ("No tool output found", {"input": [USER, asked(), USER, output()]}),
+    ("No tool call found", {"input": [USER, output()]}),
+    ("Duplicate output", {"input": [USER, asked(), output(), output()]}),
+    ("arguments", {"input": [USER, asked(arguments="{x"), output()]}),
+    ("required following item", {"input": [USER, SEALED, USER]}),
+    ("required following item", {"input": [USER, SEALED]}),
+    ("required 'reasoning' item", {"input": [USER, SAID]}),
+    ("could not be verified", {"input": [USER, SEALED | {"summary": []}, SAID]}),
+    ("could not be verified", {"input": [USER, SEALED | {"encrypted_content": "gAAAAx"}, SAID]}),
+    ("could not be verified", {"input": [USER, SEALED, SAID], "model": "other"}),
+    ("not found", {"input": [USER, THOUGHT, SAID]}),
+    ("valid URL", {"input": [said({"type": "input_image", "image_url": "data:image/bmp;base64,aa"})]}),
+    ("filename", {"input": [said({"type": "input_file", "file_data": "data:application/pdf;base64,aa"})]}),
+    ("Missing required parameter: 'tools[0].name'", {"input": "x", "tools": [{"type": "function", "function": {}}]}),
+    ("additionalProperties", {"input": "x", "tools": [function(strict=None)]}),
+    ("missing items", {"input": "x", "tools": [function(type="object", properties={"x": {"type": "array"}})]}),
+    ("unique", {"input": "x", "tools": [function(), function()]}),
+    ("not found", {"input": "x", "tools": [function()], "tool_choice": {"type": "function", "name": "g"}}),
+    ("only allowed when 'tools'", {"input": "x", "tool_choice": "auto"}),
+    ("'huge'", {"input": "x", "reasoning": {"effort": "huge"}}),
+]
+
+
+PARSE = {
+    "openai": (chat.parse, CHAT_GOOD, CHAT_BAD),
+    "openai-responses": (lambda body: responses.parse(body, NEEDS), RESPONSES_GOOD, RESPONSES_BAD),
+}
+
+
+@pytest.mark.parametrize("format", PARSE)
+def test_accepts_and_refuses(format: str) -> None:
+    parse, good, bad = PARSE[format]
+    for request in good:
+        assert parse(json.dumps({"model": "m"} | request).encode())
+    for said, request in bad:
+        with pytest.raises(RefusedError) as caught:
+            parse(json.dumps({"model": "m"} | request).encode())
+        assert said in str(caught.value), request
+        assert caught.value.status == (
+            404 if said == "not found" and "input" in request and "tools" not in request else 400
+        )
+    for body in (b"", b"{", b"[]", b'{"model": "m", "x": NaN}', b'"\xff"', b'{"model": "m", "model": "m"}'):
+        with pytest.raises(RefusedError):
+            parse(body)
+
+
+async def test_one_server_answers_all_formats(apis: dict[str, Api]) -> None:
+    server = next(iter(apis.values())).server
+    server.reset("Here.")
+    for api in apis.values():
+        assert (await api.reply("Here.")).finish_reason == "stop"
+    paths = [path.partition("?")[0].rpartition("/")[2] for path in server.paths]
+    assert paths == ["completions", "responses", "messages", "gemini-3-pro:streamGenerateContent", "completions"]
+    server.replies = ["First.", Reply("Second.")]
+    said = [(await apis["anthropic"].reply(lambda _: "Third.")).parts[0].text for _ in range(3)]  # type: ignore[union-attr]
+    assert said == ["First.", "Second.", "Third."]
+    assert server.stats.refused == 0
+
+
+async def test_the_sdk_understands_chat_completions() -> None:
     async with OpenAIServer(lambda _: ["text", Call("f", {"a": 1})], api_key="right", models={"m"}) as server:
         async with openai.AsyncOpenAI(base_url=server.base_url, api_key="right", max_retries=0) as client:
             whole = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
@@ -151,19 +239,6 @@ async def test_the_official_sdk_understands_it() -> None:
         assert (server.stats.completed, server.stats.refused, len(server.requests)) == (2, 2, 2)
 
 
-async def test_counting_needs_no_parsing() -> None:
-    rule = counted(2, "work", {"path": "file-{n}"})
-    assert [rule(n) for n in range(3)] == [Call("work", {"path": "file-0"}), Call("work", {"path": "file-1"}), "Done."]
-    text = json.dumps({"role": "user", "content": '{"role":"assistant"} "role": "assistant"'})
-    assert count_replies(f'[{text},{{"role":"assistant"}},{{"role": "assistant"}}]'.encode()) == 2
-    async with OpenAIServer(counting=rule) as server:
-        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
-            stream = await client.chat.completions.create(model="m", messages=[], stream=True)
-            assert [chunk async for chunk in stream][-1].usage
-        assert server.requests == []
-        assert server.stats.requests == 1
-
-
 async def test_a_reply_hangs_until_it_is_released() -> None:
     async with OpenAIServer() as server:
         server.rule = lambda _: Reply(text="one two", hang=server.release, hang_after=2)
@@ -177,3 +252,22 @@ async def test_a_reply_hangs_until_it_is_released() -> None:
                 if texts[-1] == "one ":
                     server.release.set()
             assert "".join(text or "" for text in texts) == "one two"
+
+
+async def test_the_sdk_understands_responses() -> None:
+    reply = Reply("Hello there.", calls=[Call("f", {"a": 1}, id="c1")], thinking=["One.", "Two."])
+    async with ResponsesServer(lambda _: reply) as server:
+        client = openai.AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0)
+        response = await client.responses.create(model="m", input="hi", include=[ENCRYPTED])
+        assert response.output_text == "Hello there."
+        async with client.responses.stream(model="m", input="hi", include=[ENCRYPTED]) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+        assert kinds[0] == "response.created"
+        assert kinds[-1] == "response.completed"
+        with pytest.raises(openai.BadRequestError, match="No tool call found"):
+            await client.responses.create(
+                model="m", input=[{"type": "function_call_output", "call_id": "c9", "output": "x"}]
+            )
+        await client.close()
