@@ -43,13 +43,16 @@ def talker(gate: Gate | None = None) -> Agent:
     return Agent("talker", ScriptedProvider(talk), tools=[wait])
 
 
-async def test_send_opens_a_conversation_and_goes_on_with_it(engine: Engine, cli: Commands) -> None:
+async def test_send_opens_a_conversation_and_goes_on_with_it(
+    engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_USER", "ana")
     async with engine.served(talker()):
         unknown = await cli("send", "chat-1", "Hello")
         assert unknown.code == 3
         first = await cli("send", "chat-1", "Hello", "--agent", "talker", "--wait")
         assert (first.code, first.out) == (0, "1: 'Hello'\n")
-        second = await cli("send", "chat", "-", "--message-id", "m-2", stdin="Again")
+        second = await cli("send", "chat", "-", "--message-id", "m-2", "--by", "kim", stdin="Again")
         assert second.code == 0
         task = second.out.strip()
         assert (await cli("wait", "chat-1", "--turn", task)).out == "2: 'Hello' | 'Again'\n"
@@ -57,6 +60,8 @@ async def test_send_opens_a_conversation_and_goes_on_with_it(engine: Engine, cli
         assert repeated == {"id": "chat-1", "task_id": task, "message_id": "m-2"}
         assert (await cli("wait", "chat-1", "-o", "jsonl")).json["content"] == "2: 'Hello' | 'Again'"
         assert (await cli("wait", "chat-1", "--turn", "never")).code == 3
+        messages = (await cli("show", "chat-1", "-o", "json")).json["messages"]
+        assert [message["by"] for message in messages if message["role"] == "user"] == ["ana", "kim"]
 
 
 async def test_close_ends_a_session_and_a_message_opens_it_again(engine: Engine, cli: Commands) -> None:

@@ -125,6 +125,7 @@ async def test_nor_of_what_other_clients_left_on_the_server(engine: Engine, watc
             await run.result()
 
         await watched.one_line("show", waiting)
+        await watched.one_line("show", f"no'such\\id{HOSTILE}", code=3)  # looked for by a query of the server's
         await watched.one_line("list")
         await watched.one_line("schedule", "list")
         await watched.one_line("schedule", "show", scheduled)
