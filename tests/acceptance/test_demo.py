@@ -17,7 +17,7 @@ from perdure.embedded.server import stop_server
 from tests.support.cli import Cli
 from tests.support.wait import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 
 @pytest.fixture
@@ -54,22 +54,18 @@ async def test_demo_on_a_bare_machine(cli: Cli) -> None:
     assert shown.json["ui_url"] == url[0]
 
 
-async def test_demo_on_a_folder_and_a_question_of_ones_own(cli: Cli) -> None:
+@pytest.mark.slow
+async def test_demo_on_a_folder_a_question_and_an_endpoint_of_ones_own(cli: Cli) -> None:
     folder = cli.folder / "fruit"
     folder.mkdir()
     (folder / "prices.txt").write_text("Apples cost 3 euros.\nPears cost 4 euros.\n")
     (folder / "blob.bin").write_bytes(bytes(range(256)) * 10)
-    done = await cli("demo", "--path", "fruit", "What do pears cost?")
-    assert done.code == 0, done.out + done.err
-    assert "> Pears cost 4 euros." in done.out
-    assert "`blob.bin`: 2,560 bytes" in done.out, "the injected question is answered too"
-
-
-async def test_demo_on_a_real_endpoint(cli: Cli) -> None:
     async with DemoModel(delay=0.05) as model:
         cli.env |= {"OPENAI_API_KEY": "a-key", "OPENAI_BASE_URL": model.base_url}
-        done = await cli("demo")
+        done = await cli("demo", "--path", "fruit", "What do pears cost?")
         assert done.code == 0, done.out + done.err
+        assert "> Pears cost 4 euros." in done.out
+        assert "`blob.bin`: 2,560 bytes" in done.out, "the injected question is answered too"
         assert "openai:gpt-5-mini (a real one" in done.out
         counted = re.search(r"Temporal counted (\d+) paid calls", done.out)
         assert counted
@@ -87,7 +83,14 @@ async def test_demo_with_a_failing_model_says_why(cli: Cli) -> None:
     await nothing_left(cli)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_demo_that_is_ended_leaves_nothing_behind(cli: Cli, number: signal.Signals) -> None:
     demo = await cli.spawn("demo")
     await demo.until("  waits ")
