@@ -54,7 +54,8 @@ async def test_demo_on_a_bare_machine(cli: Cli) -> None:
     assert shown.json["ui_url"] == url[0]
 
 
-async def test_demo_on_a_folder_and_a_question_of_ones_own_and_a_real_endpoint(cli: Cli) -> None:
+@pytest.mark.slow
+async def test_demo_on_a_folder_a_question_and_an_endpoint_of_ones_own(cli: Cli) -> None:
     folder = cli.folder / "fruit"
     folder.mkdir()
     (folder / "prices.txt").write_text("Apples cost 3 euros.\nPears cost 4 euros.\n")
@@ -83,7 +84,12 @@ async def test_demo_with_a_failing_model_says_why(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_demo_that_is_ended_leaves_nothing_behind(cli: Cli, number: signal.Signals) -> None:
     demo = await cli.spawn("demo")

@@ -1,4 +1,4 @@
-"""``perdure answer``, in processes of their own on a real server."""
+"""``perdure answer``, in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from perdure import Agent, ToolContext, callback_tool, tool
 from perdure.testing import ScriptedProvider, call
 from tests.integration.test_questions import asked
 from tests.support.checks import results
-from tests.support.cli import Cli
+from tests.support.commands import Commands
 from tests.support.engine import Engine
-
-pytestmark = pytest.mark.server
 
 
 @tool
@@ -26,8 +24,8 @@ read = callback_tool("read", "Read the page.")
 look = callback_tool("look", "Look.", output={"type": "object", "required": ["seen"]})
 
 
-async def test_what_is_asked_is_listed_and_answered(engine: Engine) -> None:
-    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
+async def test_what_is_asked_is_listed_and_answered(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Commands(engine, monkeypatch)
     calls = [call("pay"), call("read"), call("look"), call("read")]
     agent = Agent(f"desk-{engine.task_queue}", ScriptedProvider([calls, "Done."]), tools=[pay, read, look])
     async with engine.served(agent) as client:

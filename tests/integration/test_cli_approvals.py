@@ -1,4 +1,4 @@
-"""``perdure approvals``, ``approve`` and ``deny``, in processes of their own on a real server."""
+"""``perdure approvals``, ``approve`` and ``deny``, in this process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import pytest
 from perdure import Agent, tool
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
-from tests.support.cli import Cli
+from tests.support.commands import Commands
 from tests.support.engine import Engine
-from tests.support.namespaces import a_namespace
 from tests.support.wait import eventually
-
-pytestmark = pytest.mark.server
 
 
 @tool(needs_approval=True)
@@ -23,8 +20,8 @@ async def refund(order: str, amount: float) -> str:
     return f"refunded {amount:g} of {order}"
 
 
-async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
-    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
+async def test_what_waits_is_listed_approved_and_denied(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Commands(engine, monkeypatch)
     asked = [call("refund", order=order, amount=5) for order in ("a", "b")]
     agent = Agent(f"desk-{engine.task_queue}", ScriptedProvider([asked, "Done."]), tools=[refund])
     async with engine.served(agent) as client:
@@ -64,8 +61,7 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
         said = results(await run.transcript())
         told = (await cli("events", run.id)).out
         assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for a person\n"
-        # A namespace that never heard of the run stands for one that has forgotten it: a deletion takes a minute.
-        cli.env["TEMPORAL_NAMESPACE"] = (await a_namespace(engine.address)).namespace
+    async with engine.served(agent):  # by a service that never heard of the run: as when Temporal has forgotten it
         shown = (await cli("show", run.id)).out
         plain = (await cli("show", run.id, "-o", "json")).json
     assert said[0].endswith("refunded 2 of a")
@@ -79,8 +75,8 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine) -> None:
     assert decided == [(first, "approved", "ana", None), (second, "denied", "bea", "too much")]
 
 
-async def test_arguments_must_be_an_object(engine: Engine) -> None:
-    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address})
+async def test_arguments_must_be_an_object(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Commands(engine, monkeypatch)
     for wrong in ("{", "[1]"):
         refused = await cli("approve", "any", "--arguments", wrong)
         assert (refused.code, "--arguments" in refused.err) == (2, True)

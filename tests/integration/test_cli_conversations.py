@@ -1,224 +1,188 @@
-"""The commands that open, steer, await and end conversations, in processes of their own on a real server."""
+"""The commands that open, steer, await, fork and end conversations, and their completion, in this process."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import uuid
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Client
-from tests.support.cli import Cli, talking
+from perdure import Agent, tool
+from perdure.errors import AuthenticationError
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import users
+from tests.support.commands import Commands
+from tests.support.engine import Engine
+from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
-async def cli(temporal_address: str, tmp_path: Path) -> AsyncIterator[Cli]:
-    """Commands in a folder with the talker's ``agents.py``, and a worker that serves it."""
-    async with talking(temporal_address, tmp_path) as cli:
-        cli.env["PERDURE_TASK_QUEUE"] = f"cli-{uuid.uuid4().hex[:8]}"
-        cli.env["PERDURE_USER"] = "ana"
-        worker = await cli.spawn("worker", "agents.py")
-        await worker.until("serving shower, talker on queue")
-        yield cli
+def cli(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(engine, monkeypatch)
 
 
-@pytest.fixture
-def named() -> str:
-    return f"talk-{uuid.uuid4().hex[:8]}"
+def talk(request: ModelRequest) -> Any:
+    """Repeats the last two messages of the user; "wait" calls a tool, "fail" fails."""
+    said = users(request.messages)
+    if "fail" in said[-1]:
+        raise AuthenticationError("the key is wrong")
+    if "wait" in said[-1] and request.messages[-1].role != "tool":
+        return ["I wait.", call("gate", n=len(said))]
+    return f"{len(said)}: " + " | ".join(repr(text) for text in said[-2:])
 
 
-async def shown(cli: Cli, run: str) -> dict[str, Any]:
-    return (await cli("show", run, "-o", "json")).json
+def talker(gate: Gate | None = None) -> Agent:
+    @tool(name="gate")
+    async def wait(n: int) -> str:
+        """Wait until the test opens it."""
+        assert gate is not None
+        await gate()
+        return f"passed {n}"
+
+    return Agent("talker", ScriptedProvider(talk), tools=[wait])
 
 
-async def until_state(cli: Cli, run: str, *states: str) -> dict[str, Any]:
-    async def look() -> dict[str, Any] | None:
-        seen = await shown(cli, run)
-        return seen if seen["status"]["state"] in states else None
-
-    return await eventually(look, every=0.2)
-
-
-async def in_the_gate(cli: Cli) -> None:
-    await eventually(lambda: (cli.folder / "entered").exists())
-
-
-async def test_send_opens_a_conversation_and_goes_on_with_it(cli: Cli, named: str) -> None:
-    unknown = await cli("send", named, "Hello")
-    assert unknown.code == 3
-    first = await cli("send", named, "Hello", "--agent", "talker", "--wait")
-    assert (first.code, first.out) == (0, "1: 'Hello'\n")
-    second = await cli("send", named[:-2], "-", "--message-id", "m-2", stdin="Again")
-    assert second.code == 0
-    task = second.out.strip()
-    assert (await cli("wait", named, "--turn", task)).out == "2: 'Hello' | 'Again'\n"
-    repeated = (await cli("send", named, "Again", "--message-id", "m-2", "-o", "json")).json
-    assert repeated == {"id": named, "task_id": task, "message_id": "m-2"}
-    assert (await cli("wait", named, "-o", "jsonl")).json["content"] == "2: 'Hello' | 'Again'"
-    assert (await cli("wait", named, "--turn", "never")).code == 3
+async def test_send_opens_a_conversation_and_goes_on_with_it(
+    engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_USER", "ana")
+    async with engine.served(talker()):
+        unknown = await cli("send", "chat-1", "Hello")
+        assert unknown.code == 3
+        first = await cli("send", "chat-1", "Hello", "--agent", "talker", "--wait")
+        assert (first.code, first.out) == (0, "1: 'Hello'\n")
+        second = await cli("send", "chat", "-", "--message-id", "m-2", "--by", "kim", stdin="Again")
+        assert second.code == 0
+        task = second.out.strip()
+        assert (await cli("wait", "chat-1", "--turn", task)).out == "2: 'Hello' | 'Again'\n"
+        repeated = (await cli("send", "chat-1", "Again", "--message-id", "m-2", "-o", "json")).json
+        assert repeated == {"id": "chat-1", "task_id": task, "message_id": "m-2"}
+        assert (await cli("wait", "chat-1", "-o", "jsonl")).json["content"] == "2: 'Hello' | 'Again'"
+        assert (await cli("wait", "chat-1", "--turn", "never")).code == 3
+        messages = (await cli("show", "chat-1", "-o", "json")).json["messages"]
+        assert [message["by"] for message in messages if message["role"] == "user"] == ["ana", "kim"]
 
 
-async def test_close_ends_a_session_and_a_message_opens_it_again(cli: Cli, named: str) -> None:
-    await cli("send", named, "Hello", "--agent", "talker", "--wait")
-    closed = await cli("close", named, "--wait", "--by", "kim")
-    assert (closed.code, closed.out) == (0, f"{named} is completed\n")
-    assert (await cli("close", named)).code == 1
-    done = await cli("resume", named)
-    assert done.code == 1
-    assert "has completed" in done.err
-    assert (await cli("wait", named)).out == "1: 'Hello'\n"
-    assert (await cli("send", named, "Again", "--wait")).out == "2: 'Hello' | 'Again'\n"
+async def test_close_ends_a_session_and_a_message_opens_it_again(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()):
+        await cli("send", "chat", "Hello", "--agent", "talker", "--wait")
+        closed = await cli("close", "chat", "--wait", "--by", "kim")
+        assert (closed.code, closed.out) == (0, "chat is completed\n")
+        assert (await cli("close", "chat")).code == 1
+        done = await cli("resume", "chat")
+        assert done.code == 1
+        assert "has completed" in done.err
+        assert (await cli("wait", "chat")).out == "1: 'Hello'\n"
+        assert (await cli("send", "chat", "Again", "--wait")).out == "2: 'Hello' | 'Again'\n"
 
 
-async def test_a_session_that_idles_closes_by_itself(cli: Cli, named: str) -> None:
-    await cli("send", named, "Hello", "--agent", "talker", "--idle-timeout", "1s", "--wait")
-    await until_state(cli, named, "completed")
+async def test_a_session_that_idles_closes_by_itself(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()) as client:
+        await cli("send", "chat", "Hello", "--agent", "talker", "--idle-timeout", "0.5s", "--wait")
+
+        async def closed() -> bool:
+            return (await client.run("chat").status()).state == "completed"
+
+        await eventually(closed)
 
 
-async def test_interrupt_ends_the_turn_or_goes_on_with_a_message(cli: Cli, named: str) -> None:
-    task = (await cli("send", named, "Please wait", "--agent", "talker")).out.strip()
-    await in_the_gate(cli)
-    stopped = await cli("interrupt", named)
-    assert (stopped.code, stopped.out) == (0, f"{named} stops what it is at; its turn ends\n")
-    assert (await cli("wait", named, "--turn", task, "-o", "json")).json["finish_reason"] == "interrupted"
-    (cli.folder / "entered").unlink()
-    task = (await cli("send", named, "Do wait")).out.strip()
-    await in_the_gate(cli)
-    assert (await cli("interrupt", named, "Go on", "-o", "json")).json == {"id": named, "interrupted": True}
-    assert (await cli("wait", named, "--turn", task)).out == "3: 'Do wait' | 'Go on'\n"
+async def test_interrupt_ends_the_turn_or_goes_on_with_a_message(engine: Engine, cli: Commands) -> None:
+    gate = Gate()
+    async with engine.served(talker(gate)):
+        task = (await cli("send", "chat", "Please wait", "--agent", "talker")).out.strip()
+        await eventually(lambda: gate.entered)
+        stopped = await cli("interrupt", "chat")
+        assert (stopped.code, stopped.out) == (0, "chat stops what it is at; its turn ends\n")
+        assert (await cli("wait", "chat", "--turn", task, "-o", "json")).json["finish_reason"] == "interrupted"
+        task = (await cli("send", "chat", "Do wait")).out.strip()
+        await eventually(lambda: gate.entered == 2)
+        assert (await cli("interrupt", "chat", "Go on", "-o", "json")).json == {"id": "chat", "interrupted": True}
+        assert (await cli("wait", "chat", "--turn", task)).out == "3: 'Do wait' | 'Go on'\n"
 
 
-async def test_a_failed_conversation_is_resumed_and_told_who_did_what(cli: Cli, named: str) -> None:
-    failed = await cli("send", named, "fail", "--agent", "talker", "--wait")
-    assert (failed.code, failed.out) == (1, "")
-    assert "the key is wrong" in failed.err
-    assert (await cli("wait", named)).code == 1
-    again = await cli("resume", named, "-o", "json", "--by", "kim")
-    assert again.json == {"id": named, "resumed": True, "was": "failed"}
-    assert (await cli("wait", named)).code == 1, "it tries the same again, and fails the same way"
-    text = await cli("resume", named)
-    assert text.out == f"{named} was failed, and goes on from where it ended\n"
-    await until_state(cli, named, "failed")
-    assert (await cli("send", named, "Hello", "--wait")).out == "2: 'fail' | 'Hello'\n"
+async def test_a_failed_conversation_is_resumed_and_told_who_did_what(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()):
+        failed = await cli("send", "chat", "fail", "--agent", "talker", "--wait")
+        assert (failed.code, failed.out) == (1, "")
+        assert "the key is wrong" in failed.err
+        assert (await cli("wait", "chat")).code == 1
+        again = await cli("resume", "chat", "-o", "json", "--by", "kim")
+        assert again.json == {"id": "chat", "resumed": True, "was": "failed"}
+        assert (await cli("wait", "chat")).code == 1, "it tries the same again, and fails the same way"
+        text = await cli("resume", "chat")
+        assert text.out == "chat was failed, and goes on from where it ended\n"
+        assert (await cli("wait", "chat")).code == 1
+        assert (await cli("send", "chat", "Hello", "--wait")).out == "2: 'fail' | 'Hello'\n"
 
 
-async def test_the_server_remembers_who_sent_it(cli: Cli, named: str) -> None:
-    await cli("send", named, "Hello", "--agent", "talker", "--wait")
-    await cli("send", named, "Again", "--wait", "--by", "kim")
-    client = await Client.connect(address=cli.env["TEMPORAL_ADDRESS"])
-    history = [event.SerializeToString() async for event in client.run(named).handle.fetch_history_events()]
-    for user in (b"ana", b"kim"):
-        assert any(b'"by":"%s"' % user in event for event in history)
+async def test_a_chat_through_a_pipe(engine: Engine, cli: Commands) -> None:
+    """Each line is a message. The agent of a conversation stays."""
+    async with engine.served(talker(), Agent("other", ScriptedProvider(talk))):
+        done = await cli("chat", "talker", "--id", "chat", stdin="Hello\n\n  And you?  \n")
+        assert (done.code, done.out) == (0, "1: 'Hello'\n2: 'Hello' | 'And you?'\n")
+        assert "conversation chat\n" in done.err
+        whole = await cli("chat", "talker", "-", "--id", "chat", "-o", "json", stdin="one\ntwo\n")
+        (response,) = whole.json
+        assert response["content"] == r"3: 'And you?' | 'one\ntwo'"
+        assert response["context_id"] == "chat"
+        other = await cli("chat", "other", "--id", "chat", stdin="Hello\n")
+        assert other.code == 2
+        assert "conversation 'chat' is with 'talker', not with 'other'" in other.err
 
 
-async def test_without_a_worker_send_says_how_to_say_it_again(cli: Cli, named: str) -> None:
-    alone = await cli("send", named, "Hello", "--agent", "talker", "--task-queue", named)
-    assert alone.code == 4
-    assert f"no worker has polled task queue '{named}'" in alone.err
-    assert "--message-id" in alone.err
+async def test_a_failed_turn_in_a_pipe_ends_with_1_and_the_next_is_answered(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()):
+        done = await cli("chat", "talker", "--id", "chat", stdin="fail\nHello\n")
+        assert (done.code, done.out) == (1, "2: 'fail' | 'Hello'\n")
+        assert "the key is wrong" in done.err
+        lines = (await cli("chat", "talker", "--id", "chat", "-o", "jsonl", stdin="fail\nHello\n")).out.splitlines()
+        assert '"type": "AuthenticationError"' in lines[0]
+        assert "\"content\": \"4: 'fail' | 'Hello'\"" in lines[1]
 
 
-async def completed(cli: Cli, line: str) -> list[str]:
-    """What a Tab behind ``line`` says."""
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_PERDURE_COMPLETE": "complete_bash"}
-    cli.env |= words
-    done = await cli()
-    for name in words:
-        del cli.env[name]
-    assert done.err == ""
-    return done.out.split()
+async def test_completion_knows_runs_and_agents(engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    (engine.folder / "agents.py").write_text('Agent("talker", model)\nperdure.Agent("shower", model)\n')
+    monkeypatch.chdir(engine.folder)
+
+    async def completed(line: str) -> list[str]:
+        """What a Tab behind ``line`` says."""
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_PERDURE_COMPLETE": "complete_bash"}
+        with monkeypatch.context() as patch:
+            for name, value in words.items():
+                patch.setenv(name, value)
+            done = await cli()
+        assert done.err == ""
+        return done.out.split()
+
+    async with engine.served(talker()):
+        await cli("send", "chat-1", "Hello", "--agent", "talker", "--wait")
+        assert await completed("perdure show chat") == ["chat-1"]
+        assert await completed("perdure chat ta") == ["talker"]
+        assert await completed("perdure run --file agents.py s") == ["shower"]
+        with monkeypatch.context() as patch:
+
+            async def refuse(target: object) -> None:
+                raise ConnectionRefusedError
+
+            patch.setattr("perdure.client.connect", refuse)
+            assert await completed("perdure show chat") == []
 
 
-async def test_completion_knows_runs_and_agents(cli: Cli, named: str) -> None:
-    await cli("send", named, "Hello", "--agent", "talker", "--wait")
-    assert await eventually(lambda: completed(cli, f"perdure show {named[:8]}"), every=0.2) == [named]
-    assert "talker" in await eventually(lambda: completed(cli, "perdure chat ta"), every=0.2)
-    assert await completed(cli, "perdure run --file agents.py s") == ["shower"]
-    cli.env["TEMPORAL_ADDRESS"] = "127.0.0.1:1"
-    assert await completed(cli, "perdure show t") == []
-
-
-SLOW_TO_LOAD = """
-import sys, time
-
-class Slow:
-    def find_spec(self, name, path=None, target=None):
-        if name in ("temporalio.client", "sqlalchemy"):
-            time.sleep(1.1)
-
-sys.meta_path.insert(0, Slow())
-"""
-
-
-async def test_completion_of_a_machine_that_is_slow_to_load_modules(cli: Cli, named: str) -> None:
-    await cli("send", named, "Hello", "--agent", "talker", "--wait")
-    (cli.folder / "sitecustomize.py").write_text(SLOW_TO_LOAD)
-    cli.env["PYTHONPATH"] = str(cli.folder)
-    assert await eventually(lambda: completed(cli, f"perdure show {named[:8]}"), every=0.2) == [named]
-
-
-async def test_dev_serves_what_the_files_own_calls_left(cli: Cli) -> None:
-    del cli.env["PERDURE_TASK_QUEUE"]
-    file = cli.folder / "agents.py"
-    left = f"left-{uuid.uuid4().hex[:8]}"
-    file.write_text(
-        f'{file.read_text()}\nif __name__ == "__main__":\n    talker.call_sync("Please wait", id="{left}")\n'
-    )
-    script = await asyncio.create_subprocess_exec(sys.executable, str(file), env=cli.env, cwd=cli.folder)
-    await in_the_gate(cli)
-    script.kill()
-    await script.wait()
-    (cli.folder / "open").touch()
-    dev = await cli.spawn("dev", "agents.py")
-    await dev.until("serving")
-    assert (await until_state(cli, left, "completed"))["messages"][-1]["parts"][0]["text"] == "1: 'Please wait'"
-    arguments = ("shower", "Look", "--context", '{"name": "Ana"}', "--task-queue")
-    queue = next(line.split()[1] for line in dev.said if line.split()[:1] == ["queue"])
-    assert (await cli("run", *arguments, queue)).out == "the file's resources, Ana\n"
-
-
-async def test_dev_watches_files_that_the_package_imports(cli: Cli) -> None:
-    package = cli.folder / "shop" / "agents"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").touch()
-    words = package.parent / "words.py"
-    words.write_text("GREETING = 'Hello.'\n")
-    source = "from perdure import Agent\nfrom perdure.testing import ScriptedProvider\nfrom ..words import GREETING\n"
-    agent = "greeter = Agent('greeter', ScriptedProvider(lambda request: GREETING))\n"
-    (package / "main.py").write_text(source + agent)
-    cli.env["PERDURE_TASK_QUEUE"] += "-dev"
-    dev = await cli.spawn("dev", "shop/agents/main.py")
-    await dev.until("serving")
-    words.write_text("GREETING = 'Welcome.'\n")
-    await dev.until("reloaded")
-    assert (await cli("run", "greeter", "Hi")).out == "Welcome.\n"
-    words.write_text("GREETING = 'Welcome.'\nraise ValueError('no luck')\n")
-    await dev.until("words.py:2: ValueError: no luck")
-    await dev.until("the previous version goes on serving")
-    assert (await cli("run", "greeter", "Hi")).out == "Welcome.\n"
-
-
-async def test_fork_and_diff(cli: Cli, named: str) -> None:
-    assert (await cli("run", "talker", "one", "--id", named)).code == 0
-    made = await cli("fork", named, "left", "--at", "1", "--id", f"{named}-b")
-    assert (made.code, made.out) == (0, f"{named}-b\n"), made.err
-    assert (await cli("wait", f"{named}-b")).out == "2: 'one' | 'left'\n"
-    parted = (await cli("diff", named, f"{named}-b", "-o", "json")).json
-    assert (parted["iteration"], parted["left"]) == (1, {"id": named, "messages": []})
-    assert [message["role"] for message in parted["right"]["messages"]] == ["user", "assistant"]
-    said = (await cli("diff", named, f"{named}-b")).out.splitlines()
-    assert said[0] == f"{named} and {named}-b part after iteration 1"
-    assert said[2:4] == [f"- {named}", "(nothing more)"]
-    assert said[5:] == [f"+ {named}-b", "user    left", "[2]     2: 'one' | 'left'"]
-    assert "say the same" in (await cli("diff", named, named)).out
-    wrong = await cli("fork", named, "--result", "x")
-    assert (wrong.code, "--result x: it has no text" in wrong.err) == (2, True)
-    assert (await cli("fork", named, "x", "--at", "9")).code == 2
+async def test_fork_and_diff(engine: Engine, cli: Commands) -> None:
+    async with engine.served(talker()):
+        assert (await cli("run", "talker", "one", "--id", "talk")).code == 0
+        made = await cli("fork", "talk", "left", "--at", "1", "--id", "talk-b")
+        assert (made.code, made.out) == (0, "talk-b\n"), made.err
+        assert (await cli("wait", "talk-b")).out == "2: 'one' | 'left'\n"
+        parted = (await cli("diff", "talk", "talk-b", "-o", "json")).json
+        assert (parted["iteration"], parted["left"]) == (1, {"id": "talk", "messages": []})
+        assert [message["role"] for message in parted["right"]["messages"]] == ["user", "assistant"]
+        said = (await cli("diff", "talk", "talk-b")).out.splitlines()
+        assert said[0] == "talk and talk-b part after iteration 1"
+        assert said[2:4] == ["- talk", "(nothing more)"]
+        assert said[5:] == ["+ talk-b", "user    left", "[2]     2: 'one' | 'left'"]
+        assert "say the same" in (await cli("diff", "talk", "talk")).out
+        wrong = await cli("fork", "talk", "--result", "x")
+        assert (wrong.code, "--result x: it has no text" in wrong.err) == (2, True)
+        assert (await cli("fork", "talk", "x", "--at", "9")).code == 2

@@ -1,4 +1,4 @@
-"""``perdure show`` and ``resume --limit`` at a limit, in processes of their own on a real server."""
+"""``perdure show`` and ``resume --limit`` at a limit, in this process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import pytest
 
 from perdure import Agent, Limits
 from perdure.testing import ScriptedProvider
-from tests.support.cli import Cli
+from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.server
 
-
-async def test_a_limit_is_shown_and_raised(engine: Engine) -> None:
-    cli = Cli(engine.folder, {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)})
+async def test_a_limit_is_shown_and_raised(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Commands(engine, monkeypatch)
     model = ScriptedProvider(calls_then(3, "none"))
     agent = Agent("looking", model, limits=Limits(tokens=90_000), max_iterations=2, on_limit="pause")
     async with engine.served(agent) as client:

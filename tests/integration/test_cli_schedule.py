@@ -1,4 +1,4 @@
-"""``perdure schedule``, in processes of their own on a real server."""
+"""``perdure schedule``, in this process on a real server: only that has schedules."""
 
 from __future__ import annotations
 
@@ -13,26 +13,20 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleSpec
 from perdure import Agent
 from perdure.testing import ScriptedProvider
 from tests.support.checks import users
-from tests.support.cli import Cli
+from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
 
 
-def cli_of(engine: Engine) -> Cli:
-    return Cli(
-        engine.folder,
-        {
-            "TEMPORAL_ADDRESS": engine.address,
-            "PERDURE_STORE_URL": str(engine.store_url),
-            "PERDURE_TASK_QUEUE": engine.task_queue,
-        },
-    )
+@pytest.fixture
+def cli(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(engine, monkeypatch)
 
 
-async def test_a_schedule_from_its_making_to_its_end(engine: Engine) -> None:
-    cli, name = cli_of(engine), f"weekly-{uuid.uuid4().hex[:8]}"
+async def test_a_schedule_from_its_making_to_its_end(engine: Engine, cli: Commands) -> None:
+    name = f"weekly-{uuid.uuid4().hex[:8]}"
     agent = Agent(f"desk-{name}", ScriptedProvider(lambda r: f"{users(r.messages)[-1]} Done."))
     async with engine.served(agent) as client:
         when = ["--cron", "0 7 * * 1-5", "--timezone", "Europe/Lisbon", "--every", "30d"]
@@ -78,14 +72,10 @@ async def test_a_schedule_from_its_making_to_its_end(engine: Engine) -> None:
         assert (await cli("schedule", "delete", name)).out == f"{name} is deleted\n"
 
 
-@pytest.mark.parametrize("command", ["show", "pause", "resume", "trigger", "delete"])
-async def test_a_schedule_that_is_not_there(engine: Engine, command: str) -> None:
-    gone = await cli_of(engine)("schedule", command, "nothing-of-this-name")
-    assert (gone.code, "there is no schedule 'nothing-of-this-name'" in gone.err) == (3, True)
-
-
-async def test_wrong_usage(engine: Engine) -> None:
-    cli = cli_of(engine)
+async def test_a_schedule_that_is_not_there_and_wrong_usage(cli: Commands) -> None:
+    for command in ("show", "pause", "resume", "trigger", "delete"):
+        gone = await cli("schedule", command, "nothing-of-this-name")
+        assert (gone.code, "there is no schedule 'nothing-of-this-name'" in gone.err) == (3, True), command
     for arguments, says in [
         (("--id", "x", "--cron", "soon"), "CronString does not have 5-7 fields"),
         (("--id", "x"), "needs cron or every"),
@@ -98,8 +88,8 @@ async def test_wrong_usage(engine: Engine) -> None:
     assert (unasked.code, "a message, or an --input" in unasked.err) == (2, True)
 
 
-async def test_a_prefix_of_several(engine: Engine) -> None:
-    cli, name = cli_of(engine), f"pair-{uuid.uuid4().hex[:8]}"
+async def test_a_prefix_of_several(engine: Engine, cli: Commands) -> None:
+    name = f"pair-{uuid.uuid4().hex[:8]}"
     client = await engine.client()
     made = [await client.schedule("desk", "Go.", id=f"{name}-{one}", every="1d") for one in "ab"]
 
@@ -113,8 +103,9 @@ async def test_a_prefix_of_several(engine: Engine) -> None:
         await one.delete()
 
 
-async def test_a_prefix_is_found_among_more_than_are_listed(engine: Engine) -> None:
-    cli, name = cli_of(engine), f"zz-{uuid.uuid4().hex[:8]}"
+@pytest.mark.slow  # in `make test`: the prefixes of test_a_schedule_from_its_making_to_its_end
+async def test_a_prefix_is_found_among_more_than_are_listed(engine: Engine, cli: Commands) -> None:
+    name = f"zz-{uuid.uuid4().hex[:8]}"
     client = await engine.client()
     made = await asyncio.gather(
         *(client.schedule("desk", "Go.", id=f"{name}-{one:03}", every="1d", paused=True) for one in range(101))
@@ -130,8 +121,8 @@ async def test_a_prefix_is_found_among_more_than_are_listed(engine: Engine) -> N
     await asyncio.gather(*(one.delete() for one in made))
 
 
-async def test_what_others_have_scheduled_is_shown_whatever_it_is(engine: Engine) -> None:
-    cli, name = cli_of(engine), f"odd-{uuid.uuid4().hex[:8]}"
+async def test_what_others_have_scheduled_is_shown_whatever_it_is(engine: Engine, cli: Commands) -> None:
+    name = f"odd-{uuid.uuid4().hex[:8]}"
     client = await engine.client()
     deep: dict[str, Any] = {}
     for _ in range(900):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,10 +28,9 @@ from perdure.embedded.server import ensure_server, running_server, stop_server
 from perdure.errors import RuntimeSetupError, ServerStartError
 from perdure.search_attributes import find
 from perdure.types.indexing import ATTRIBUTES
+from tests.support.cli import Cli, Done
 
 pytestmark = pytest.mark.server
-
-PERDURE = [sys.executable, "-c", "from perdure.cli import main; main()"]
 
 
 @pytest.fixture
@@ -68,22 +65,29 @@ async def leave_a_run(info: ServerInfo) -> None:
     await client.start_workflow("Parked", id="parked", task_queue="nobody")
 
 
+async def close_a_run(info: ServerInfo) -> None:
+    """Start another, and terminate it."""
+    client = await Client.connect(info.address)
+    handle = await client.start_workflow("Parked", id="closed", task_queue="nobody")
+    await handle.terminate()
+    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+    assert described.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION
+
+
 async def run_is_there(info: ServerInfo) -> bool:
     client = await Client.connect(info.address)
     described = await client.get_workflow_handle("parked").describe()
     return described.status is WorkflowExecutionStatus.RUNNING
 
 
-def perdure(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PERDURE, *arguments], capture_output=True, text=True, check=False)
+async def perdure(*arguments: str) -> Done:
+    return await Cli(Path.cwd(), os.environ)(*arguments)
 
 
 async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> None:
-    command = [*PERDURE, "server", "start", "-o", "json"]
-    starters = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    answers = await asyncio.gather(*(asyncio.to_thread(starter.communicate) for starter in starters))
-    assert [starter.returncode for starter in starters] == [0] * 4, answers
-    servers = [json.loads(out) for out, _ in answers]
+    starts = await asyncio.gather(*(perdure("server", "start", "-o", "json") for _ in range(4)))
+    assert [start.code for start in starts] == [0] * 4, [start.err for start in starts]
+    servers = [start.json for start in starts]
     assert all(server == servers[0] for server in servers)
     running = await running_server()
     assert running is not None
@@ -95,7 +99,7 @@ async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> N
 
 async def test_servers_of_several_homes_that_start_at_the_same_moment_are_several(tmp_path: Path) -> None:
     """Each is answered by its own server, on ports of its own, and sets that one up."""
-    homes = [Home(tmp_path / name) for name in ("a", "b", "c")]
+    homes = [Home(tmp_path / name) for name in ("a", "b")]
     try:
         for _ in range(2):
             servers = await asyncio.gather(*map(ensure_server, homes))
@@ -112,9 +116,10 @@ async def test_servers_of_several_homes_that_start_at_the_same_moment_are_severa
         await asyncio.gather(*map(stop_server, homes))
 
 
-async def test_runs_survive_kill_9_of_the_server(home: Home) -> None:
+async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -> None:
     before = await ensure_server()
     await leave_a_run(before)
+    await close_a_run(before)  # at once: also the first run of a new home is kept
     await kill(before)
     assert await running_server() is None
     after = await ensure_server()
@@ -123,23 +128,24 @@ async def test_runs_survive_kill_9_of_the_server(home: Home) -> None:
     assert after.address == before.address, "clients of the killed server call the same address again"
     assert await run_is_there(after)
 
-
-async def test_closed_runs_are_kept_for_years(home: Home) -> None:
-    info = await ensure_server()
-    await leave_a_run(info)  # at once: also the first run of a new home is kept
-    client = await Client.connect(info.address)
-    await client.get_workflow_handle("parked").terminate()
-    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
-    assert described.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION
-    await stop_server()
+    assert await stop_server() is True
+    assert not is_alive(after.pid, after.start_token)
+    assert await running_server() is None
+    assert await stop_server() is False
     with contextlib.closing(sqlite3.connect(home.temporal_db)) as database:
         ((latest,),) = database.execute("SELECT max(visibility_timestamp) FROM timer_tasks")
     deletion = datetime.fromisoformat(latest)
     assert deletion > datetime.now(UTC) + RETENTION - timedelta(days=1)
+    assert await run_is_there(await ensure_server())
 
 
-async def test_a_record_with_a_foreign_pid_is_not_trusted(home: Home) -> None:
+async def test_a_server_whose_starter_died_is_taken_over_and_a_foreign_pid_is_not_trusted(home: Home) -> None:
     before = await ensure_server()
+    write_record(home, dataclasses.replace(before, instance_id=None))
+    assert await running_server() is None
+    assert await ensure_server() == before
+    assert read_record(home) == before
+
     await kill(before)
     write_record(home, dataclasses.replace(before, pid=os.getpid()))
     assert await running_server() is None
@@ -170,7 +176,10 @@ async def test_a_foreign_server_on_the_port_is_not_trusted(home: Home, tmp_path:
 
 
 async def test_a_server_whose_record_was_lost_is_replaced(home: Home) -> None:
+    """It begins with a database whose creation was cut short, which is made anew."""
+    home.create().temporal_db.touch()
     before = await ensure_server()
+    assert await running_server() == before
     await leave_a_run(before)
     home.server_file.unlink()
     after = await ensure_server()
@@ -181,32 +190,9 @@ async def test_a_server_whose_record_was_lost_is_replaced(home: Home) -> None:
     assert not is_alive(after.pid, after.start_token)
 
 
-async def test_a_server_whose_starter_died_is_taken_over(home: Home) -> None:
-    before = await ensure_server()
-    write_record(home, dataclasses.replace(before, instance_id=None))
-    assert await running_server() is None
-    assert await ensure_server() == before
-    assert read_record(home) == before
-
-
-async def test_a_database_whose_creation_was_cut_short_is_made_anew(home: Home) -> None:
-    home.create().temporal_db.touch()
-    assert await run_of(home) is not None
-
-
 async def run_of(home: Home) -> ServerInfo | None:
     await ensure_server(home)
     return await running_server(home)
-
-
-async def test_stop(home: Home) -> None:
-    info = await ensure_server()
-    await leave_a_run(info)
-    assert await stop_server() is True
-    assert not is_alive(info.pid, info.start_token)
-    assert await running_server() is None
-    assert await stop_server() is False
-    assert await run_is_there(await ensure_server())
 
 
 @pytest.mark.parametrize(
@@ -305,46 +291,46 @@ async def test_the_embedded_server_is_the_last_choice(home: Home, monkeypatch: p
 
 
 async def test_the_commands(home: Home) -> None:
-    missing = perdure("server", "status")
-    assert (missing.returncode, missing.stdout) == (4, "")
-    assert missing.stderr.startswith("error: no embedded server runs\nhint: ")
-    assert perdure("env").returncode == 4
-    assert perdure("server", "nonsense").returncode == 2
+    missing = await perdure("server", "status")
+    assert (missing.code, missing.out) == (4, "")
+    assert missing.err.startswith("error: no embedded server runs\nhint: ")
+    assert (await perdure("env")).code == 4
+    assert (await perdure("server", "nonsense")).code == 2
 
-    installed = perdure("server", "install")
-    assert installed.stdout.splitlines()[-1] == os.environ["PERDURE_TEMPORAL_CLI"]
+    installed = await perdure("server", "install")
+    assert installed.out.splitlines()[-1] == os.environ["PERDURE_TEMPORAL_CLI"]
 
-    assert perdure("server", "start").returncode == 0
-    status = json.loads(perdure("server", "status", "-o", "json").stdout)
-    exported = shlex.split(perdure("env", "-n", "it's").stdout)
+    assert (await perdure("server", "start")).code == 0
+    status = (await perdure("server", "status", "-o", "json")).json
+    exported = shlex.split((await perdure("env", "-n", "it's")).out)
     assert exported == [
         "export", f"TEMPORAL_ADDRESS={status['address']}", "export", "TEMPORAL_NAMESPACE=it's"
     ]  # fmt: skip
-    assert perdure("server", "stop").stdout == "stopped\n"
-    assert perdure("server", "stop").stdout == "no embedded server runs\n"
+    assert (await perdure("server", "stop")).out == "stopped\n"
+    assert (await perdure("server", "stop")).out == "no embedded server runs\n"
 
 
 async def test_doctor(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    idle = perdure("doctor", "-o", "json")
-    assert idle.returncode == 0, idle.stdout
-    assert "sk-secret" not in idle.stdout
-    findings = {finding["check"]: finding for finding in json.loads(idle.stdout)}
+    idle = await perdure("doctor", "-o", "json")
+    assert idle.code == 0, idle.out
+    assert "sk-secret" not in idle.out
+    findings = {finding["check"]: finding for finding in idle.json}
     assert {"python", "packages", "extras", "API keys", "home", "store", "disk", "dev server", "server"} <= set(
         findings
     )
     assert not home.root.exists()
 
     await ensure_server()
-    running = perdure("doctor")
-    assert running.returncode == 0
-    assert "the embedded server" in running.stdout
+    running = await perdure("doctor")
+    assert running.code == 0
+    assert "the embedded server" in running.out
 
-    wrong = perdure("doctor", "-n", "nosuch")
-    assert wrong.returncode == 1
-    assert "fail  namespace" in wrong.stdout
+    wrong = await perdure("doctor", "-n", "nosuch")
+    assert wrong.code == 1
+    assert "fail  namespace" in wrong.out
 
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
-    unreachable = perdure("doctor")
-    assert unreachable.returncode == 1
-    assert "connection refused" in unreachable.stdout
+    unreachable = await perdure("doctor")
+    assert unreachable.code == 1
+    assert "connection refused" in unreachable.out

@@ -222,12 +222,14 @@ async def create_process(
 
 _server: tuple[int, str] | None = None
 """Process that started the server, and the server's address."""
+_starting = threading.Lock()
 
 
 def _connect() -> socket.socket:
     global _server
-    if _server is None or _server[0] != os.getpid():
-        _server = os.getpid(), _start_server()
+    with _starting:  # processes are started from threads
+        if _server is None or _server[0] != os.getpid():
+            _server = os.getpid(), _start_server()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_server[1])
     return connection

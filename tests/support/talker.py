@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from contextlib import asynccontextmanager
@@ -11,13 +12,19 @@ from pydantic import BaseModel
 
 from perdure import Agent, ToolContext, tool
 from perdure.errors import AuthenticationError
+from perdure.ports import Completed, TextDelta
 from perdure.testing import ScriptedProvider, call
+from perdure.types.messages import TextPart
 
 FOLDER = Path(os.environ["CLI_TEST_FOLDER"])
 
 
 class User(BaseModel):
     name: str
+
+
+class Trip(BaseModel):
+    city: str
 
 
 @asynccontextmanager
@@ -29,7 +36,8 @@ async def lifespan():
 def gate(ctx: ToolContext, n: int) -> str:
     """Wait until the test opens it."""
     print("entered the gate")
-    (FOLDER / "entered").touch()
+    with (FOLDER / "entered").open("a") as entered:
+        entered.write("x")
     while not (FOLDER / "open").exists() and not ctx.cancelled:
         time.sleep(0.02)
     return f"passed {n}"
@@ -39,6 +47,17 @@ def gate(ctx: ToolContext, n: int) -> str:
 def look(ctx: ToolContext) -> str:
     """What the tool is given."""
     return f"{ctx.resources}, {ctx.context.name}"
+
+
+class Slow:
+    """Writes a line, and the other when the test lets it."""
+
+    async def stream(self, request):
+        yield TextDelta("Line 1.\n")
+        while not (FOLDER / "open").exists():  # noqa: ASYNC110  # the test is another process
+            await asyncio.sleep(0.02)
+        yield TextDelta("Line 2.")
+        yield Completed((TextPart(text="Line 1.\nLine 2."),), model=request.model)
 
 
 def said(request):
@@ -61,3 +80,5 @@ def show(request):
 
 talker = Agent("talker", ScriptedProvider(talk), tools=[gate])
 shower = Agent("shower", ScriptedProvider(show), tools=[look], context=User)
+planner = Agent("planner", ScriptedProvider(lambda _: "Planned."), input=Trip)
+slow = Agent("slow", Slow())
