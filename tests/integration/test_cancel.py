@@ -181,6 +181,7 @@ async def test_a_run_that_no_worker_has_seen_is_cancelled(engine: Engine) -> Non
     assert users(messages) == ["hi"]
 
 
+@pytest.mark.server
 async def test_a_stuck_run_is_cancelled(engine: Engine) -> None:
     async with engine.served(Agent("other", ScriptedProvider([]))) as client:
         run = await client.start("nobody", "hi")
