@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from temporalio import activity, workflow
 from temporalio.common import RetryPolicy
 
-# perdure's own (perdure/workflows/options.py), written out: a floor stands for a program without perdure.
+# perdure's own (perdure/workflows/activity_options.py), written out: a floor stands for a program without perdure.
 OPTIONS: dict[str, Any] = {
     "start_to_close_timeout": timedelta(minutes=30),
     "heartbeat_timeout": timedelta(seconds=5),

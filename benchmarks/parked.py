@@ -21,7 +21,7 @@ from benchmarks.lab import Lab
 from benchmarks.measures import Figures, Scale
 from benchmarks.parking import AGENT, AMOUNT
 from perdure import Client, Run
-from perdure.types.indexing import PENDING
+from perdure.types.interface import PENDING
 
 APPROVERS = {"ana": 3, "bea": 0}
 """With which the one changes every third call's arguments."""

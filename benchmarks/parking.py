@@ -23,8 +23,8 @@ from temporalio.worker import Worker
 
 from benchmarks.output import keep_clean
 from perdure import Agent, Client, PerdurePlugin, tool
+from perdure.client.inbox import PendingCall
 from perdure.errors import ApprovalDecidedError
-from perdure.inbox import PendingCall
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 

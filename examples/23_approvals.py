@@ -3,7 +3,7 @@
 import asyncio
 
 from perdure import Agent, Approval, allow, ask, tool
-from perdure.inbox import PendingCall
+from perdure.client.inbox import PendingCall
 
 
 @tool

@@ -5,7 +5,7 @@ import asyncio
 from pydantic import BaseModel
 
 from perdure import Agent, ToolContext, tool
-from perdure.inbox import PendingCall
+from perdure.client.inbox import PendingCall
 
 
 class Transfer(BaseModel):

@@ -9,17 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent import Agent
-    from .agent_files import load_agent
-    from .client import Client
+    from .agent.agent import Agent
+    from .agent.agent_file import load_agent
+    from .client.client import Client
+    from .client.run import Run
+    from .client.schedules import Schedule
+    from .client.turn import Turn
     from .errors import Abort, ModelRetry
     from .hooks import HookSet, Step, Veto, hook
+    from .local_engine import local
     from .ports import Toolset
-    from .providers.prices import register_price
+    from .providers.pricing import register_price
     from .providers.registry import register_provider
-    from .run import Run
-    from .runtime import local
-    from .schedule import Schedule
     from .tools import (
         Approval,
         Memory,
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
         remote_tool,
         tool,
     )
-    from .tools.auth import RunFacts
-    from .turn import Turn
+    from .tools.context import RunFacts
     from .types.compaction import Compaction
     from .types.files import File
     from .types.interface import Response, Status
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     from .types.messages import Message
     from .worker import PerdurePlugin, Worker
 
+
 _HOME = {
     "Abort": "errors",
-    "Agent": "agent",
+    "Agent": "agent.agent",
     "Approval": "tools",
-    "Client": "client",
+    "Client": "client.client",
     "Compaction": "types.compaction",
     "File": "types.files",
     "HookSet": "hooks",
@@ -59,16 +60,16 @@ _HOME = {
     "PerdurePlugin": "worker",
     "RateLimit": "types.limits",
     "Response": "types.interface",
-    "Run": "run",
+    "Run": "client.run",
     "RunContext": "tools",
-    "RunFacts": "tools.auth",
-    "Schedule": "schedule",
+    "RunFacts": "tools.context",
+    "Schedule": "client.schedules",
     "Status": "types.interface",
     "Step": "hooks",
     "Tool": "tools",
     "ToolContext": "tools",
     "Toolset": "ports",
-    "Turn": "turn",
+    "Turn": "client.turn",
     "Veto": "hooks",
     "Worker": "worker",
     "allow": "tools",
@@ -78,9 +79,9 @@ _HOME = {
     "delegate": "tools",
     "deny": "tools",
     "hook": "hooks",
-    "load_agent": "agent_files",
-    "local": "runtime",
-    "register_price": "providers.prices",
+    "load_agent": "agent.agent_file",
+    "local": "local_engine",
+    "register_price": "providers.pricing",
     "register_provider": "providers.registry",
     "remote_tool": "tools",
     "tool": "tools",

@@ -15,7 +15,7 @@ from .errors import InvalidInputError
 from .types.interface import WORKFLOW, Response
 
 if TYPE_CHECKING:
-    from .agent import Agent
+    from .agent.agent import Agent
 
 
 async def run_agent(

@@ -6,8 +6,8 @@ Ports are injected.
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .iteration import IterationStage
-from .memory import StoredMemory
 from .model import ModelActivity
+from .run_context import StoredMemory
 from .tools import ToolActivity
 
 __all__ = ["Agents", "AuthorLoop", "IterationStage", "ModelActivity", "StoredMemory", "ToolActivity"]

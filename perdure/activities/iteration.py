@@ -2,27 +2,277 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
-from ..agent import Agent
+from ..agent.agent import Agent
+from ..agent.validation import no_price, no_usage
+from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..tools import Memory, RunContext
+from ..loop.finish import REMINDER_ID, TAG_PROMPT
+from ..loop.transcript import malformed, unknown
+from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
+from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, shortened
 from ..tools.memory import Writes
-from ..types.wire import ModelOutput, ToolOutput
+from ..types.interface import FINISH_TOOL
+from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean
+from ..types.tool_calls import AsActivity, Call, Disposition, Refused
+from ..types.wire import AgentLimits, Finish, ModelOutput, ToolOutput
 from .agents import Agents
-from .approving import Approving
-from .author_loop import AuthorLoop
-from .branching import Waits
-from .delegating import Delegating
-from .elsewhere import planned
-from .epilogue import Epilogue, answer
-from .firing import Firing
-from .prologue import Prologue
-from .stepping import Stepping
+from .approvals import Approving
+from .author_loop import AuthorLoop, OverdueError
+from .finish import Ending, Finishing, failing
+from .hooks import Delegating, Firing
+from .step_policy import Stepped, Stepping, Waits
+from .tools import planned
 from .toolsets import Toolsets
-from .unpriced import priced
+
+# --- from prologue.py
+#
+# The prologue of an iteration: what the model is to be asked.
+
+
+INSTRUCTIONS = 60.0
+"""Seconds that an agent's function of instructions may take."""
+
+
+class Prologue:
+    """Makes requests. What an author's code is told comes from ``told``."""
+
+    def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
+        """``forces`` says whether all models of an agent can be made to call a tool."""
+        self._author = author
+        self._forces = forces
+
+    async def request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
+        """What the model is asked. Raises ``InvalidInputError`` where there is nothing to answer."""
+        forcing = call.input.purpose == "force_finish"
+        if forcing and agent.finish == "tool" and not self._forces(agent):
+            call.fresh = in_words(call.fresh, agent.output_type.template)
+        said = _said(call)
+        return ModelRequest(
+            model=agent.model_name,
+            messages=said,
+            system=await self._system(agent, told),
+            # Those of a typed answer stay as they are: other tools would make the provider's cache of no use.
+            tools=() if forcing and agent.finish != "tool" else agent.specs,
+            tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
+            settings=agent.settings,
+            provider_options=agent.provider_options,
+            files=call.files,
+        )
+
+    async def _system(self, agent: Agent, told: RunContext[Any]) -> str | None:
+        instructions = agent.instructions
+        if callable(instructions):
+            instructions = await self._instructions(agent, instructions, told)
+        if agent.finish == "tag":
+            return f"{instructions}\n\n{TAG_PROMPT}" if instructions else TAG_PROMPT
+        return instructions or None
+
+    async def _instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
+        name = f"instructions of agent {agent.name}"
+        try:
+            said = await self._author.run(name, fn, told, timeout=INSTRUCTIONS)
+        except OverdueError as error:
+            raise TimeoutError(f"the {error}") from None
+        if said is not None and not isinstance(said, str):
+            raise DefinitionError(
+                f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."
+            )
+        return said and clean(said)
+
+
+def in_words(fresh: Sequence[Message], template: str) -> list[Message]:
+    """``fresh``, where the engine's order to finish says too how that is done without a tool."""
+    order = f"If you cannot call {FINISH_TOOL}, write your answer into this template, and nothing else:\n{template}"
+    place = max((at for at, message in enumerate(fresh) if message.id == REMINDER_ID), default=None)
+    if place is None:
+        return [*fresh, Message.user(order, id=REMINDER_ID)]
+    told = Message.user(f"{fresh[place].text}\n{order}", id=REMINDER_ID)
+    return [*fresh[:place], told, *fresh[place + 1 :]]
+
+
+def _said(call: ModelCall) -> list[Message]:
+    """The conversation without system prompts: these are given apart."""
+    said = [message for message in (*call.prefix, *call.fresh) if message.role != "system"]
+    if not said:
+        raise InvalidInputError(
+            "there is nothing to answer: the conversation has no messages, and the turn brought none",
+            hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
+        )
+    return said
+
+
+# --- from unpriced.py
+#
+# A limit of cost and a model whose price nobody knows, or of what nobody counts: the limit would not hold, so the run
+# does not go on.
+
+
+def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> DefinitionError | None:
+    """What is wrong with a reply that cannot count towards ``cost_usd``; ``inherited``: a limit of the run's parent."""
+    usage = message.usage
+    if (
+        not (inherited or agent.limits.limits_cost)
+        or message.cost_usd is not None
+        or usage is None
+        or not usage.total_tokens
+    ):
+        return None
+    return no_price(agent.name, message.model or agent.model_name)
+
+
+def uncounted(agent: Agent, message: Message, used: Usage, *, inherited: bool = False) -> DefinitionError | None:
+    """What is wrong with a reply without usage, where none of the turn's replies had any (``used``); ``inherited``: a
+    limit of cost of the run's parent. One that lacks it beside others is let pass, and a refused or filtered one."""
+    count = used + (message.usage or Usage())
+    if count.total_tokens or message.cost_usd or message.finish_reason in ("veto", "refusal", "content_filter"):
+        return None
+    if agent.limits.limits_tokens:
+        limit = "tokens"
+    elif inherited or agent.limits.limits_cost:
+        limit = "cost_usd"
+    else:
+        return None
+    return no_usage(agent.name, message.model or agent.model_name, limit)
+
+
+def priced(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
+    """``summary``. Raises ``DefinitionError`` where it cannot count: another model may have written it."""
+    made = summary.output
+    said = Message(role="assistant", model=made.model or None, usage=made.usage, cost_usd=made.cost_usd)
+    if (wrong := unpriced(agent, said, inherited=inherited)) is not None:
+        raise wrong
+    return summary
+
+
+# --- from epilogue.py
+#
+# The epilogue of an iteration: what is to become of a reply.
+
+
+class Epilogue:
+    """Reads replies: which calls run, and how; whether it is the answer."""
+
+    def __init__(self, author: AuthorLoop, approving: Approving) -> None:
+        self._author, self._approving = author, approving
+        self._finishing = Finishing(author)
+
+    async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
+        """What control needs to know of ``message``."""
+        task = call.input
+        wrong = unpriced(agent, message, inherited=task.cost_limited)
+        wrong = wrong or uncounted(agent, message, task.used, inherited=task.cost_limited)
+        ending = await self._finishing.read(agent, call, message, told) if wrong is None else failing(message, wrong)
+        return ModelOutput(
+            text=message.text,
+            calls=tuple(
+                [
+                    await self._approving.plan(agent, one, told, task.lineage)
+                    for one in await self._plan(agent, message, ending.answered)
+                ]
+            ),
+            finish=ending.finish,
+            rejected=ending.rejected,
+            reminder=ending.reminder,
+            failed=ending.failed,
+            finish_reason=_reason(message, ending),
+            usage=message.usage or Usage(),
+            cost_usd=message.cost_usd,
+            model=message.model or "",
+            unasked=message.finish_reason == "veto",
+            limits=_limits(agent),
+        )
+
+    async def stepped(self, agent: Agent, stepped: Stepped, told: RunContext[Any]) -> Finish:
+        """The answer of a step policy (:meth:`Finishing.stepped`)."""
+        return await self._finishing.stepped(agent, stepped, told)
+
+    async def _plan(self, agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
+        """What is to become of each call. Validators of the author's run on the author's side."""
+        tools = [agent.toolbox.get(part.name) for part in message.tool_calls if part.id not in answered]
+        if any(tool is not None and tool.validates_by_code for tool in tools):
+            planned = await self._author.run(f"validators of agent {agent.name}", _plan_all, agent, message, answered)
+            return cast(tuple[Call, ...], planned)
+        return _plan_all(agent, message, answered)
+
+
+def answer(agent: Agent, finish: Finish) -> ModelReply:
+    """What a step policy has answered in a model's place; nothing is paid."""
+    said = (TextPart(text=finish.content),) if finish.content else ()
+    message = Message(role="assistant", parts=said, finish_reason="stop", usage=Usage(), cost_usd=0.0)
+    return ModelReply(
+        ModelOutput(text=message.text, finish=finish, cost_usd=0.0, unasked=True, limits=_limits(agent)), message
+    )
+
+
+def _limits(agent: Agent) -> AgentLimits:
+    """What the loop is to keep to from now on."""
+    return AgentLimits(
+        max_iterations=agent.max_iterations,
+        on_limit=agent.on_limit,
+        protocol=agent.finish,
+        run=agent.limits.of_run,
+        turn=agent.limits.of_turn,
+    )
+
+
+def _reason(message: Message, ending: Ending) -> FinishReason:
+    """Why the reply ended; that it calls the finish tool is its end, and no call for more."""
+    reason = message.finish_reason or "stop"
+    return "stop" if ending.finish is not None and reason == "tool_calls" else reason
+
+
+def _plan_all(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
+    return tuple(
+        Call(id=part.id, name=part.name, arguments=part.arguments, disposition=answered[part.id])
+        if part.id in answered
+        else plan(agent, part)
+        for part in message.tool_calls
+    )
+
+
+def plan(agent: Agent, part: ToolCallPart) -> Call:
+    """What is to become of a call, from the very tool whose schema the model was shown."""
+    tool = agent.toolbox.get(part.name)
+    disposition: Disposition
+    if tool is None:
+        return Call(
+            id=part.id,
+            name=part.name,
+            arguments=part.arguments,
+            disposition=Refused(text=unknown(part.name, [spec.name for spec in agent.specs])),
+        )
+    if part.malformed is not None:
+        disposition = Refused(text=malformed(part))
+    else:
+        try:
+            disposition = _allowed(tool, part)
+        except ToolError as error:
+            disposition = Refused(text=shortened(str(error)))
+    return Call(
+        id=part.id,
+        name=part.name,
+        arguments=part.arguments,
+        definition=tool.definition,
+        disposition=disposition,
+    )
+
+
+def _allowed(tool: Tool, part: ToolCallPart) -> Disposition:
+    """Raises ``ToolError`` for arguments that do not fit."""
+    if isinstance(tool, SubagentTool | RemoteTool | CallbackTool):
+        return tool.ask(part.arguments)
+    tool.validate(part.arguments)
+    return AsActivity(
+        timeout=tool.timeout,
+        idempotent=tool.idempotent,
+        retries=tool.retries,
+        task_queue=tool.task_queue,
+        inline=tool.inline,
+        toolset=tool.toolset,
+    )
 
 
 class IterationStage:

@@ -9,20 +9,11 @@ from typing import Any
 
 from temporalio import activity
 
-from ..agent import Agent
+from ..agent.agent import Agent
 from ..errors import ContentFilterError, MalformedReplyError, ProviderError, TruncatedStreamError
-from ..loop.calls import CallIds, sound_parts
 from ..loop.containment import Containment, still_there, withheld_before
-from ..ports import (
-    Completed,
-    ModelCall,
-    ModelReply,
-    ModelRequest,
-    Provider,
-    Restarted,
-    StreamEvent,
-    ToolCallDelta,
-)
+from ..loop.transcript import CallIds, sound_parts
+from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
 from ..types.events import StepTaken
 from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean
 from ..types.wire import MODEL_ACTIVITY, ModelOutput

@@ -3,31 +3,142 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from temporalio import activity
 from temporalio.common import RawValue
 
-from ..agent import Agent
-from ..errors import AbortError, PerdureError
-from ..loop.calls import unknown
+from ..agent.agent import Agent
+from ..errors import AbortError, PerdureError, ToolError
+from ..hooks import Event, Hook
+from ..hooks.dispatch import same
+from ..loop.transcript import unknown
 from ..ports import Blob, ToolCall
-from ..tools import ArgumentsError, Memory, Result, Tool, ToolContext, error_text, read_result
+from ..tools import ArgumentsError, CallbackTool, Memory, RemoteTool, Result, Tool, ToolContext, error_text, read_result
 from ..tools.memory import Writes
-from ..types.elsewhere import After, Before
 from ..types.files import File
 from ..types.messages import FilePart
-from ..types.question import QUESTIONS, Question
-from ..types.wire import ToolOutput
+from ..types.plain_json import flaw, size
+from ..types.tool_calls import QUESTIONS, After, Around, AsCallback, AsRemote, Before, Call, Cleared, Question
+from ..types.wire import REMOTE_BYTES, ModelOutput, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
-from .cancellation import Cancellation, cancellation
-from .elsewhere import cleared, returned
 from .toolsets import Toolsets
+
+# --- from cancellation.py
+#
+# Whether a call is to stop, and who says so: Temporal of an activity, or the task that runs it in process.
+
+
+class Cancellation(Protocol):
+    """Of the call in which it is made."""
+
+    def requested(self) -> bool:
+        """Whether nobody waits for the call any more. From any thread."""
+        ...
+
+    def by_run(self) -> bool:
+        """Of a call that was cancelled: whether the run did it. Else it is the worker that stops."""
+        ...
+
+
+class ActivityCancellation:
+    """Of the Temporal activity in which it is made."""
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+
+    def requested(self) -> bool:
+        """See :class:`Cancellation`. A context can be entered once at a time, so each look takes a copy."""
+        return self._context.copy().run(activity.is_cancelled)
+
+    def by_run(self) -> bool:
+        """See :class:`Cancellation`."""
+        details = activity.cancellation_details()
+        return details is not None and details.cancel_requested
+
+
+class TaskCancellation:
+    """Of the task in which it is made; only a run cancels it."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+
+    def requested(self) -> bool:
+        """See :class:`Cancellation`."""
+        return self._task is not None and self._task.cancelling() > 0
+
+    def by_run(self) -> bool:
+        """See :class:`Cancellation`."""
+        return True
+
+
+def cancellation() -> Cancellation:
+    """Of the present call, wherever it runs."""
+    return ActivityCancellation() if activity.in_activity() else TaskCancellation()
+
+
+# --- from elsewhere.py
+#
+# Calls that are run elsewhere, on the worker's side: what is planned around them, and what is checked before them.
+#
+# Hooks and rules stand around the two activities as around any tool's: the stages see a call, and what it comes to.
+
+
+HooksOn = Callable[[Event, Agent], tuple[Hook, ...]]
+"""The hooks of the worker, then those of the agent."""
+
+
+def planned(agent: Agent, output: ModelOutput, on: HooksOn) -> ModelOutput:
+    """``output``, its calls that are run elsewhere with what there is around them."""
+    if not any(isinstance(call.disposition, AsRemote | AsCallback) for call in output.calls):
+        return output
+    return output.model_copy(update={"calls": tuple(_planned(agent, call, on) for call in output.calls)})
+
+
+def _planned(agent: Agent, call: Call, on: HooksOn) -> Call:
+    how = call.disposition
+    if not isinstance(how, AsRemote | AsCallback):
+        return call
+    tool = agent.toolbox.get(call.name)
+
+    def there(event: Event) -> bool:
+        return bool(on(event, agent) or (tool is not None and tool.hooks.on(event)))
+
+    around = Around(before=there("before_tool_call"), after=there("after_tool_call"), errors=there("on_error"))
+    return call.model_copy(update={"disposition": how.model_copy(update={"around": around})})
+
+
+async def cleared(author: AuthorLoop, tool: Tool, call: ToolCall, side: Before) -> ToolOutput:
+    """The call may be handed over, with the arguments that it has behind the hooks. Raises ``ToolError``."""
+    if not isinstance(tool, CallbackTool if side.client else RemoteTool):
+        raise ToolError(f"{call.input.name} is run in another way now: call it again")
+    arguments = dict(call.arguments)
+    _check(call.input.name, arguments)
+    await author.run(f"validators of tool {tool.name}", tool.ask, arguments)
+    changed = None if same(arguments, call.input.arguments) else arguments
+    return ToolOutput(key=call.key, status="cleared", cleared=Cleared(arguments=changed))
+
+
+def returned(call: ToolCall, side: After) -> ToolOutput:
+    """What the call came to, as its hooks are to see it."""
+    text = side.text or ""
+    call.error = ToolError(text) if side.is_error else None
+    return ToolOutput(key=call.key, content=text, is_error=side.is_error)
+
+
+def _check(name: str, arguments: dict[str, Any]) -> None:
+    """Raise ``ArgumentsError`` for what cannot be sent."""
+    wrong = f"the arguments of {name} are not valid"
+    if why := flaw(arguments):
+        raise ArgumentsError(f"{wrong}: they must be plain JSON: {why}")
+    if (found := size(arguments)) > REMOTE_BYTES:
+        raise ArgumentsError(f"{wrong}: they have {found:,} bytes and may have {REMOTE_BYTES:,}")
 
 
 class ToolActivity:

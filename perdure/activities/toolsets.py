@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from ..agent import Agent
+from ..agent.agent import Agent
+from ..agent.overrides import with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
-from ..overriding import with_tools
 from ..ports import Blob, Cache, ModelCall, ToolCall, Toolset
 from ..tools import RunContext, Tool, error_text
-from ..tools.of_toolset import ToolOfSet, pinned
+from ..tools.tool import ToolOfSet, pinned
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef
-from ..types.toolset import PinnedTool, read_pinned, written
+from ..types.tool_calls import PinnedTool, read_pinned, written
 from .author_loop import AuthorLoop, OverdueError
 
 logger = logging.getLogger("perdure.worker")

@@ -12,31 +12,27 @@ import sys
 import traceback
 
 from ..errors import PerdureError
-from ..printing import LogLines, print_text
+from ..terminal import LogLines, print_text
 from . import (
-    answering,
-    approving,
+    approvals,
     chat,
     demo,
     dev,
     doctor,
-    env,
     events,
     fork,
-    listing,
+    list_runs,
     replay,
     run,
     schedule,
     schema,
-    send,
     server,
     show,
     steer,
-    wait,
     worker,
 )
-from .depends import Commands
-from .failure import report
+from .options import Commands
+from .rendering import report
 
 app = Commands(
     name="perdure",
@@ -50,11 +46,11 @@ app.command()(run.run)
 app.command()(chat.chat)
 app.command()(dev.dev)
 app.command()(worker.worker)
-app.command("list")(listing.list_)
+app.command("list")(list_runs.list_)
 app.command()(show.show)
 app.command()(events.events)
-app.command()(send.send)
-app.command()(wait.wait)
+app.command()(steer.send)
+app.command()(run.wait)
 app.command()(steer.inject)
 app.command()(steer.interrupt)
 app.command()(steer.cancel)
@@ -62,21 +58,21 @@ app.command()(steer.close)
 app.command()(steer.resume)
 app.command()(fork.fork)
 app.command()(fork.diff)
-app.command()(approving.approvals)
-app.command()(approving.approve)
-app.command()(approving.deny)
-app.command()(approving.revoke)
-app.command()(answering.answer)
+app.command()(approvals.approvals)
+app.command()(approvals.approve)
+app.command()(approvals.deny)
+app.command()(approvals.revoke)
+app.command()(approvals.answer)
 app.command()(replay.replay)
 app.command()(schema.schema)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(server.app, name="server")
-app.command()(env.env)
+app.command()(server.env)
 app.command()(doctor.doctor)
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code (see :mod:`perdure.cli.failure`)."""
+    """Run the command line and end the process with its exit code (see :mod:`perdure.cli.rendering`)."""
     code = _run()
     for stream in (sys.stdout, sys.stderr):
         # A reader that went away (`perdure list | head -1`) is no failure.

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from ..printing import print_line
+from ..terminal import print_line, styled
 from .connection import Server, connected, ui_url, without_password
 from .connection import address as address_of
-from .conversation import colours, styled
 from .options import AgentsOption, QueueOption, StoreOptions
+from .rendering import colours
 
 if TYPE_CHECKING:
-    from ..client import Client
-    from .children import Child
+    from ..client.client import Client
+    from ..embedded.process import Child
+
 
 POLL = 0.3
 """Seconds between two looks at the files."""
@@ -47,7 +48,7 @@ def dev(
 
 async def _dev(file: str, server: Server, task_queue: str | None, agents: Path | None) -> None:
     from .. import config
-    from ..runtime import entry_queue
+    from ..local_engine import entry_queue
 
     queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
     async with connected(server, start_server=True, task_queue=queue) as client:
@@ -103,7 +104,7 @@ class Reloader:
 
     async def _load(self) -> None:
         """Start a worker on the files as they are. If they do not work, the one that serves goes on."""
-        from .children import Child
+        from ..embedded.process import Child
 
         assert self._client.store_url is not None, "set by the command"
         place = (self._client.task_queue, address_of(self._client), self._client.temporal.namespace)

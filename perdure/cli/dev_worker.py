@@ -11,13 +11,13 @@ from pathlib import Path
 
 from temporalio.worker import Worker as TemporalWorker
 
+from ..embedded.process import on_orphaned, report
 from ..errors import DefinitionError, InvalidInputError, PerdureError
-from ..runtime import agent_queue
+from ..local_engine import agent_queue
 from ..worker import PerdurePlugin
-from ..worker.folder import AgentFolder
-from .children import on_orphaned, report
+from ..worker.agent_folder import AgentFolder
+from .agent_loader import Loaded, author_files, failing_files, load, package_root
 from .connection import Server, connected
-from .load import Loaded, author_files, failing_files, load, package_root
 from .worker import log_to_stderr, on_signals, say
 
 DRAIN = 5.0

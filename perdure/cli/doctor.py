@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import RuntimeSetupError
-from ..printing import print_line, styled
-from .conversation import colours
+from ..terminal import print_line, styled
 from .options import Output, OutputOptions, ServerOptions, print_json
+from .rendering import colours
 
 if TYPE_CHECKING:
     from ..embedded.diagnosis import Finding
+
 
 _MARKS = {"ok": ("green", "ok  "), "warn": ("yellow", "warn"), "fail": ("red", "fail")}
 

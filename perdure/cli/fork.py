@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from ..printing import print_line
-from .connection import connected
-from .find import find_run, on_run
+from ..terminal import print_line
+from .connection import connected, find_run, on_run
 from .options import (
     AttachOption,
     ByOption,
@@ -26,8 +25,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..differing import Difference
-    from ..run import Run
+    from ..client.fork import Difference
+    from ..client.run import Run
     from ..types.messages import Message
 
 
@@ -104,7 +103,8 @@ def results_of(given: list[str] | None) -> dict[str, str]:
 
 def lines(one: str, other: str, found: Difference, *, full: bool = False) -> Iterator[str]:
     """For people."""
-    from .conversation import colours, conversation, styled
+    from ..terminal import styled
+    from .rendering import colours, conversation
 
     colour = colours()
     if found.same:

@@ -2,22 +2,153 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import contextlib
+import functools
+import inspect
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from .. import printing
+from .. import terminal
 from ..errors import InvalidInputError
-from .completion import complete_agents, complete_runs
+from ..terminal import printable
 from .connection import Server
-from .depends import Depends
 
 if TYPE_CHECKING:
+    from ..client.visibility import RunSummary
     from ..types.files import Content, File
+
+
+# --- from completion.py
+#
+# What the shell completes besides commands and options: ids of runs, names of agents.
+#
+# Server and store answer within a second, or it says nothing: a Tab must neither hang nor print an error over
+# somebody's
+# line.
+
+
+_PATIENCE = 1.0
+"""Seconds for the server and the store together."""
+_MOST = 200
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids that begin so, the newest first."""
+    return [run.id for run in _runs(ctx) if run.id.startswith(incomplete) and run.id == printable(run.id)]
+
+
+def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of agents that begin so: those that ``--file`` defines, else those that there are runs of."""
+    file = ctx.params.get("file")
+    names = _defined(file) if file else [run.agent for run in _runs(ctx)]
+    return sorted({name for name in names if name and name.startswith(incomplete) and name == printable(name)})
+
+
+def _runs(ctx: typer.Context) -> list[RunSummary]:
+    # What takes a machine a second to load is loaded before the time is counted, in which others answer.
+    from ..client.client import Client  # noqa: F401
+    from ..store.sqlite import SqliteStore  # noqa: F401
+    from .connection import Server, connected
+
+    given = {name: ctx.params.get(name) for name in ("address", "namespace", "profile", "store_url")}
+
+    async def ask() -> list[RunSummary]:
+        async with asyncio.timeout(_PATIENCE), connected(Server(**given)) as client:
+            return await client.list(limit=_MOST)
+
+    with contextlib.suppress(Exception):  # whatever it is, this is not the place to say it
+        return asyncio.run(ask())
+    return []
+
+
+def _defined(file: str) -> list[str]:
+    """The names in ``Agent("name", …)``, read without running the file."""
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        calls = (node for node in ast.walk(ast.parse(Path(file).read_bytes())) if isinstance(node, ast.Call))
+        return [
+            call.args[0].value
+            for call in calls
+            if ast.unparse(call.func).rpartition(".")[2] == "Agent"
+            and call.args
+            and isinstance(call.args[0], ast.Constant)
+            and isinstance(call.args[0].value, str)
+        ]
+    return []
+
+
+# --- from depends.py
+#
+# Parameters of commands that several options make together: :class:`Depends`, as FastAPI has it.
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Depends:
+    """``Annotated[T, Depends(make)]``: the value is what ``make`` returns; its parameters are the command's options."""
+
+    make: Callable[..., Any]
+
+
+class Commands(typer.Typer):
+    """Commands whose parameters may be :class:`Depends`. Typer has nothing of the kind."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[[Command], Command]:
+        """As Typer's; the function itself stays as it is."""
+        register = super().command(*args, **settings)
+
+        def add(command: Command) -> Command:
+            register(flat(command))
+            return command
+
+        return add
+
+
+def flat(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``command`` as Typer is to read it: where it depends on something, the options of that stand."""
+    parameters: dict[str, inspect.Parameter] = {}
+    made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for name, parameter in _parameters(command).items():
+        if (depends := _depends(parameter.annotation)) is None:
+            parameters[name] = parameter
+        else:
+            options = _parameters(depends.make)
+            made[name] = (depends.make, list(options))
+            parameters |= options
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        own = {name: make(**{option: given[option] for option in options}) for name, (make, options) in made.items()}
+        taken = {option for _, options in made.values() for option in options}
+        return command(**{name: value for name, value in given.items() if name not in taken}, **own)
+
+    called.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # inspect reads it
+    called.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return called
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """By name, in order, with annotations that are no strings. Typer calls by keyword."""
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        name: parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+
+
+def _depends(annotation: Any) -> Depends | None:
+    found = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((one for one in found if isinstance(one, Depends)), None)
 
 
 class Output(StrEnum):
@@ -154,4 +285,4 @@ def json_object(
 
 def print_json(value: Any, *, output: Output) -> None:
     """Print ``value`` as JSON; with ``jsonl``, each item of a list on a line of its own."""
-    printing.print_json(value, lines=output is Output.JSONL)
+    terminal.print_json(value, lines=output is Output.JSONL)

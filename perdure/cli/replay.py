@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..printing import print_text
+from ..terminal import print_text
 from .connection import Server, connected
 from .options import Output, OutputOptions, ServerOptions, print_json
 
@@ -63,8 +63,7 @@ async def _replay(
 ) -> ReplayReport:
     from temporalio.converter import DataConverter
 
-    from ..worker.histories import read_histories
-    from ..worker.replay import replayed
+    from ..worker.replay import read_histories, replayed
 
     found: dict[str, WorkflowHistory] = {}
     for file in files:
@@ -80,8 +79,8 @@ async def _live(
     prefixes: list[str], query: str | None, save: Path | None, server: Server
 ) -> tuple[dict[str, WorkflowHistory], DataConverter]:
     from ..errors import InvalidInputError
-    from ..worker.histories import histories_of_run, ids_of, save_histories
-    from .find import find_run
+    from ..worker.replay import histories_of_run, ids_of, save_histories
+    from .connection import find_run
 
     found: dict[str, WorkflowHistory] = {}
     async with connected(server) as client:

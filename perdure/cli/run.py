@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError
-from ..printing import print_line
-from .answers import answer, print_answer
+from ..errors import InvalidInputError, PerdureError
+from ..terminal import print_line, printable
 from .connection import Server, connected
 from .options import (
     AgentArgument,
@@ -24,17 +25,71 @@ from .options import (
     Output,
     OutputOptions,
     QueueOption,
+    RunArgument,
     StoreOptions,
     asked,
     json_object,
     print_json,
 )
+from .rendering import answer, print_answer
+from .show import activity
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..client.run import Run
     from ..types.events import Event
     from ..types.files import Content
     from ..types.interface import Response
+
+
+# --- from progress.py
+#
+# What a run is at, on stderr: a live line on a terminal, a line for each change elsewhere.
+
+
+LOOK = 0.5
+"""Seconds between two looks: each is a query that a worker answers."""
+
+
+@asynccontextmanager
+async def follow(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
+    """Show what ``run`` is at for the length of the block. ``announce``: its id too, where there is no live line."""
+    with _display(run.id, announce=announce) as show:
+        looking = asyncio.ensure_future(_look(run, show))
+        try:
+            yield
+        finally:
+            looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
+
+
+async def _look(run: Run, show: Callable[[str], None]) -> None:
+    shown = ""
+    while True:
+        with contextlib.suppress(PerdureError):  # the run's own end says what there is to say
+            status = await run.status()
+            now = activity(status)
+            if now and now != shown:
+                show(now)
+                shown = now
+        await asyncio.sleep(LOOK)
+
+
+@contextmanager
+def _display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
+    if not sys.stderr.isatty():
+        if announce:
+            print_line(f"run {id}", error=True)
+        yield lambda text: print_line(f"  {text}", error=True)
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, highlight=False)
+    label = f"[bold]{escape(printable(id))}[/]"
+    with console.status(label) as live:
+        yield lambda text: live.update(f"{label}  {escape(printable(text))}")
+
 
 Watch = Callable[["Event"], None]
 
@@ -104,8 +159,7 @@ async def _start(order: Order) -> str:
 
 async def _follow(order: Order, started: list[str], watch: Watch | None) -> Response:
     """Start the run, show how it gets on, return its answer. ``started`` is given its id, ``watch`` what happens."""
-    from .progress import follow
-    from .serving import served
+    from .worker import served
 
     async with served(order.server, order.agent, file=order.file, task_queue=order.task_queue) as (client, agent):
         if watch is not None:
@@ -127,8 +181,8 @@ async def _watched(run: Run, watch: Watch) -> Response:
 
 def _shown(output: Output) -> Watch:
     """What is done with each event."""
-    from .conversation import colours
-    from .event_lines import EventLines
+    from .events import EventLines
+    from .rendering import colours
 
     if output is Output.JSONL:
         return lambda event: print_json(event.model_dump(mode="json", exclude_none=True), output=output)
@@ -149,3 +203,41 @@ def _farewell(id: str, order: Order) -> list[str]:
         said[0] = f"run {id} waits for a worker"
         said.insert(1, f"  perdure dev {order.file}")
     return said
+
+
+# --- from wait.py
+#
+# ``perdure wait``: the answer of a run, or of a turn of a conversation.
+
+
+def wait(
+    id: RunArgument,
+    turn: Annotated[
+        str | None, typer.Option(metavar="TASK", help="Id of the turn; the last one without.", show_default=False)
+    ] = None,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
+) -> None:
+    """Wait for the answer of a run, or of a session's turn, and print it; what it is at is shown on stderr."""
+
+    async def go() -> Response:
+        from .connection import find_run
+
+        async with connected(server) as client:
+            run = await find_run(client, id)
+            async with follow(run):
+                return await answer(run, _result(run, turn))
+
+    try:
+        response = asyncio.run(go())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    print_answer(response, output)
+
+
+async def _result(run: Run, task_id: str | None) -> Response:
+    """A session has an answer for each turn, a run only one."""
+    if task_id is None and (await run.status()).mode != "session":
+        return await run.result()
+    return await run.turn(task_id).result()

@@ -3,21 +3,177 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..printing import print_line
+from ..terminal import print_line, printable
 from .connection import Server, connected
-from .depends import Commands
-from .options import ByOption, Output, OutputOptions, ServerOptions, print_json
-from .schedule_create import NoteOption, OverlapChoice, create
-from .schedule_lines import facts, plain, table
+from .options import (
+    AgentArgument,
+    AttachOption,
+    ByOption,
+    Commands,
+    ContextOption,
+    IdleOption,
+    InputOption,
+    MessageArgument,
+    Output,
+    OutputOptions,
+    QueueOption,
+    ServerOptions,
+    StoreOptions,
+    asked,
+    json_object,
+    print_json,
+)
 
 if TYPE_CHECKING:
-    from ..client import Client
-    from ..schedule import Schedule, ScheduleStatus
+    from ..client.client import Client
+    from ..client.schedules import Schedule, ScheduleStatus
+
+
+# --- from schedule_lines.py
+#
+# A schedule as it is printed.
+
+
+def plain(status: ScheduleStatus) -> dict[str, Any]:
+    """As JSON."""
+
+    def values(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: values(one) for name, one in value.items()}
+        if isinstance(value, tuple | list):
+            return [values(one) for one in value]
+        return value.isoformat() if isinstance(value, datetime) else value
+
+    found: dict[str, Any] = values(asdict(status))
+    return found
+
+
+def facts(status: ScheduleStatus) -> list[tuple[str, str]]:
+    """A line each: what it is called, and what it is."""
+    found = [("id", status.id), ("agent", status.agent), ("says", _said(status.start)), ("when", _when(status))]
+    found += [("overlap", status.overlap), ("next", due(status))]
+    found += [("note", status.note)] if status.note else []
+    found += [("begun", f"{status.begun}, {len(status.running)} of them not over; {status.skipped} skipped")]
+    return found + [("run", one.id) for one in reversed(status.recent)]
+
+
+def _said(start: dict[str, Any]) -> str:
+    """What its runs are asked, in a line."""
+    message = start.get("message")
+    if not isinstance(message, dict):
+        return str(message or "")
+    content = message.get("content") if message.get("input") is None else message["input"]
+    text = " ".join((content if isinstance(content, str) else str(content)).split())
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _when(status: ScheduleStatus) -> str:
+    return "; ".join(status.when) + (f" ({status.timezone})" if status.timezone else "")
+
+
+def due(status: ScheduleStatus) -> str:
+    """When it is due next."""
+    if status.paused:
+        return "paused"
+    return f"{status.next[0]:%Y-%m-%d %H:%M:%S} UTC" if status.next else "never"
+
+
+def table(found: Sequence[ScheduleStatus]) -> None:
+    """A line each, under headings."""
+    told = [tuple(map(printable, (one.id, one.agent, _when(one), due(one)))) for one in found]
+    rows = [("ID", "AGENT", "WHEN", "NEXT"), *told]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# --- from schedule_create.py
+#
+# ``perdure schedule create``.
+
+
+NoteOption = Annotated[str | None, typer.Option("--note", "-m", help="Why.", show_default=False)]
+
+
+class OverlapChoice(StrEnum):
+    """What becomes of a run that is due while the last one is not over."""
+
+    SKIP = "skip"
+    BUFFER_ONE = "buffer_one"
+    BUFFER_ALL = "buffer_all"
+    CANCEL_OTHER = "cancel_other"
+    TERMINATE_OTHER = "terminate_other"
+    ALLOW_ALL = "allow_all"
+
+
+CronOption = Annotated[
+    list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; again for more.', show_default=False)
+]
+ZoneOption = Annotated[str | None, typer.Option(help="Of --cron: Europe/Lisbon; UTC without.", show_default=False)]
+OverlapOption = Annotated[OverlapChoice, typer.Option(help="When one is due and the last is not over.")]
+AuthOption = Annotated[str | None, typer.Option(help="On whose behalf: what the worker resolves.", show_default=False)]
+
+
+def create(
+    agent: AgentArgument,
+    id: Annotated[str, typer.Option(help="Id of the schedule; its runs have the time appended.")],
+    message: MessageArgument = None,
+    input: InputOption = None,
+    attach: AttachOption = None,
+    cron: CronOption = None,
+    every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.", show_default=False)] = None,
+    timezone: ZoneOption = None,
+    overlap: OverlapOption = OverlapChoice.SKIP,
+    paused: Annotated[bool, typer.Option("--paused", help="It begins nothing until it is resumed.")] = False,
+    note: NoteOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="In the place of a schedule of this id.")] = False,
+    session: Annotated[bool, typer.Option("--session", help="Each run waits for more messages.")] = False,
+    idle_timeout: IdleOption = None,
+    context: ContextOption = None,
+    auth_ref: AuthOption = None,
+    by: ByOption = None,
+    task_queue: QueueOption = None,
+    *,
+    server: StoreOptions,
+    output: OutputOptions,
+) -> None:
+    """Begin a run at certain times; prints when first."""
+    said = asked(message, input, attach)
+
+    async def go() -> ScheduleStatus:
+        async with connected(server, task_queue=task_queue, actor=by) as client:
+            made = await client.schedule(
+                agent,
+                said,
+                id=id,
+                cron=cron,
+                every=every,
+                timezone=timezone,
+                overlap=overlap.value,
+                paused=paused,
+                note=note,
+                if_exists="replace" if replace else "error",
+                mode="session" if session else "run",
+                idle_timeout=idle_timeout,
+                context=json_object(context),
+                auth_ref=auth_ref,
+            )
+            return await made.describe()
+
+    status = asyncio.run(go())
+    if output is not Output.TEXT:
+        print_json(plain(status), output=output)
+    else:
+        print_line(f"{status.id}  {due(status)}")
+
 
 app = Commands(help="Runs that begin at certain times.", no_args_is_help=True)
 app.command()(create)
@@ -150,8 +306,8 @@ async def _find(client: Client, prefix: str) -> Schedule:
 
     Raises ``ScheduleNotFoundError``; ``InvalidInputError`` when there are several, which it names.
     """
+    from ..client.schedules import schedule_ids
     from ..errors import InvalidInputError, ScheduleNotFoundError
-    from ..scheduling import schedule_ids
 
     try:
         await client.get_schedule(prefix).describe()

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .completion import complete_agents
-from .options import Output, OutputOptions, print_json
+from .options import Output, OutputOptions, complete_agents, print_json
 
 if TYPE_CHECKING:
-    from ..agent import Agent
+    from ..agent.agent import Agent
 
 
 class Kind(StrEnum):
@@ -97,7 +96,7 @@ def _docstrings() -> dict[tuple[str, str], str]:
 
 
 def _loaded(file: str, name: str | None) -> Agent:
-    from .load import load
+    from .agent_loader import load
 
     loaded = load(file)
     if name is not None:

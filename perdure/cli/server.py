@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING
 
-from ..printing import print_line, print_text
-from .depends import Commands
-from .options import Output, OutputOptions, ServerOptions, print_json
+from ..terminal import print_line, print_text
+from .options import Commands, Output, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
-    from ..embedded.record import ServerInfo
+    from ..embedded.server import ServerInfo
+
+
+# --- from env.py
+#
+# ``perdure env``: point the ``temporal`` CLI at the server that perdure uses.
+
+
+def env(server: ServerOptions, output: OutputOptions) -> None:
+    """Print exports for the temporal CLI: eval "$(perdure env)". Starts nothing, and prints no keys."""
+    from ..embedded.address import resolve
+
+    target = asyncio.run(resolve(address=server.address, namespace=server.namespace, profile=server.profile))
+    variables = {"TEMPORAL_ADDRESS": target.address, "TEMPORAL_NAMESPACE": target.namespace}
+    if server.profile:  # carries the keys and certificates
+        variables["TEMPORAL_PROFILE"] = server.profile
+    if output is not Output.TEXT:
+        print_json(variables, output=output)
+        return
+    for name, value in variables.items():
+        print_line(f"export {name}={shlex.quote(value)}")
+
 
 app = Commands(help="The Temporal dev server of this machine, and the setup of any server.", no_args_is_help=True)
 
@@ -65,8 +86,8 @@ def status(output: OutputOptions) -> None:
 def setup(server: ServerOptions, output: OutputOptions) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve
-    from ..search_attributes import register
-    from ..types.indexing import ATTRIBUTES
+    from ..temporal_service import register
+    from ..types.interface import ATTRIBUTES
 
     async def go() -> tuple[str, str, tuple[str, ...]]:
         target = await resolve(address=server.address, namespace=server.namespace, profile=server.profile)

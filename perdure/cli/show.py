@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import PerdureError, RunNotFoundError, StoreError
-from ..printing import print_line
+from ..terminal import print_line, printable
 from .connection import connected, ui_url
 from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
 
 if TYPE_CHECKING:
-    from ..client import Client
-    from ..run import Run
+    from ..client.client import Client
+    from ..client.run import Run
     from ..toolsets import Artifact
-    from ..types.approval import DecidedApproval
+    from ..types.approvals import DecidedApproval
     from ..types.interface import Status
     from ..types.messages import Message, Usage
-    from .tree import Below
+
+
+# --- from decided.py
+#
+# What people decided, answered and approved for all calls of a tool, as ``perdure show`` says it.
+
+
+def decided(past: Sequence[DecidedApproval]) -> list[str]:
+    """Who approved, denied or answered which call, a line each, in their order."""
+    return [_line(one) for one in past]
+
+
+def standing(status: Status) -> list[str]:
+    """Who has approved every call of which tool, a line each."""
+    return [
+        f"always approved: {printable(one.tool)}, by {printable(one.by)} at {one.at}; "
+        f"`perdure revoke {status.context_id} {printable(one.tool)}` takes it back"
+        for one in status.standing
+    ]
+
+
+def _line(one: DecidedApproval) -> str:
+    how = ", with other arguments" if one.changed else ""
+    how += ", as all later calls of it" if one.always else ""
+    how += f": {one.comment}" if one.comment else ""
+    return printable(f"{one.name} ({one.call_id}): {one}{how}")
 
 
 @dataclass
@@ -76,7 +102,7 @@ def show(
     """Show a run: its conversation with numbered iterations, what it cost, and what it is at or waits for."""
 
     async def go() -> Shown:
-        from .find import find_run
+        from .connection import find_run
 
         async with connected(server) as client:
             return await gather(client, await find_run(client, id), full=full)
@@ -94,17 +120,16 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
 
     ``full``: the messages that summaries stand for, too.
     """
-    from ..following import decisions
-    from . import tree
+    from ..client.decisions import decisions
 
-    status = await tree.status_of(run)
+    status = await status_of(run)
     shown = Shown(status, None, decided=list(status.decided), ui=await ui_url(client, run.id))
     try:
         shown.messages = await run.transcript(full=full)
         if not full and any(message.replaces for message in shown.messages):
             shown.whole = await run.transcript(full=True)
         shown.artifacts = await run.artifacts()
-        shown.children = await tree.tree(run)
+        shown.children = await tree(run)
         shown.decided = await decisions(run, status.decided)
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
@@ -118,14 +143,13 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
 
 def as_plain(shown: Shown) -> dict[str, Any]:
     """For ``-o json``."""
-    from . import tree
 
     return {
         "id": shown.status.context_id,
         "status": shown.status.model_dump(mode="json"),
         "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
         "artifacts": [one.model_dump(mode="json", exclude={"pieces"}) for one in shown.artifacts],
-        "children": tree.as_plain(shown.children),
+        "children": subtree_as_plain(shown.children),
         "decided": [one.model_dump(mode="json") for one in shown.decided],
         "model_calls": len(shown.replies),
         "usage": shown.usage.model_dump(mode="json"),
@@ -138,10 +162,9 @@ def as_plain(shown: Shown) -> dict[str, Any]:
 
 def lines(shown: Shown, *, full: bool = False) -> list[str]:
     """For people."""
-    from . import tree
-    from .conversation import colours, conversation, styled
-    from .decided import decided, standing
-    from .event_lines import unanswered
+    from ..terminal import styled
+    from .events import unanswered
+    from .rendering import colours, conversation
 
     colour = colours()
     status = shown.status
@@ -161,7 +184,7 @@ def lines(shown: Shown, *, full: bool = False) -> list[str]:
         said.append(f"{styled('artifact', 'bold', on=colour)} {one}")
     if shown.artifacts:
         said.append("")
-    said += tree.lines(shown.children)
+    said += subtree_lines(shown.children)
     if shown.children:
         said.append("")
     said += [styled(line, "dim", on=colour) for line in (*decided(shown.decided), *standing(status))]
@@ -188,7 +211,7 @@ def _counts(shown: Shown) -> str:
 
 
 def _waits(status: Status) -> str:
-    from .conversation import printable
+    from ..terminal import printable
 
     said = []
     for what, asked in (("approval", True), ("an answer", False)):
@@ -226,3 +249,106 @@ def activity(status: Status) -> str | None:
     if status.queued and status.doing == "tools":  # what a model call was given is queued until it has answered
         at += f" · {status.queued} message{'s' if status.queued > 1 else ''} waiting to be read"
     return f"{at} · {status.reason}" if status.reason else at
+
+
+# --- from tree.py
+#
+# The runs that a run's calls of other agents have begun, and theirs: how each stands, and what it took.
+
+
+_AT_ONCE = 20
+"""Runs that are asked at once: each may have to wait for a worker that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A run below the one that is shown."""
+
+    depth: int
+    """From 1."""
+    status: Status
+    background: bool
+    """Its parent goes on while it runs."""
+
+
+async def tree(run: Run) -> list[Below]:
+    """The runs below ``run``, each behind its parent. One that was not let begin is left out.
+
+    Raises ``TranscriptUnavailableError`` without a store, ``StoreError``.
+    """
+    return await _below(run, 1, asyncio.Semaphore(_AT_ONCE))
+
+
+async def _below(run: Run, depth: int, turn: asyncio.Semaphore) -> list[Below]:
+    from ..client.follow import begun
+
+    children = [(run.client.run(name), background) for name, background in (await begun(run)).items()]
+    branches = await asyncio.gather(*(_branch(child, depth, background, turn) for child, background in children))
+    return [one for branch in branches for one in branch]
+
+
+async def _branch(run: Run, depth: int, background: bool, turn: asyncio.Semaphore) -> list[Below]:
+    try:
+        async with turn:
+            status = await status_of(run)
+    except RunNotFoundError:
+        return []
+    return [Below(depth, status, background), *await _below(run, depth + 1, turn)]
+
+
+async def status_of(run: Run) -> Status:
+    """Its status, of one that Temporal has forgotten as far as the store knows it. Raises ``RunNotFoundError``."""
+    from ..types.interface import Response, Status
+
+    try:
+        return await run.status()
+    except RunNotFoundError:
+        row = await (await run.store()).run(run.id)
+        if row is None:
+            hint = "`perdure list` shows the runs there are."
+            raise RunNotFoundError(f"there is no run {run.id!r}", hint=hint) from None
+    took = Response.model_validate_json(row.result or b"{}")
+    facts: dict[str, Any] = {"state": row.status, "agent": row.agent, "context_id": run.id}
+    facts |= {"head": row.head, "iteration": row.iterations, "usage": took.usage, "cost_usd": took.cost_usd}
+    facts["unanswered"] = took.unanswered
+    return Status.model_validate(facts)
+
+
+def subtree_as_plain(below: Sequence[Below]) -> list[dict[str, Any]]:
+    """For ``-o json``."""
+    return [
+        {
+            "id": one.status.context_id,
+            "depth": one.depth,
+            "agent": one.status.agent,
+            "background": one.background,
+            "state": one.status.state,
+            "iterations": one.status.iteration,
+            "tokens": one.status.usage.total_tokens,
+            "cost_usd": one.status.cost_usd,
+            "activity": _activity(one.status),
+        }
+        for one in below
+    ]
+
+
+def subtree_lines(below: Sequence[Below]) -> Iterator[str]:
+    """For people: what a run took is said with what all below it took."""
+    for run in below:
+        one, indent = run.status, "  " * run.depth
+        took = [f"{one.iteration} iteration{'' if one.iteration == 1 else 's'}"] if one.iteration else []
+        if one.usage.total_tokens:
+            took.append(f"{one.usage.total_tokens:,} tokens")
+        if one.cost_usd is not None:
+            took.append(f"${one.cost_usd:.4f}")
+        who = f"agent {one.agent}{' in background' if run.background else ''}"
+        said = " · ".join([who, *took])
+        yield f"{indent}{one.context_id}  {one.state}  {said}"
+        if doing := _activity(one):
+            yield f"{indent}  {doing}"
+
+
+def _activity(status: Status) -> str | None:
+    """What one that goes on is at, and why one that failed did."""
+
+    return activity(status) or (status.reason if status.state == "failed" else None)

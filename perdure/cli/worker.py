@@ -6,21 +6,63 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..printing import LogLines, print_line
+from ..terminal import LogLines, print_line
 from .connection import Server, address, connected, without_password
 from .options import AgentsOption, QueueOption, StoreOptions
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..agent.agent import Agent
+    from ..client.client import Client
     from ..worker import Worker
-    from .load import Loaded
+    from .agent_loader import Loaded
+
+
+# --- from serving.py
+#
+# A client, and with ``--file`` a worker in this process: what ``run`` and ``chat`` stand on.
+
+
+@asynccontextmanager
+async def served(
+    server: Server, agent: str, *, file: str | None = None, task_queue: str | None = None, actor: str | None = None
+) -> AsyncIterator[tuple[Client, str | Agent]]:
+    """A client and the agent to start; a server is started if none runs.
+
+    With ``file`` its agents are served from here, on the file's own queue, and the agent is the object, so that what
+    it is given is checked at once. Raises ``InvalidInputError`` when the file has no such agent.
+    """
+    if file is None:
+        async with connected(server, start_server=True, task_queue=task_queue, actor=actor) as client:
+            yield client, agent
+        return
+    from ..local_engine import DRAIN, entry_queue
+    from ..worker import Worker
+    from .agent_loader import load
+
+    log_to_stderr()
+    loaded = load(file)
+    found = loaded.agent(agent)
+    queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
+    async with (
+        connected(server, start_server=True, task_queue=queue, actor=actor) as client,
+        Worker(
+            client,
+            loaded.agents,
+            drain=DRAIN,
+            lifespan=loaded.lifespan,
+            tools=loaded.tools,
+            resolve_auth=loaded.resolve_auth,
+        ),
+    ):
+        yield client, found
+
 
 TargetArgument = Annotated[str, typer.Argument(metavar="FILE|MODULE", help="agents.py, or shop.agents")]
 
@@ -39,7 +81,7 @@ def worker(
     server: StoreOptions,
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
-    from .load import load
+    from .agent_loader import load
 
     log_to_stderr()
     logging.getLogger("perdure.store").setLevel(logging.INFO)  # a new store is worth a line in a worker's log

@@ -12,11 +12,10 @@ from temporalio.client import Client
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, TLSConfig
 
+from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerUnreachableError
-from . import rpc
 from .home import Home, current_home
-from .record import ServerInfo, read_record
-from .server import ensure_server, running_server
+from .server import ServerInfo, ensure_server, read_record, running_server
 
 CONNECT_SECONDS = 5.0
 """How long a server may take to answer before it counts as unreachable."""
@@ -83,7 +82,7 @@ async def resolve(
             hint="Start one with `perdure server start`, or set TEMPORAL_ADDRESS.",
         )
     if start and config["namespace"] != "default":
-        await rpc.ensure_namespace(server.address, config["namespace"])
+        await temporal_service.ensure_namespace(server.address, config["namespace"])
     return Target(
         {"target_host": server.address, "namespace": config["namespace"]},
         "the embedded server",

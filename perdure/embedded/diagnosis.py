@@ -18,13 +18,12 @@ from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import PerdureError, ServerUnreachableError
-from ..search_attributes import find
+from ..temporal_service import FailingTask, failing_task, find
 from ..types.interface import WORKFLOW
-from ..workflow_tasks import FailingTask, failing_task
 from .address import Target, connect, resolve
 from .binary import find_binary
 from .home import current_home
-from .launch import USUAL_PORTS, is_free
+from .server import USUAL_PORTS, is_free
 
 _BASE = ("temporalio", "pydantic", "sqlalchemy", "alembic", "typer", "rich")
 _EXTRAS = {

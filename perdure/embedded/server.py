@@ -3,19 +3,359 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
+import socket
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-from ..errors import ServerStartError
-from . import launch, rpc
-from .binary import ensure_binary
-from .home import Home, current_home
-from .locks import locked, try_lock
-from .process import is_alive, terminate
-from .record import ServerInfo, read_record, remove_record, write_record
+from .. import temporal_service
+from ..errors import RuntimeSetupError, ServerStartError
+from .binary import Binary, ensure_binary
+from .home import Home, current_home, locked, private, try_lock
+from .process import is_alive, spawn_detached, start_token, terminate
 
+# --- from database.py
+#
+# The dev server's database file: fit to start on, and what to say when it is not.
+
+
+PANIC = "panic: "
+"""How the last words of a crashed Go program begin."""
+_LAST_LINES = 5
+
+# What SQLite and the system say, in the server's log, and what it means.
+_CAUSES = (
+    (
+        ("disk is full", "no space left"),
+        "the disk is full",
+        "Free some space, or set PERDURE_HOME to another disk.",
+    ),
+    (
+        ("readonly database", "read-only", "unable to open database"),
+        "its database cannot be written",
+        "Make {db} and its directory writable, or set PERDURE_HOME to another directory.",
+    ),
+    (
+        ("not a database", "malformed", "no such table"),
+        "its database is damaged",
+        "Restore {db} from a backup, or move it away: open runs are lost then, transcripts are not.",
+    ),
+)
+
+
+def prepare(home: Home) -> None:
+    """See that the database can be written. One whose creation was cut short is removed: it holds nothing.
+
+    Raises:
+        ServerStartError: it cannot be written, or is no database.
+    """
+    path = home.temporal_db
+    try:
+        with path.open("r+b"):
+            pass
+        if _never_finished(path):
+            discard(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ServerStartError(
+            f"the Temporal dev server cannot write its database, {path}: {error.strerror}",
+            hint="Make it a writable file, or set PERDURE_HOME to another directory.",
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise explain(home, str(error)) from error
+
+
+def _never_finished(path: Path) -> bool:
+    """Whether the server died between the creation of the file and of its first namespace.
+
+    It sets up a database only where there is no file, so it would never start on such a one again.
+    ``namespaces`` is the first of its tables, and the row in it the last thing that is set up.
+    """
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables:
+            return True
+        if "namespaces" not in tables:
+            raise sqlite3.DatabaseError("file is not a database of Temporal")
+        return connection.execute("SELECT 1 FROM namespaces WHERE name = 'default'").fetchone() is None
+
+
+def discard(path: Path) -> None:
+    """Remove a database and what SQLite keeps beside it."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def explain(home: Home, said: str) -> ServerStartError:
+    """The error for a server that did not start, from what it said last."""
+    low = said.lower()
+    for signs, cause, way_out in _CAUSES:
+        if any(sign in low for sign in signs):
+            return ServerStartError(
+                f"the Temporal dev server does not start: {cause}", hint=way_out.format(db=home.temporal_db)
+            )
+    _, crashed, words = said.rpartition(PANIC)
+    lines = (crashed + words).splitlines()
+    shown = lines[:_LAST_LINES] if crashed else lines[-_LAST_LINES:]
+    last = "".join(f"\n  {line}" for line in shown) or " nothing"
+    return ServerStartError(
+        f"the Temporal dev server does not start; it said:{last}", hint=f"Its log is {home.server_log}."
+    )
+
+
+# --- from record.py
+#
+# server.json: which dev server was started last, and how to recognise it.
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """An embedded dev server."""
+
+    pid: int
+    address: str
+    """host:port of the gRPC frontend, for ``Client.connect``."""
+    ui_address: str
+    """host:port of the Temporal UI."""
+    version: str
+    """Version of the Temporal server."""
+    started_at: str
+    """When it was started, ISO 8601, UTC."""
+    start_token: str
+    """What tells its process from a later one with the same pid."""
+    instance_id: str | None
+    """The cluster id that its RPC answers with, the identity of its database. None until it has answered."""
+
+    @property
+    def ui_url(self) -> str:
+        """Where a browser finds the Temporal UI."""
+        return f"http://{self.ui_address}"
+
+
+def read_record(home: Home) -> ServerInfo | None:
+    """The last record; None when there is none, or nothing usable in it."""
+    try:
+        fields: Any = json.loads(home.server_file.read_bytes())
+        record = ServerInfo(**fields)
+    except (OSError, ValueError, TypeError):
+        return None
+    texts = (record.address, record.ui_address, record.version, record.started_at, record.start_token)
+    if type(record.pid) is not int or record.pid <= 0 or not all(isinstance(text, str) for text in texts):
+        return None
+    return record if record.instance_id is None or isinstance(record.instance_id, str) else None
+
+
+def write_record(home: Home, record: ServerInfo) -> None:
+    """Replace the record in one step: a reader sees the old one or the new one."""
+    fresh = home.server_file.with_suffix(".json.new")  # writers hold the server lock, so one name does
+    with home.guard():
+        with open(fresh, "w", opener=private) as file:
+            file.write(json.dumps(asdict(record), indent=2) + "\n")
+        fresh.replace(home.server_file)
+
+
+def remove_record(home: Home) -> None:
+    """Forget the server."""
+    home.server_file.unlink(missing_ok=True)
+
+
+# --- from launch.py
+#
+# Start one dev server process and bring it to the point where it can be used.
+
+
+HOST = "127.0.0.1"
+USUAL_PORTS = (7233, 8233)
+"""gRPC and UI, as every Temporal tool expects them."""
+
+# Measured (FACTS.md, Cost): without these an iteration takes 207 ms instead of 15-21, for any program.
+DYNAMIC_CONFIG = (
+    "history.transferProcessorMaxPollRPS=100000",
+    "matching.numTaskqueueReadPartitions=1",
+    "matching.numTaskqueueWritePartitions=1",
+    "system.enableActivityEagerExecution=true",
+)
+
+_READY_SECONDS = 30.0
+_ALONE_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
+_START_POLL = 0.05
+_ATTEMPTS = 3
+_LOG_LIMIT = 10 * 1024 * 1024
+_TAIL_BYTES = 64 * 1024
+
+# Nothing else of the environment: the server outlives its starter, whose API keys are none of its business,
+# and TEMPORAL_* would configure it.
+_ENVIRONMENT = ("HOME", "PATH", "TMPDIR", "TZ", "LANG", "LC_ALL")
+
+
+async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
+    """Start a server on the home's database. Its process keeps ``database_fd``. Needs the server lock.
+
+    Raises:
+        ServerStartError: says why, with the end of its log where that helps.
+        RuntimeSetupError: PERDURE_HOME cannot be used.
+    """
+    home.check_writable()
+    prepare(home)
+    _rotate(home)
+    async with _alone():
+        return await _start(home, binary, database_fd)
+
+
+async def _start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
+    info = await _bring_up(home, binary, database_fd)
+    await temporal_service.index_runs(info.address)
+    if await temporal_service.keep_closed_runs(info.address):
+        # The server notices within 2 s only, and what closes before would be kept for a day. To start once more
+        # takes a third of a second, once in a home's life.
+        await terminate(info.pid, info.start_token, gently=False)
+        info = await _bring_up(home, binary, database_fd)
+    write_record(home, info)
+    return info
+
+
+@asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """One start at a time on this machine, where there is a directory for the lock. Two homes whose servers began at
+    once chose the same ports: each was answered by the other's, set that one up, and left its own as it was.
+    """
+    path = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}-ports.lock"
+    async with AsyncExitStack() as stack:
+        with suppress(RuntimeSetupError):
+            await stack.enter_async_context(locked(path, wait=_ALONE_SECONDS, busy="starting a Temporal dev server"))
+        yield
+
+
+async def _bring_up(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
+    """Start a process and wait until it answers. Its record says so only when the caller writes it."""
+    before = read_record(home)
+    for _ in range(_ATTEMPTS):
+        log_start = home.server_log.stat().st_size if home.server_log.exists() else 0
+        record = _spawn(home, binary, database_fd, _choose_ports(before))
+        # Cancelled here, the server lives on: whoever needs it next finds it by its record.
+        instance_id = await wait_until_ready(record)
+        if instance_id is not None:
+            return dataclasses.replace(record, instance_id=instance_id)
+        await terminate(record.pid, record.start_token)
+        said = _tail(home, log_start)
+        if "address already in use" in said:
+            before = None  # someone took a port between the look and the start
+        elif PANIC not in said:
+            break  # it said why; a crash may be bad luck (it looks for free ports of its own, and panics without)
+    raise explain(home, said)
+
+
+async def wait_until_ready(record: ServerInfo) -> str | None:
+    """The cluster id that a starting server answers with; None when it ends first, or stays silent."""
+    deadline = asyncio.get_running_loop().time() + _READY_SECONDS
+    while asyncio.get_running_loop().time() < deadline and is_alive(record.pid, record.start_token):
+        answered = await temporal_service.cluster_id(record.address, seconds=_PROBE_SECONDS)
+        # Alive still: then it is the one that has the port, not a stranger who took it first.
+        if answered is not None and is_alive(record.pid, record.start_token):
+            return answered
+        await asyncio.sleep(_START_POLL)
+    return None
+
+
+def _spawn(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int]) -> ServerInfo:
+    port, ui_port = ports
+    # The database is named relative to the working directory: its path goes into an SQLite URI unescaped.
+    argv = [
+        str(binary.path),
+        "server",
+        "start-dev",
+        "--db-filename",
+        home.temporal_db.name,
+        "--log-level",
+        "warn",
+    ]
+    argv += ["--ip", HOST, "--port", str(port), "--ui-port", str(ui_port)]
+    argv += [part for value in DYNAMIC_CONFIG for part in ("--dynamic-config-value", value)]
+    env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    pid = spawn_detached(argv, log=home.server_log, cwd=home.root, env=env, keep_fd=database_fd)
+    record = ServerInfo(
+        pid=pid,
+        address=f"{HOST}:{port}",
+        ui_address=f"{HOST}:{ui_port}",
+        version=binary.server_version,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        # One that is gone already matches nothing.
+        start_token=start_token(pid) or "gone",
+        instance_id=None,
+    )
+    # At once, so that a server whose starter is killed now is found again.
+    holder = json.dumps({"pid": pid, "start_token": record.start_token}).encode()
+    with home.guard():
+        os.ftruncate(database_fd, 0)
+        os.pwrite(database_fd, holder, 0)
+    write_record(home, record)
+    return record
+
+
+def _choose_ports(before: ServerInfo | None) -> tuple[int, int]:
+    """The ports of a server that crashed, as its clients call there; else the usual ones; else free ones."""
+    wanted = [USUAL_PORTS]
+    if before is not None:
+        wanted.insert(0, (_port(before.address), _port(before.ui_address)))
+    chosen: list[int] = []
+    for candidates in zip(*wanted, strict=True):
+        port = next((p for p in candidates if p not in chosen and is_free(p)), None)
+        chosen.append(port or _any_port())
+    return chosen[0], chosen[1]
+
+
+def _port(address: str) -> int:
+    digits = address.rpartition(":")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
+def is_free(port: int) -> bool:
+    """Whether a server can listen on ``port``."""
+    if not 0 < port < 65536:
+        return False
+    with closing(socket.socket()) as probe:
+        # As Go does it: connections of a server that was just killed do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen()
+        except OSError:
+            return False
+    return True
+
+
+def _any_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _rotate(home: Home) -> None:
+    if home.server_log.exists() and home.server_log.stat().st_size > _LOG_LIMIT:
+        home.server_log.replace(home.server_log.with_suffix(".log.1"))
+
+
+def _tail(home: Home, start_of_run: int) -> str:
+    try:
+        with home.server_log.open("rb") as log:
+            log.seek(max(start_of_run, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 _LOCK_SECONDS = 120.0
 _RELEASE_SECONDS = 10.0
 _POLL = 0.02
@@ -27,7 +367,7 @@ async def running_server(home: Home | None = None) -> ServerInfo | None:
     record = read_record(home or current_home())
     if record is None or record.instance_id is None or not is_alive(record.pid, record.start_token):
         return None
-    answered = await rpc.cluster_id(record.address, seconds=_PROBE_SECONDS)
+    answered = await temporal_service.cluster_id(record.address, seconds=_PROBE_SECONDS)
     return record if answered == record.instance_id else None
 
 
@@ -55,7 +395,7 @@ async def ensure_server(home: Home | None = None) -> ServerInfo:
             return adopted
         database_fd = await _claim_database(home)
         try:
-            return await launch.start(home, binary, database_fd)
+            return await start(home, binary, database_fd)
         finally:
             os.close(database_fd)
 
@@ -84,12 +424,12 @@ async def _adopt(home: Home) -> ServerInfo | None:
     record = read_record(home)
     if record is None or not is_alive(record.pid, record.start_token):
         return None
-    answered = await launch.wait_until_ready(record)
+    answered = await wait_until_ready(record)
     if answered is not None and answered == (record.instance_id or answered):
         if record.instance_id is None:  # its starter died before it could say
             record = dataclasses.replace(record, instance_id=answered)
-            await rpc.index_runs(record.address)
-            await rpc.keep_closed_runs(record.address)
+            await temporal_service.index_runs(record.address)
+            await temporal_service.keep_closed_runs(record.address)
             write_record(home, record)
         return record
     await terminate(record.pid, record.start_token)

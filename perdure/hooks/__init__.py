@@ -4,7 +4,7 @@
 The stages say when.
 """
 
-from .fire import Given, Run, Take, fire, fire_all
+from .dispatch import Given, Run, Take, fire, fire_all
 from .hook import EVENTS, Event, Hook, HookSet, Veto, checked_hooks, hook
 from .step import Step
 

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import DefinitionError
-from ..types.branch import BranchAsked, BranchOutcome
-from .fire import Run
+from ..types.subagents import BranchAsked, BranchOutcome
+from .dispatch import Run
 
 TURNS = 20
 """Turns of the event loop that a policy is given to ask for more, once it waits: for branches in parallel."""

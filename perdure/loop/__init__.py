@@ -4,12 +4,10 @@
 happened. Whoever drives the loop (a workflow, or a test in process) only carries messages between the two.
 """
 
-from .answer import response
 from .apply import abort, apply_closed, apply_model, apply_result, apply_returned, fail_after_calls
-from .approvals import ask, check_approval, decide_approval, repeats
+from .approvals import ask, check_approval, check_revocation, decide_approval, repeats, revoke, told_revoked
 from .background import child_ended, gather
-from .branch_runs import apply_branch, branch_id, branch_start, settle_branch
-from .compacting import Compact, apply_compacted, too_long, tried
+from .compaction import Compact, apply_compacted, too_long, tried
 from .decide import (
     CallModel,
     Close,
@@ -24,19 +22,41 @@ from .decide import (
     decide,
     joining,
 )
-from .ending import cancel, close, fail, interrupt, pause, resume, stopped
-from .indexing import to_index, to_note, waiting_now
+from .finish import response
+from .lifecycle import (
+    cancel,
+    carry_over,
+    close,
+    continue_state,
+    continues,
+    fail,
+    interrupt,
+    open_state,
+    parse_start,
+    pause,
+    read_limits,
+    resume,
+    settle,
+    stopped,
+)
 from .limits import left, tick
-from .past import turn_status
+from .messages import check_message, receive, refuse, send
 from .questions import answer_call, ask_person, check_answer, clear
 from .questions import repeats as repeats_answer
-from .receive import check_message, receive, refuse, send
-from .reminding import Reminding, beside, due, expiry, remind
-from .settling import read_limits, settle
-from .standing import check_revocation, revoke, told_revoked
-from .start import carry_over, continue_state, continues, open_state, parse_start
-from .status import status
-from .subagents import Ended, apply_child, child_id, child_start, was_stopped
+from .status import status, to_index, to_note, waiting_now
+from .subagents import (
+    Ended,
+    apply_branch,
+    apply_child,
+    branch_id,
+    branch_start,
+    child_id,
+    child_start,
+    settle_branch,
+    was_stopped,
+)
+from .turns import turn_status
+from .waits import Reminding, beside, due, expiry, remind
 
 __all__ = [
     "CallModel",

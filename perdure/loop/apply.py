@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from ..types.background import AsCollect, AsTell
-from ..types.question import AsCallback
 from ..types.state import Answer, Failure, PendingCall, RunState, Turn
-from ..types.wire import (
-    Answered,
-    AsActivity,
-    AsRemote,
-    AsSubagent,
-    Call,
-    Finish,
-    Inline,
-    ModelOutput,
-    New,
-    NewMessage,
-    NewResult,
-    Refused,
-)
-from .branching import drop_branches, open_branches
-from .compacting import after_reply
+from ..types.subagents import AsCollect, AsTell
+from ..types.tool_calls import Answered, AsActivity, AsCallback, AsRemote, AsSubagent, Call, Inline, Refused
+from ..types.wire import Finish, ModelOutput, New, NewMessage, NewResult
+from .children import drop_branches, open_branches
+from .compaction import after_reply
 from .decide import CallModel, Close
-from .elsewhere import keep_returned
+from .external_calls import keep_returned
 from .finish import REMINDER_ID, reminder
 from .limits import admit, failure, largest, most_iterations, uses
-from .overrides import keep
-from .unanswered import leave_unanswered
+from .turns import keep, leave_unanswered
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:

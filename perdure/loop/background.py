@@ -9,17 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..types.background import ENDED_CHARS, ERROR_CHARS, AsCollect, BackgroundRun, ChildEnded, Used
 from ..types.messages import Usage, clean
+from ..types.plain_json import size
 from ..types.state import PendingCall, RunState
-from ..types.wire import AsSubagent, NewResult
-from .answer import response
+from ..types.subagents import ENDED_CHARS, ERROR_CHARS, AsCollect, BackgroundRun, ChildEnded, Used
+from ..types.tool_calls import AsSubagent
+from ..types.wire import NewResult
 from .apply import apply_result
 from .children import collects, row_of, running
 from .decide import Ending
-from .receive import refuse
-from .remote import fits_beside
-from .sizes import size
+from .external_calls import fits_beside
+from .finish import response
+from .messages import refuse
 from .subagents import CANCELLED, INTERRUPTED, SPENT, Ended, child_start, refused, unanswered
 
 WAITING_BYTES = 256 * 1024

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import BadRequestError, ContentFilterError, ProviderError
 from ..types.messages import FilePart, Message, Part, TextPart, ToolResultPart, Withheld, clean
-from .compacting import SUMMARY_ID
+from .compaction import SUMMARY_ID
 from .finish import REMINDER_ID
 
 TRIES = 8

@@ -6,20 +6,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from ..types.background import AsTell
-from ..types.bounds import LimitUse
+from ..types.limits import LimitUse
+from ..types.plain_json import size
 from ..types.state import PendingBranch, PendingCall, RunState
-from ..types.wire import AsSubagent, Closing, New, NewMessage
-from . import branching, sizes
-from .answer import response
-from .asking import deadline, waits
+from ..types.subagents import AsTell
+from ..types.tool_calls import AsSubagent
+from ..types.wire import Closing, New, NewMessage
+from . import children, payload_limits
 from .children import collects, running
-from .compacting import Compact, compaction
-from .elsewhere import carried
-from .finish import REMINDER_ID, force
+from .compaction import Compact, compaction
+from .external_calls import carried
+from .finish import REMINDER_ID, force, response
 from .limits import exceeded
-from .reminding import due
-from .sizes import size
+from .waits import deadline, due, waits_for_person
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,9 @@ def decide(state: RunState) -> Next:
         return _close_once(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
-    ready = tuple(call for call in state.calls if call.result is None and not waits(call) and not collects(call))
+    ready = tuple(
+        call for call in state.calls if call.result is None and not waits_for_person(call) and not collects(call)
+    )
     if waiting := tuple(call for call in ready if not call.held):
         return RunCalls(_at_once(waiting, state))
     if still := due(state):
@@ -118,9 +119,9 @@ def decide(state: RunState) -> Next:
     if held := tuple(call for call in ready if call.held):
         limit = exceeded(state)
         return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)
-    if branches := branching.waiting(state):
+    if branches := children.waiting(state):
         return RunBranches(branches)
-    if any(map(waits, state.calls)):
+    if any(map(waits_for_person, state.calls)):
         return Wait("approval", deadline(state))
     if any(map(collects, state.calls)):
         return Wait("child")
@@ -143,7 +144,7 @@ def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]
         for call in state.calls
         if call.result is None
         and (call.decided is not None or call.answers or call.returned is not None)
-        and not (call.held or waits(call) or collects(call) or call.op in flying)
+        and not (call.held or waits_for_person(call) or collects(call) or call.op in flying)
     )
     return _at_once((*flown, *more), state)[len(flown) :] if more else ()
 
@@ -189,10 +190,10 @@ def _pause(state: RunState, limit: LimitUse) -> Next:
 
 def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[PendingCall, ...]:
     """Those from the front of ``waiting`` that one workflow task may ask for: at least one."""
-    waiting = waiting[: sizes.CALLS_AT_ONCE]
+    waiting = waiting[: payload_limits.CALLS_AT_ONCE]
     if len(waiting) == 1:
         return waiting
-    each = size(state.context) + size(state.auth_context) + sizes.CALL_BYTES
+    each = size(state.context) + size(state.auth_context) + payload_limits.CALL_BYTES
     total = subagents = 0
     for index, pending in enumerate(waiting):
         total += each + size(pending.call.arguments) + sum(size(one.model_dump()) for one in pending.answers)
@@ -200,7 +201,7 @@ def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[Pending
         if isinstance(how := pending.call.disposition, AsSubagent | AsTell):
             total += size(how.message)
             subagents += isinstance(how, AsSubagent)
-        if index and (total > sizes.CALLS_BYTES or subagents > sizes.SUBAGENTS_AT_ONCE):
+        if index and (total > payload_limits.CALLS_BYTES or subagents > payload_limits.SUBAGENTS_AT_ONCE):
             return waiting[:index]
     return waiting
 
@@ -216,7 +217,7 @@ def _room(state: RunState) -> int:
     total = sum(_size(item) for item in state.carry)
     for index, message in enumerate(state.inbox):
         total += _size(message)
-        most = sizes.MESSAGES_BYTES if index else sizes.MESSAGE_BYTES + sizes.MESSAGES_BYTES
+        most = payload_limits.MESSAGES_BYTES if index else payload_limits.MESSAGE_BYTES + payload_limits.MESSAGES_BYTES
         if total > most and (index or state.carry):
             return index
     return len(state.inbox)
@@ -227,7 +228,7 @@ def _fitting(carry: list[New]) -> int:
     total = 0
     for index, item in enumerate(carry):
         total += _size(item)
-        if index and total > sizes.MESSAGES_BYTES:
+        if index and total > payload_limits.MESSAGES_BYTES:
             return index
     return len(carry)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from ..types.bounds import Bounds, LimitName, LimitScope, LimitUse
+from ..types.limits import Bounds, LimitName, LimitScope, LimitUse
 from ..types.state import Failure, PendingCall, RunState, Turn
 from ..types.wire import NewResult
 from .children import set_aside
-from .unanswered import left_unanswered
+from .turns import left_unanswered
 
 BUDGETS: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
 Used = dict[str, float]
@@ -220,6 +220,6 @@ def failure(state: RunState, use: LimitUse) -> Failure:
     )
 
 
-def waits(use: LimitUse) -> str:
+def pause_reason(use: LimitUse) -> str:
     """Why a run is paused at ``use``, and the way out."""
     return f"{use}; it goes on when somebody raises the limit: resume with {use.key}=<more>"

@@ -9,20 +9,65 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
-from ..types.approval import DecidedApproval, PendingApproval, Waiting, arguments_hash, name_hash
-from ..types.elsewhere import Cleared
-from ..types.form import misfit
+from ..errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    NotWaitingYetError,
+    PerdureError,
+    RunClosedError,
+)
+from ..types.approvals import DecidedApproval, PendingApproval, Waiting, arguments_hash, name_hash
+from ..types.forms import misfit
 from ..types.messages import clean
-from ..types.question import ANSWER_BYTES, ANSWERS_BYTES, Answer, AsCallback, CallAnswer, Question
+from ..types.plain_json import size
 from ..types.state import DECIDED, PendingCall, RunState
+from ..types.tool_calls import (
+    ANSWER_BYTES,
+    ANSWERS_BYTES,
+    Answer,
+    AsActivity,
+    AsCallback,
+    CallAnswer,
+    Cleared,
+    Question,
+)
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect, end_at_limit
-from .asking import asks, expects, let_go
-from .early import not_yet
-from .elsewhere import arguments_of, keep_cleared, keep_returned
-from .remote import fits_beside
-from .sizes import DECIDED_BYTES, latest, size
+from .decide import CallModel, decide
+from .external_calls import arguments_of, due_before, fits_beside, keep_cleared, keep_returned
+from .payload_limits import DECIDED_BYTES, latest
+from .waits import asks, expects, let_go
+
+# --- from early.py
+#
+# Decisions and answers that come before the run has heard that anybody is asked.
+#
+# Whoever follows the events is told of a question by the activity that came upon it, with what that has recorded. The
+# run
+# hears of it as the activity ends: a moment later, or after a crash some time later.
+
+
+def not_yet(state: RunState, call_id: str) -> NotWaitingYetError | None:
+    """What whoever comes too early is told; None where the call will not wait, as far as the run knows."""
+    pending = next((one for one in state.calls if one.call.id == call_id), None)
+    if pending is None:
+        why = "the model is asked, and may make such a call" if isinstance(decide(state), CallModel) else None
+    elif due_before(pending):
+        why = "its worker looks at it first"
+    else:
+        why = "its tool runs, and may ask something" if _runs(pending) else None
+    if why is None:
+        return None
+    return NotWaitingYetError(
+        f"call {call_id!r:.120} does not wait for anybody yet: {why}",
+        hint="Send it again as soon as `status` shows the call among `approvals`.",
+    )
+
+
+def _runs(pending: PendingCall) -> bool:
+    return isinstance(pending.call.disposition, AsActivity) and pending.result is None and not pending.held
+
 
 _SEND = "To answer that, send its `hash`, as `status` shows it."
 

@@ -2,21 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
 
-from ..types.background import AsCollect
-from ..types.interface import ChildStatus, Status
+from ..types.interface import AGENT, PENDING, STATUS, WAITING_BYTES, WAITING_CALLS, ChildStatus, IndexedStatus, Status
+from ..types.plain_json import size
 from ..types.state import PendingCall, RunState
-from ..types.wire import AsSubagent
-from . import branching
+from ..types.subagents import AsCollect
+from ..types.tool_calls import AsSubagent
+from . import children
 from .approvals import waiting
-from .asking import asks
-from .branch_runs import branch_id
 from .children import row_of, run_id, shown
-from .compacting import Compact
-from .decide import CallModel, Close, End, Remind, Report, RunBranches, RunCalls, StopChildren, Wait, decide
-from .limits import exceeded, uses, waits
-from .subagents import child_id
+from .compaction import Compact
+from .decide import CallModel, Close, End, Next, Remind, Report, RunBranches, RunCalls, StopChildren, Wait, decide
+from .limits import exceeded, pause_reason, uses
+from .subagents import branch_id, child_id
+from .waits import asks, waits_for_person
+
+# --- from indexing.py
+#
+# What Temporal is told of a run, so that one query finds all that waits, and nobody need ask the run what it is.
+
+
+Value = str | int
+
+
+def to_index(state: RunState, step: Next | None, shown: Mapping[str, object]) -> dict[str, Value]:
+    """The search attributes to be changed while ``step`` is under way, where ``shown`` is what visibility has.
+
+    A run that never waits, for a person or for a message, is not worth an event; from its first wait on it is kept up
+    to date, but for whether a session is in a turn. Only attributes that the namespace is known to have.
+    """
+    pending = sum(map(waits_for_person, state.calls))
+    idle = isinstance(step, Wait) and step.until != "child"
+    if not pending and not idle and PENDING not in shown and STATUS not in shown:
+        return {}
+    status: IndexedStatus = "waiting" if pending else "running"
+    wanted: dict[str, Value] = {
+        AGENT: state.agent,
+        STATUS: "paused" if step == Wait("resumed") else status,
+        PENDING: pending,
+    }
+    return {name: value for name, value in wanted.items() if name in (state.indexed or ()) and shown.get(name) != value}
+
+
+def waiting_now(state: RunState) -> tuple[Hashable, ...] | None:
+    """Names what waits, for who only has to know whether it is something else by now: :func:`to_note` costs more.
+
+    None while a wait has only just begun, and the state does not say yet since when.
+    """
+    found: list[Hashable] = []
+    for one in filter(waits_for_person, state.calls):
+        wait = one.waiting if asks(one) else one.expects
+        if wait is None:
+            return None
+        found.append((one.op, asks(one), len(one.answers), wait.since))
+    return tuple(found)
+
+
+def to_note(state: RunState) -> list[dict[str, Any]] | None:
+    """What waits, as the memo is to have it; None where nothing does, or it does not fit: then the run is asked."""
+    found = waiting(state)
+    if not found or len(found) > WAITING_CALLS:
+        return None
+    noted = [one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in found]
+    return noted if size(noted) <= WAITING_BYTES else None
 
 
 def status(state: RunState, since: str | None = None) -> Status:
@@ -91,7 +141,7 @@ def _child(state: RunState, pending: PendingCall) -> str | None:
 
 
 def _branches(state: RunState) -> Iterator[ChildStatus]:
-    for branch in branching.waiting(state):
+    for branch in children.waiting(state):
         name = f"branch-{branch.op}"
         yield ChildStatus(call_id=name, name=branch.asked.agent, kind="branch", context_id=branch_id(state, branch))
 
@@ -100,7 +150,7 @@ def _reason(state: RunState, *, at_limit: bool) -> str | None:
     if state.pause:
         return state.pause.reason
     if at_limit and (limit := exceeded(state)):
-        return waits(limit)
+        return pause_reason(limit)
     if state.turn and state.turn.failure:
         return f"{state.turn.failure.type}: {state.turn.failure.message}"
     return None

@@ -24,6 +24,7 @@ from ..types.redaction import Redaction, address_secrets, argument_secrets, vari
 if TYPE_CHECKING:
     from .connection import Connection
 
+
 logger = logging.getLogger("perdure.worker")
 
 Transport = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any]]
@@ -136,7 +137,7 @@ class MCPServer(Toolset):
                     return found
 
         found = await self._ask(ctx, pages, again=True, within=LISTING)
-        from .results import listed
+        from .connection import listed
 
         tools = [listed(tool) for tool in found]
         self._harmless |= {tool.name for tool in tools if tool.idempotent}
@@ -151,7 +152,7 @@ class MCPServer(Toolset):
             return asyncio.sleep(0)
 
         async def request(client: Any) -> Any:
-            from .results import result
+            from .connection import result
 
             return result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
 

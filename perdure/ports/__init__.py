@@ -3,7 +3,6 @@
 Each protocol is small, names no SDK, and ships a public fake in ``perdure.testing``.
 """
 
-from .events import Batch, EventRow, Events, NewEvent, token
 from .model import (
     Completed,
     ModelRef,
@@ -18,14 +17,18 @@ from .model import (
 )
 from .stage import Fork, ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from .store import (
+    Batch,
     Blob,
     Cache,
     Chain,
     Claim,
     Commit,
+    EventRow,
+    Events,
     Journal,
     Memory,
     MemoryWrite,
+    NewEvent,
     Node,
     Outcome,
     RunRow,
@@ -34,6 +37,7 @@ from .store import (
     Transcripts,
     TurnRow,
     Turns,
+    token,
 )
 from .toolset import ListedTool, Toolset
 

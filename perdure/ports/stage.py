@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol
 
-from ..types.branch import BranchOutcome
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import BlobRef, Message
+from ..types.subagents import BranchOutcome
 from ..types.wire import ModelInput, ModelOutput, ToolInput, ToolOutput
-from .events import NewEvent
 from .model import ModelRequest, StreamEvent
-from .store import Blob, Commit, MemoryWrite
+from .store import Blob, Commit, MemoryWrite, NewEvent
 
 
 def _unheard(event: StreamEvent) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .openai_chat import OpenAIChat
     from .openai_responses import OpenAIResponses
 
+
 __all__ = [
     "Anthropic",
     "Google",

@@ -11,18 +11,63 @@ from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import MalformedReplyError, ProviderError, SettingsError
+from ..errors import (
+    AuthenticationError,
+    BadRequestError,
+    MalformedReplyError,
+    ProviderConnectionError,
+    ProviderError,
+    SettingsError,
+)
 from ..ports import ModelRequest, StreamEvent
-from .anthropic_errors import translate
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED, Encoded, encode_request, encode_settings
-from .classify import name_refused
 from .encoding import parse_answer
 from .endpoint import CONNECT_TIMEOUT, Endpoint
+from .errors import by_status, connection, in_stream, name_refused, timed_out, transport_error, what
 from .settings import check_canonical, check_options
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic, AsyncStream, DefaultAsyncHttpxClient
+
+
+# --- from anthropic_errors.py
+#
+# The translation of what the anthropic SDK raises into ``perdure.errors``.
+
+
+def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
+    """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
+    import anthropic  # imported with the first call, not with perdure
+
+    if isinstance(error, anthropic.APIResponseValidationError):
+        return MalformedReplyError(f"{endpoint} sent a reply of the wrong shape: {error.message}")
+    if isinstance(error, anthropic.APIStatusError):
+        if error.status_code < 300:
+            # An error event in the stream comes as one with the status of the stream.
+            return in_stream(error.body, error.message, endpoint, key_name=key_name)
+        return by_status(error.status_code, error.body, error.response.headers, endpoint, key_name=key_name)
+    if isinstance(error, anthropic.APITimeoutError):
+        return timed_out(error, begun, endpoint)
+    if isinstance(error, anthropic.APIConnectionError):
+        return connection(error.__cause__ or error, begun, endpoint)
+    if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.APIWebhookValidationError):
+        return in_stream(error.body, error.message, endpoint, key_name=key_name)
+    return transport_error(error, begun, endpoint) or _rest(error, endpoint)
+
+
+def _rest(error: Exception, endpoint: str) -> ProviderError:
+    """Exceptions of the SDK that no call of ours raises today, and strangers."""
+    import anthropic  # see above
+
+    if isinstance(error, anthropic.CredentialsError):
+        return AuthenticationError(f"{endpoint}: {what(error)}")
+    if isinstance(error, anthropic.RetryableError):
+        return ProviderConnectionError(f"{endpoint}: {what(error)}")
+    if isinstance(error, anthropic.AnthropicError):
+        return BadRequestError(f"{endpoint}: {what(error)}")
+    return ProviderError(f"{endpoint}: unexpected {what(error)}")
+
 
 _RESUMES = 10
 """How often a reply that the API paused goes on. A pause comes after some ten calls of its own tools."""

@@ -12,9 +12,9 @@ from typing import Any
 from ..errors import MalformedReplyError, TruncatedStreamError
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
-from .classify import in_stream
 from .encoding import Text, clean_json, parse_arguments
-from .plain import array, string
+from .errors import in_stream
+from .json_values import array, string
 
 _REASONS: dict[str, FinishReason] = {
     "end_turn": "stop",

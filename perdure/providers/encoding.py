@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import BadRequestError, MalformedReplyError
 from ..types import messages
-from ..types.messages import clean
-from ..types.plain import parse_json
-from .transport import what
+from ..types.messages import (
+    BlobRef,
+    ContentPart,
+    FilePart,
+    Message,
+    OpaquePart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    clean,
+)
+from ..types.plain_json import parse_json
+from .errors import what
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True).encode
@@ -92,3 +108,184 @@ class Text:
     def whole(self) -> str:
         """All of it."""
         return "".join(self._pieces) + clean(self._half)
+
+
+# --- from event_data.py
+#
+# The data of server-sent events, of a body that comes in pieces.
+#
+# https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class EventData:
+    """One stream under reading. Names, ids and times of events are left out."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []  # of a line that has not ended: joined once, however many pieces it comes in
+        self._after_cr = False
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[str]:
+        """The data of the events that end in ``piece``. Raises ``UnicodeDecodeError``."""
+        if self._after_cr and piece.startswith(b"\n"):
+            piece = piece[1:]
+        elif not piece:
+            return
+        self._after_cr = piece.endswith(b"\r")
+        first, *more = _LINE_END.split(piece)
+        self._begun.append(first)
+        if not more:
+            return
+        lines = [b"".join(self._begun), *more[:-1]]
+        self._begun = [more[-1]]
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data).decode()
+                self._data = []
+
+
+# --- from foreign.py
+#
+# What an encoder does with parts that its format, or this API, cannot take as they are: leave out, render or move.
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_MOVED = re.compile(r"\[files? from the result of .*, call (?P<call>.*)\]", re.DOTALL)
+_TEXTUAL = re.compile(
+    r"text/.*|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|x-sh|sql|.*\+(json|xml))\Z"
+)
+
+
+def own(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
+    """The part's opaque data where it may be sent to ``origin``, which is where it came from; else None."""
+    if part.provider != origin:
+        return None
+    return part.data if isinstance(part, OpaquePart) else part.opaque
+
+
+def provider_ids(messages: Iterable[Message], origin: str) -> dict[str, str]:
+    """The ids that calls of ``messages`` have at ``origin``, where these are other ones than here."""
+    return {
+        part.id: part.provider_id
+        for message in messages
+        if message.role == "assistant"
+        for part in message.parts
+        if isinstance(part, ToolCallPart) and part.provider_id is not None and part.provider == origin
+    }
+
+
+def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> str:
+    """``id`` of a call, as a format takes it: at most ``longest`` characters (20 or more), all matched by ``allowed``.
+
+    What does not fit becomes a digest that is the same for the call and its result, in every process.
+    """
+    if id and len(id) <= longest and (allowed is None or allowed.fullmatch(id)):
+        return id
+    return f"call_{hashlib.sha256(id.encode()).hexdigest()}"[: min(longest, 37)]
+
+
+def wire_name(name: str) -> str:
+    """``name`` of a tool that was called, as every format takes it: letters, digits, ``_`` and ``-``, at most 64."""
+    return name if _NAME.fullmatch(name) else (_NOT_IN_NAMES.sub("_", name)[:64] or "_")
+
+
+def loaded(text: str, part: TextPart | ToolResultPart) -> str:
+    """``text`` of the part. Raises ``BadRequestError`` where it was kept apart and not loaded."""
+    if part.blob is not None and not text:
+        # Sending an empty text in its place would silently change the conversation.
+        raise _not_loaded(part.blob)
+    return text
+
+
+def file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
+    """The bytes of ``file``; None where only a URL says where they are.
+
+    ``files`` is the request's. Raises ``BadRequestError`` for a blob that is not there, or data that is not base64.
+    """
+    if file.blob is not None:
+        if file.blob.hash not in files:
+            raise _not_loaded(file.blob)
+        return files[file.blob.hash]
+    if file.data is None:
+        return None
+    try:
+        return base64.b64decode(file.data, validate=True)
+    except binascii.Error:
+        raise BadRequestError(f"The data of file {file.name or file.media_type!r} is not base64.") from None
+
+
+def file_base64(file: FilePart, files: Mapping[str, bytes]) -> str | None:
+    """The bytes of ``file`` in base64; else as :func:`file_bytes`."""
+    content = file_bytes(file, files)
+    return None if content is None else base64.b64encode(content).decode()
+
+
+def data_url(file: FilePart, files: Mapping[str, bytes]) -> str | None:
+    """The bytes of ``file`` as a ``data:`` URL; else as :func:`file_bytes`."""
+    content = file_base64(file, files)
+    return None if content is None else f"data:{file.media_type};base64,{content}"
+
+
+def rendered(file: FilePart, files: Mapping[str, bytes]) -> str:
+    """``file`` as text, for a model that cannot take it as a file.
+
+    A file of text is given whole under a line with its name. Of any other the line says that it cannot be read.
+    """
+    content = file_bytes(file, files)
+    facts = [file.media_type]
+    if content is not None:
+        facts.append(f"{len(content):,} bytes")
+    title = f"file {file.name} ({', '.join(facts)})" if file.name else f"file ({', '.join(facts)})"
+    if content is not None and _TEXTUAL.match(file.media_type.partition(";")[0].strip().lower()):
+        try:
+            return f"[{title}]\n{content.decode()}"
+        except UnicodeDecodeError:
+            pass
+    where = f" at {file.url}" if file.url else ""
+    return f"[{title}{where}: this model cannot read it]"
+
+
+def moved_files(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
+    """The files of ``results`` as content of a user message that follows, each tool's under a line that names it.
+
+    For formats whose tool results hold text alone. Empty where there are no files.
+    """
+    parts: list[ContentPart] = []
+    for result in results:
+        if result.files:
+            noun = "file" if len(result.files) == 1 else "files"
+            parts.append(TextPart(text=f"[{noun} from the result of {result.name}, call {result.call_id}]"))
+            parts.extend(result.files)
+    return tuple(parts)
+
+
+def take_back(
+    results: Iterable[ToolResultPart], content: Iterable[ContentPart]
+) -> tuple[tuple[ToolResultPart, ...], tuple[ContentPart, ...]]:
+    """What :func:`moved_files` did, undone: ``results`` with their files, and what else is in ``content``."""
+    found = {result.call_id: result for result in results}
+    rest: list[ContentPart] = []
+    current: str | None = None
+    for part in content:
+        if isinstance(part, FilePart):
+            if current is None:
+                rest.append(part)
+            else:
+                result = found[current]
+                found[current] = result.model_copy(update={"files": (*result.files, part)})
+            continue
+        marked = _MOVED.fullmatch(part.text)
+        current = marked["call"] if marked and marked["call"] in found else None
+        if current is None:
+            rest.append(part)
+    return tuple(found.values()), tuple(rest)
+
+
+def _not_loaded(blob: BlobRef) -> BadRequestError:
+    return BadRequestError(f"Content {blob.hash[:12]}… of a message was not loaded from the store.")

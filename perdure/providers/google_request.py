@@ -6,25 +6,237 @@ one content together: messages of the user that follow each other, and the resul
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, assert_never
 
+from ..errors import SettingsError
 from ..ports import ModelRequest, ToolSpec
-from ..types.messages import (
-    FilePart,
-    Message,
-    OpaquePart,
-    Part,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-)
-from .encoding import encode_json
-from .foreign import file_base64, loaded, moved_files, own, provider_ids, rendered
-from .google_schema import translate_schema
-from .google_settings import encode_config, generation
+from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from .encoding import encode_json, file_base64, loaded, moved_files, own, provider_ids, rendered
+from .settings import check_canonical, check_options
+
+# --- from google_schema.py
+#
+# A tool's JSON Schema in the dialect that Gemini's ``parametersJsonSchema`` takes.
+#
+# The API knows a part of JSON Schema. Where a keyword has a twin there, it becomes that; what has none is said in the
+# description, so that the model knows it all the same (the engine checks the arguments against the whole schema).
+
+
+KEPT = {
+    *("$id", "$anchor", "$ref", "$defs", "type", "format", "title", "description", "enum", "items", "prefixItems"),
+    *("minItems", "maxItems", "minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties"),
+    *("required", "propertyOrdering"),
+}
+"""Keywords that the API documents."""
+FORMATS = frozenset(["date-time", "date", "time", "enum", "int32", "int64", "float", "double"])
+_SILENT = frozenset(("$schema", "$comment", "discriminator", "deprecated", "readOnly", "writeOnly", "title"))
+"""What says nothing that a model needs."""
+_NAMED = ("properties", "$defs")
+_LISTED = ("anyOf", "oneOf", "prefixItems")
+
+
+def translate_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``schema`` of a tool's arguments as Gemini takes it; None for a tool without arguments."""
+    translated = _schema(schema)
+    if translated.keys() <= {"type", "properties", "required", "additionalProperties"} and not (
+        translated.get("properties") or translated.get("additionalProperties")
+    ):
+        return None
+    return translated
+
+
+def _schema(schema: object) -> dict[str, Any]:
+    if not isinstance(schema, Mapping):
+        return {}  # true, which allows everything; false has no twin
+    schema = _one_of_all(dict(schema))
+    if "definitions" in schema:
+        schema["$defs"] = {**schema.pop("definitions"), **schema.get("$defs", {})}
+    if "$ref" in schema:
+        return _reference(schema)
+    out: dict[str, Any] = {}
+    said: list[str] = []
+    for key, value in schema.items():
+        if key == "const":
+            _enum([value], out, said)
+        elif key == "enum":
+            _enum(list(value), out, said)
+        elif key == "format" and value not in FORMATS:
+            said.append(f"format: {value}")
+        elif key in ("exclusiveMinimum", "exclusiveMaximum") and schema.get("type") == "integer":
+            out[key.replace("exclusiveM", "m")] = value + (1 if key.endswith("Minimum") else -1)
+        elif key in _SILENT:
+            pass
+        elif key in KEPT:
+            out[key] = _nested(key, value)
+        else:
+            said.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+    if said:
+        out["description"] = " ".join(filter(None, (out.get("description", ""), f"({'; '.join(said)})")))
+    return out
+
+
+def _nested(key: str, value: Any) -> Any:
+    if key in _NAMED:
+        return {name: _schema(inner) for name, inner in value.items()}
+    if key in _LISTED:
+        return [_schema(inner) for inner in value]
+    if key == "items" or (key == "additionalProperties" and not isinstance(value, bool)):
+        return _schema(value)
+    return value
+
+
+def _one_of_all(schema: dict[str, Any]) -> dict[str, Any]:
+    """``allOf`` of one schema, which generators write beside a reference, is that schema."""
+    every = schema.get("allOf")
+    if isinstance(every, list) and len(every) == 1 and isinstance(every[0], Mapping):
+        del schema["allOf"]
+        return {**every[0], **schema}
+    return schema
+
+
+def _reference(schema: dict[str, Any]) -> dict[str, Any]:
+    """A reference: nothing may stand beside it but other ``$`` keywords."""
+    target = str(schema["$ref"]).replace("#/definitions/", "#/$defs/")
+    out: dict[str, Any] = {"$ref": target}
+    if "$defs" in schema:
+        out["$defs"] = _nested("$defs", schema["$defs"])
+    beside = {key: schema[key] for key in ("description",) if schema.get(key)}
+    if not beside:
+        return out
+    wrapped = {"anyOf": [{"$ref": target}], **beside}
+    return {**wrapped, "$defs": out["$defs"]} if "$defs" in out else wrapped
+
+
+def _enum(values: list[Any], out: dict[str, Any], said: list[str]) -> None:
+    """Texts and numbers may be listed; other values are said."""
+    texts = all(isinstance(value, str) for value in values)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if values and (texts or numbers):
+        out["enum"] = values
+        whole = all(isinstance(value, int) for value in values)
+        out.setdefault("type", "string" if texts else "integer" if whole else "number")
+        return
+    if values and all(isinstance(value, bool) for value in values):
+        out.setdefault("type", "boolean")
+    said.append(f"one of {json.dumps(values, ensure_ascii=False)}")
+
+
+# --- from google_settings.py
+#
+# The canonical settings under the names of Gemini's ``generationConfig``, and what does not go together.
+
+
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "topP",
+    "max_tokens": "maxOutputTokens",
+    "top_k": "topK",
+    "stop": "stopSequences",
+    "seed": "seed",
+}
+_RESERVED = {
+    "model": "perdure",
+    "contents": "perdure",
+    "systemInstruction": "the agent's instructions",
+    "continuationToken": "perdure",
+}
+_SHAPES: dict[str, type] = {"generationConfig": dict, "toolConfig": dict, "tools": list}
+"""Options that are added to what perdure sends."""
+_LEVELS = {
+    "none": "MINIMAL",  # these models always think
+    "minimal": "MINIMAL",
+    "low": "LOW",
+    "medium": "MEDIUM",
+    "high": "HIGH",
+    "xhigh": "XHIGH",
+}
+_BUDGETS = {"none": 0, "minimal": 1024, "low": 1024, "medium": 8192, "high": 24576, "xhigh": 24576}
+"""Tokens of thinking for models before Gemini 3, as Google's own OpenAI endpoint counts them."""
+_VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
+_SNAKE = re.compile(r"_([a-z])")
+
+
+def generation(model: str) -> float:
+    """Of a Gemini model, for instance 2.5: the newest where its name does not say (an alias); 0 for other models."""
+    found = _VERSION.search(model)
+    if found is not None:
+        return float(found[1])
+    return math.inf if "gemini-" in model else 0.0
+
+
+def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
+    """Whether Gemini has these ``settings``, and ``provider_options`` do not meet them.
+
+    Options are the fields of the request beside ``contents``; ``tools`` and ``toolConfig`` are added to the agent's,
+    ``generationConfig`` to the settings. Needs no SDK. Raises ``SettingsError``.
+    """
+    given = check_canonical("google", settings)
+    effort = given.get("reasoning_effort", "low")
+    if effort not in _LEVELS:
+        raise SettingsError(
+            f"Setting 'reasoning_effort' for provider 'google' is one of {', '.join(_LEVELS)}, not {effort!r}."
+        )
+    check_options("google", provider_options, _both(_RESERVED))
+    for key, value in provider_options.items():
+        shape = _SHAPES.get(_camel(key))
+        if shape is not None and key != _camel(key):
+            raise SettingsError(f"provider_options[{key!r}] for provider 'google' is written {_camel(key)!r}.")
+        if shape is not None and not isinstance(value, shape):
+            raise SettingsError(
+                f"provider_options[{key!r}] for provider 'google' is a {shape.__name__}, not {value!r}."
+            )
+    taken = {_NAMES[key]: f"settings[{key!r}]" for key in given if key in _NAMES}
+    config = provider_options.get("generationConfig", {})
+    taken["candidateCount"] = "perdure"  # one reply is read, and each would be paid for
+    check_options("google", config, _both(taken))
+    if not isinstance(config.get("thinkingConfig", {}), dict):
+        raise SettingsError("generationConfig['thinkingConfig'] of provider_options for provider 'google' is a dict.")
+    if "reasoning_effort" in given:
+        thinking = config.get("thinkingConfig", {})
+        taken = dict.fromkeys(("thinkingLevel", "thinkingBudget"), "settings['reasoning_effort']")
+        check_options("google", thinking, _both(taken))
+    check_options("google", provider_options.get("toolConfig", {}), _both({"functionCallingConfig": "perdure"}))
+
+
+def encode_config(model: str, settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """``generationConfig`` from settings that were checked, and ``more`` of it from the provider's options."""
+    config = {_NAMES[key]: value for key, value in settings.items() if key in _NAMES and value is not None}
+    if isinstance(stop := config.get("stopSequences"), str):
+        config["stopSequences"] = [stop]
+    thinking = _thinking(model, settings.get("reasoning_effort"))
+    if thinking or "thinkingConfig" in more:
+        config["thinkingConfig"] = {**thinking, **more.get("thinkingConfig", {})}
+    return {**config, **{key: value for key, value in more.items() if key != "thinkingConfig"}}
+
+
+def _thinking(model: str, effort: str | None) -> dict[str, Any]:
+    version = generation(model)
+    if version < 2.5:
+        return {}  # they do not think, and refuse to be told how
+    thinking: dict[str, Any] = {"includeThoughts": True}
+    if effort is None:
+        return thinking
+    if version >= 3:
+        return {**thinking, "thinkingLevel": _LEVELS[effort]}
+    budget = _BUDGETS[effort]
+    if budget == 0:
+        return {"thinkingBudget": 0}
+    return {**thinking, "thinkingBudget": budget}
+
+
+def _camel(name: str) -> str:
+    return _SNAKE.sub(lambda found: found[1].upper(), name)
+
+
+def _both(taken: Mapping[str, str]) -> dict[str, str]:
+    """The names in both spellings: the API takes either."""
+    snake = {re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", name): by for name, by in taken.items()}
+    return {**snake, **taken}
+
 
 UNSIGNED = "skip_thought_signature_validator"
 """Google's documented signature for calls that its models did not write themselves.

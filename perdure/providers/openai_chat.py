@@ -2,21 +2,317 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ProviderError
-from ..ports import ModelRequest, StreamEvent
-from .chat_reply import ChatReply
-from .chat_request import RESERVED, encode_request, encode_settings
-from .classify import name_refused
+from ..errors import MalformedReplyError, ProviderError, TruncatedStreamError
+from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
+from .encoding import Text, clean_json, parse_arguments
 from .endpoint import Endpoint, is_host_of
-from .openai_errors import translate
-from .openai_sdk import items, new_client, post
+from .errors import in_stream, name_refused
+from .json_values import array, count, mapping, string
+from .openai_chat_request import RESERVED, THINKING_FIELDS, encode_request, encode_settings
+from .openai_sdk import items, new_client, post, translate
 from .settings import check_canonical, check_options
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+
+# --- from chat_calls.py
+#
+# The tool calls of a streamed chat completion: which piece belongs to which call.
+#
+# OpenAI sends an index with every piece, id and name with the first, and arguments as pieces of JSON text.
+# Others leave out the index or the id, give every call the index 0, repeat the name, or send the arguments as
+# an object.
+
+
+@dataclass(slots=True)
+class Slot:
+    """A call under assembly."""
+
+    index: int
+    """Its place in the reply."""
+    wire_index: int | None
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    extra: Any = None
+    """What the server keeps with the call, and wants back."""
+
+    @property
+    def complete(self) -> bool:
+        """Its arguments are a JSON object, so that nothing more can belong to them."""
+        try:
+            return self.arguments.rstrip().endswith("}") and isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
+
+
+class CallSlots:
+    """The calls of one reply."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, entry: Mapping[str, Any]) -> tuple[Slot, str]:
+        """Take one piece; the call that it belongs to, and the piece of arguments it adds."""
+        function = entry.get("function")
+        function = function if isinstance(function, dict) else entry
+        call_id = clean(entry["id"]) if isinstance(entry.get("id"), str) else ""
+        name = clean(function["name"]) if isinstance(function.get("name"), str) else ""
+        arguments = _arguments(function.get("arguments"))
+        index = entry.get("index") if isinstance(entry.get("index"), int) else None
+        slot = self._find(index, call_id, name)
+        slot.id = slot.id or call_id
+        if name != slot.name and not slot.arguments:
+            slot.name += name  # the first piece, or a name that itself comes in pieces
+        slot.arguments += arguments
+        if entry.get("extra_content") is not None:
+            slot.extra = entry["extra_content"]
+        return slot, arguments
+
+    def _find(self, index: int | None, id: str, name: str) -> Slot:
+        if index is None:
+            # Without an index a known id says which call; else the piece goes on with the last one.
+            candidates = [slot for slot in self._slots if id and slot.id == id] or self._slots[-1:]
+        else:
+            candidates = [slot for slot in self._slots if slot.wire_index == index]
+        if candidates and not _begins(candidates[-1], id, name):
+            return candidates[-1]
+        slot = Slot(index=len(self._slots), wire_index=index)
+        self._slots.append(slot)
+        return slot
+
+    def parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
+        """The calls, whole, in order.
+
+        ``cut``: the reply was ended before it was complete, and calls that are not are left out: nobody asked for them.
+        """
+        parts = [_part(slot, origin) for slot in self._slots]
+        if not cut:
+            return parts
+        begun = self._slots[-1].index if self._slots and not self._slots[-1].arguments.strip() else -1
+        return [
+            part for slot, part in zip(self._slots, parts, strict=True) if slot.index != begun and not part.malformed
+        ]
+
+
+def _begins(last: Slot, id: str, name: str) -> bool:
+    """Whether a piece with ``id`` and ``name`` begins a call after ``last`` instead of going on with it."""
+    if not name:
+        # Ids alone do not tell: some servers make up a new one for every piece.
+        return bool(id and last.id and id != last.id and last.complete)
+    if id and last.id == id:
+        return False
+    if last.arguments:
+        return last.complete
+    return bool(id and last.id)
+
+
+def _arguments(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _part(slot: Slot, origin: str) -> ToolCallPart:
+    text = clean(slot.arguments)
+    arguments = parse_arguments(text)
+    opaque = None if slot.extra is None else {"extra_content": clean_json(slot.extra)}
+    return ToolCallPart(
+        id=slot.id,
+        name=slot.name,
+        arguments=arguments or {},
+        malformed=text if arguments is None else None,
+        provider=origin if opaque else None,
+        opaque=opaque,
+    )
+
+
+# --- from chat_thinking.py
+#
+# What a model thought, as servers that speak chat completions stream it. OpenAI itself shows none.
+
+
+_GROWING = ("text", "summary", "data")
+
+
+class Thinking:
+    """The thinking of one reply, under assembly."""
+
+    def __init__(self) -> None:
+        self._text = Text()
+        self._field: str | None = None
+        self._details: list[dict[str, Any]] = []
+
+    def add(self, delta: Mapping[str, Any]) -> str:
+        """Take what ``delta`` has of it; the text that can be shown."""
+        if details := delta.get("reasoning_details"):
+            for detail in array(details):
+                if isinstance(detail, Mapping):
+                    self._detail(dict(detail))
+        for field in THINKING_FIELDS:
+            if (piece := delta.get(field)) and isinstance(piece, str):
+                self._field = field
+                return self._text.add(piece)
+        content = delta.get("content")
+        return self._among(content) if isinstance(content, list) else ""
+
+    def _among(self, content: list[Any]) -> str:
+        """Mistral has it among the pieces of the content."""
+        pieces = [piece for piece in content if isinstance(piece, Mapping) and "thinking" in piece]
+        inner = [text for piece in pieces for text in array(piece["thinking"]) if isinstance(text, Mapping)]
+        return self._text.add("".join(text["text"] for text in inner if isinstance(text.get("text"), str)))
+
+    def _detail(self, detail: dict[str, Any]) -> None:
+        """OpenRouter's form: blocks with signatures or encrypted text, in pieces that have the block's index."""
+        last = self._details[-1] if self._details else {}
+        if not last or any(last.get(key) != detail.get(key) for key in ("type", "index")):
+            self._details.append(detail)
+            return
+        for key, value in detail.items():
+            if key in _GROWING and isinstance(value, str) and isinstance(last.get(key), str):
+                last[key] += value
+            elif value is not None:
+                last[key] = value
+
+    def part(self, origin: str) -> ThinkingPart | None:
+        """All of it; ``opaque`` says how it goes back to ``origin``."""
+        text = self._text.whole()
+        if not text and not self._details:
+            return None
+        opaque: dict[str, Any] | None = None
+        if self._details:
+            opaque = {"reasoning_details": clean_json(self._details)}
+        elif self._field:
+            opaque = {"field": self._field}
+        return ThinkingPart(text=text, provider=origin if opaque else None, opaque=opaque)
+
+
+# --- from chat_reply.py
+#
+# A streamed chat completion, put together: chunks in, events out, ``Completed`` at the end.
+#
+# Tolerant of what servers that call themselves compatible send; strict where a guess would lose something.
+
+
+_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "refusal": "refusal",
+}
+
+_CUT = ("length", "content_filter", "refusal")
+"""The reply may have ended in the middle of a call."""
+
+
+class ChatReply:
+    """One reply under assembly. ``endpoint`` names the API in errors, ``origin`` what only it understands."""
+
+    def __init__(self, endpoint: str, origin: str) -> None:
+        self._endpoint = endpoint
+        self._origin = origin
+        self._text = Text()
+        self._refusal = Text()
+        self._annotations: list[Any] = []
+        self._thinking = Thinking()
+        self._calls = CallSlots()
+        self._reason: str | None = None
+        self._usage = Usage()
+        self._model = ""
+
+    def feed(self, chunk: object) -> Iterator[StreamEvent]:
+        """Take one chunk. Raises ``MalformedReplyError``, or the error that the chunk carries."""
+        if not isinstance(chunk, dict):
+            raise MalformedReplyError(f"{self._endpoint} sent a chunk that is no JSON object: {str(chunk)[:200]!r}")
+        if chunk.get("object") == "error" or chunk.get("error"):
+            raise in_stream(chunk.get("error") or chunk, "", self._endpoint)
+        if isinstance(model := chunk.get("model"), str) and model:
+            self._model = model
+        if isinstance(usage := chunk.get("usage"), dict):
+            self._usage = read_usage(usage)
+        for choice in array(chunk.get("choices")):
+            if isinstance(choice, dict) and not choice.get("index"):
+                yield from self._choice(choice)
+
+    def _choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        delta = choice.get("delta") or choice.get("message") or {}
+        if not isinstance(delta, dict):
+            raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
+        if thought := self._thinking.add(delta):
+            yield ThinkingDelta(thought)
+        if (refusal := string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
+            yield TextDelta(shown)
+        if annotations := delta.get("annotations"):
+            self._annotations.extend(array(annotations))
+        yield from self._content(delta.get("content"))
+        for entry in array(delta.get("tool_calls")):
+            if not isinstance(entry, dict):
+                raise MalformedReplyError(f"{self._endpoint} sent a tool call that is no JSON object")
+            yield self._call(entry)
+        if isinstance(reason := choice.get("finish_reason"), str) and reason:
+            self._reason = reason
+
+    def _content(self, content: object) -> Iterator[StreamEvent]:
+        """Text, or a list of typed pieces, as some servers send it."""
+        for piece in array(content) if isinstance(content, list) else [content]:
+            text = string(piece) or (string(piece.get("text")) if isinstance(piece, dict) else "")
+            if text and (shown := self._text.add(text)):
+                yield TextDelta(shown)
+
+    def _call(self, entry: Mapping[str, Any]) -> ToolCallDelta:
+        slot, arguments = self._calls.add(entry)
+        return ToolCallDelta(index=slot.index, id=slot.id, name=slot.name, arguments=clean(arguments))
+
+    def complete(self) -> Completed:
+        """The whole reply. Raises ``TruncatedStreamError`` when the stream never said why it ended."""
+        if self._reason is None:
+            raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
+        reason = self._finish_reason()
+        parts: list[Part] = []
+        if thinking := self._thinking.part(self._origin):
+            parts.append(thinking)
+        if text := self._text.whole():
+            parts.append(self._own_text(text, {"annotations": self._annotations} if self._annotations else None))
+        if refusal := self._refusal.whole():
+            parts.append(self._own_text(refusal, {"refusal": True}))
+        parts.extend(self._calls.parts(self._origin, cut=reason in _CUT))
+        return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
+
+    def _own_text(self, text: str, opaque: dict[str, Any] | None) -> TextPart:
+        return TextPart(text=text, provider=self._origin if opaque else None, opaque=clean_json(opaque))
+
+    def _finish_reason(self) -> FinishReason:
+        reason = _REASONS.get(self._reason or "", "other")
+        if reason == "stop" and self._refusal.whole():
+            return "refusal"
+        return "tool_calls" if reason in ("stop", "other") and self._calls else reason
+
+
+def read_usage(usage: Mapping[str, Any]) -> Usage:
+    """Usage as the API counts it; what is missing is 0."""
+    read = mapping(usage, "prompt_tokens_details")
+    written = mapping(usage, "completion_tokens_details")
+    return Usage(
+        input_tokens=count(usage, "prompt_tokens"),
+        output_tokens=count(usage, "completion_tokens"),
+        cached_tokens=count(read, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
+        reasoning_tokens=count(written, "reasoning_tokens"),
+        cache_write_tokens=count(read, "cache_write_tokens"),
+    )
+
 
 _NEW_NAMES = ("openai.com", "openai.azure.com")
 """Where newer models refuse ``max_tokens``."""

@@ -13,13 +13,60 @@ from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
-from ..errors import MalformedReplyError
-from .encoding import parse_answer
+from ..errors import (
+    AuthenticationError,
+    BadRequestError,
+    ContentFilterError,
+    MalformedReplyError,
+    ProviderConnectionError,
+    ProviderError,
+)
+from .encoding import EventData, parse_answer
 from .endpoint import CONNECT_TIMEOUT
-from .event_data import EventData
+from .errors import by_status, connection, in_stream, timed_out, transport_error, what
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
+
+
+# --- from openai_errors.py
+#
+# The translation of what the openai SDK raises into ``perdure.errors``, for both of its formats.
+
+
+def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
+    """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
+    import openai  # imported with the first call, not with perdure
+
+    if isinstance(error, openai.APIResponseValidationError):
+        return MalformedReplyError(f"{endpoint} sent a reply of the wrong shape: {error.message}")
+    if isinstance(error, openai.APIStatusError):
+        return by_status(error.status_code, error.body, error.response.headers, endpoint, key_name=key_name)
+    if isinstance(error, openai.APITimeoutError):
+        return timed_out(error, begun, endpoint)
+    if isinstance(error, openai.APIConnectionError):
+        return connection(error.__cause__ or error, begun, endpoint)
+    if isinstance(error, openai.APIError):
+        return in_stream(error.body, error.message, endpoint, key_name=key_name)
+    if isinstance(error, openai.ContentFilterFinishReasonError):
+        return ContentFilterError(f"{endpoint}: the content filter refused the reply")
+    if isinstance(error, openai.LengthFinishReasonError):
+        return MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({what(error)})")
+    return transport_error(error, begun, endpoint) or _rest(error, endpoint)
+
+
+def _rest(error: Exception, endpoint: str) -> ProviderError:
+    """Exceptions of the SDK that no call of ours raises today, and strangers."""
+    import openai  # see above
+
+    if isinstance(error, openai.WebSocketConnectionClosedError | openai.WebSocketQueueFullError):
+        return ProviderConnectionError(f"{endpoint}: {what(error)}")
+    if type(error).__name__ == "SubjectTokenProviderError":
+        return AuthenticationError(f"{endpoint}: {what(error)}")
+    if isinstance(error, openai.OpenAIError | openai.InvalidWebhookSignatureError):
+        return BadRequestError(f"{endpoint}: {what(error)}")
+    return ProviderError(f"{endpoint}: unexpected {what(error)}")
+
 
 _REST = 0.1
 """Seconds that the body has to end behind the last event: then the connection may be used again."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
     from pydantic_ai.settings import ModelSettings
 
+
 _NAME = "pydantic-ai"
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _WIRE = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
@@ -87,8 +88,7 @@ class PydanticAIModel:
         await asyncio.to_thread(_load)
         from pydantic_ai.messages import ModelResponse
 
-        from .pydantic_ai_errors import translate
-        from .pydantic_ai_reply import Events, completed, cut_short
+        from .pydantic_ai_convert import Events, completed, cut_short, translate
 
         try:
             model = await self._model(request.model)
@@ -159,7 +159,7 @@ async def _ask(
     """The open stream, closed with ``stack``; the whole ``ModelResponse`` of a model that cannot stream."""
     from pydantic_ai import direct
 
-    from .pydantic_ai_request import encode_messages
+    from .pydantic_ai_convert import encode_messages
 
     asked: dict[str, Any] = {
         "model_settings": _settings(model, request),

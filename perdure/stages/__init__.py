@@ -10,16 +10,12 @@ Each stage is plain middleware (``ports.Stage``). :mod:`.interceptor` attaches t
 makes the same chain for a call inside the process, as inline tools need it.
 """
 
-from .compose import compose_model, compose_tool
-from .events import EventsStage
-from .failures import FailuresStage
+from .event_stream import EventsStage, FailuresStage
 from .hooks import HookStage
-from .inline import InlineStage
-from .interceptor import StageInterceptor
-from .journal import JournalStage
-from .paid import PaidStage
+from .inline_tools import InlineStage
+from .interceptor import StageInterceptor, TracingStage, compose_model, compose_tool
+from .journal import JournalStage, PaidStage
 from .prepare import PrepareStage
-from .tracing import TracingStage
 from .transcript import TranscriptStage
 
 __all__ = [

@@ -12,12 +12,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from ..agent import Agent
+from ..agent.agent import Agent
+from ..agent.overrides import check_agent_settings
 from ..errors import DefinitionError, HookError
 from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
-from ..hooks.files import by_reference
-from ..hooks.returned import reply_from, request_from
-from ..overriding import check_agent_settings
+from ..hooks.dispatch import by_reference, reply_from, request_from
 from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
 from ..types.messages import Message, TextPart, Usage, clean
 from ..types.wire import ModelOutput, ToolOutput

@@ -7,8 +7,10 @@ A user's interceptors stand before or behind it as the worker lists them. Behind
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -18,13 +20,54 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
-from ..ports import ModelCall, Stage, ToolCall
-from ..types.wire import MODEL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
-from .compose import compose_model, compose_tool
-from .heartbeat import Heartbeat, agent_missing
-from .indexed import Indexed, said_indexed, says_indexed
-from .keys import tool_key
-from .verdict import Verdict, verdict
+from ..ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
+from ..types.interface import PENDING
+from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
+from .journal_keys import tool_key
+from .retries import Heartbeat, Verdict, agent_missing, verdict
+
+# --- from compose.py
+#
+# Stages around a call, composed by hand: the first stage is the outermost.
+
+
+def compose_model(stages: Sequence[Stage], call: NextModel) -> NextModel:
+    """``call`` with ``stages`` around it."""
+    for stage in reversed(stages):
+        call = partial(stage.model, next=call)
+    return call
+
+
+def compose_tool(stages: Sequence[Stage], call: NextTool) -> NextTool:
+    """``call`` with ``stages`` around it."""
+    for stage in reversed(stages):
+        call = partial(stage.tool, next=call)
+    return call
+
+
+# --- from indexed.py
+#
+# Which search attributes a run may keep up to date, and if its memo: said with its replies, behind the journal.
+
+
+Indexed = Callable[[], Awaitable[tuple[str, ...] | None]]
+"""The attributes that the namespace of the present activity has; None where it cannot be told."""
+
+
+def says_indexed(call: ModelCall, output: ModelOutput) -> bool:
+    """Whether the run is told with this reply: it needs to know before it first waits, and again now and then."""
+    if call.input.purpose not in ("call", "force_finish"):
+        return False
+    return call.input.iteration <= 1 or any(one.approval is not None for one in output.calls)
+
+
+def said_indexed(call: ModelCall, output: ModelOutput, names: tuple[str, ...] | None) -> ModelOutput:
+    """``output`` with ``names``, where the run is told of them. What is recorded is the same in every namespace."""
+    if not says_indexed(call, output):
+        return output
+    # Without that attribute nobody would find what the memo says, nor know whether it is all there is.
+    return output.model_copy(update={"indexed": names, "noted": PENDING in (names or ())})
+
 
 logger = logging.getLogger("perdure.worker")
 
@@ -116,3 +159,69 @@ def _as_temporal(verdict: Verdict) -> ApplicationError:
         non_retryable=not verdict.retry,
         next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),
     )
+
+
+# --- from tracing.py
+#
+# The outermost stage: one OpenTelemetry span per model call and per tool call, where OpenTelemetry is installed.
+
+
+# Attribute names of the OpenTelemetry GenAI conventions (v1.37); kept here because they still move between versions.
+_OPERATION = "gen_ai.operation.name"
+_AGENT = "gen_ai.agent.name"
+_CONVERSATION = "gen_ai.conversation.id"
+_MODEL = "gen_ai.response.model"
+_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+_TOOL = "gen_ai.tool.name"
+_CALL = "gen_ai.tool.call.id"
+
+
+class TracingStage:
+    """Spans around calls; does nothing without the ``otel`` extra."""
+
+    def __init__(self) -> None:
+        try:
+            from opentelemetry import trace
+        except ImportError:
+            self._tracer: Any = None
+        else:
+            self._tracer, self._use = trace.get_tracer("perdure"), trace.use_span
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Around a model call: agent, conversation, model and tokens."""
+        with self._span("chat", call.input, call.attempt) as span:
+            reply = await next(call)
+            if span is not None:
+                span.set_attribute(_MODEL, reply.output.model)
+                span.set_attribute(_INPUT_TOKENS, reply.output.usage.input_tokens)
+                span.set_attribute(_OUTPUT_TOKENS, reply.output.usage.output_tokens)
+            return reply
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call: agent, conversation, tool and call."""
+        side = call.input.side
+        operation = "execute_tool" if side is None else f"{side.kind}_tool_call"
+        with self._span(operation, call.input, call.attempt) as span:
+            if span is not None:
+                span.set_attribute(_TOOL, call.input.name)
+                span.set_attribute(_CALL, call.input.call_id)
+            output = await next(call)
+            if span is not None:
+                span.set_attribute("perdure.is_error", output.is_error)
+            return output
+
+    def _span(self, operation: str, facts: CallFacts, attempt: int) -> AbstractContextManager[Any]:
+        if self._tracer is None:
+            return nullcontext()
+        attributes = {
+            _OPERATION: operation,
+            _AGENT: facts.agent,
+            _CONVERSATION: facts.context_id,
+            "perdure.op": facts.op,
+            "perdure.attempt": attempt,
+        }
+        span = self._tracer.start_span(f"perdure.{operation}", attributes=attributes)
+        if not span.get_span_context().is_valid:
+            return nullcontext()  # nobody has set up the SDK: this span would go nowhere, and have no children
+        return self._use(span, end_on_exit=True)

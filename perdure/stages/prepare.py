@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Chain, ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..types.elsewhere import After
 from ..types.messages import BlobRef
+from ..types.tool_calls import After
 from ..types.wire import CallFacts, ToolOutput
-from .keys import call_key
+from .journal_keys import call_key
 from .transcript import check_store, unreadable
 
 

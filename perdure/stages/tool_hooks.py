@@ -12,18 +12,16 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..agent import Agent
+from ..agent.agent import Agent
 from ..errors import AbortError
 from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
-from ..hooks.files import by_reference
+from ..hooks.dispatch import arguments_from, by_reference, same
 from ..hooks.hook import OF_TOOLS
-from ..hooks.inside import same
-from ..hooks.returned import arguments_from
 from ..ports import NextTool, ToolCall
 from ..tools import ArgumentsError, Tool, ToolContext, error_text, read_result
 from ..tools.memory import Writes
-from ..types.elsewhere import After, Around
 from ..types.messages import FilePart, Message, ToolResultPart, clean
+from ..types.tool_calls import After, Around
 from ..types.wire import ToolOutput
 
 logger = logging.getLogger("perdure.worker")

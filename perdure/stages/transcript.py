@@ -2,37 +2,261 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
+from ..agent.xml import to_xml
 from ..errors import StoreMismatchError, TranscriptCorruptedError
-from ..loop.calls import closed_calls
-from ..ports import Blob, Chain, Commit, Journal, ModelCall, ModelReply, NextModel, NextTool, Node, Runs, ToolCall
-from ..types.background import AsTell
-from ..types.interface import plain_output
-from ..types.messages import Message, ToolResultPart
-from ..types.plain import size
-from ..types.question import AsCallback
+from ..loop.finish import REMINDER_ID, output_of
+from ..loop.transcript import closed_calls
+from ..ports import (
+    Blob,
+    Chain,
+    Commit,
+    Fork,
+    Journal,
+    ModelCall,
+    ModelReply,
+    NextModel,
+    NextTool,
+    Node,
+    RunRow,
+    Runs,
+    ToolCall,
+    TurnRow,
+)
+from ..types.files import decoded
+from ..types.interface import Response, plain_output
+from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart
+from ..types.plain_json import size
+from ..types.subagents import AsTell, BranchAsked, BranchOutcome
+from ..types.tool_calls import Answered, AsCallback, AsRemote, AsSubagent, Call, Refused
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
     REMOTE_BYTES,
-    Answered,
-    AsRemote,
-    AsSubagent,
-    Call,
     CallFacts,
     Finish,
     ModelInput,
     ModelOutput,
+    NewMessage,
     NewResult,
-    Refused,
     ToolOutput,
 )
-from .branches import forked, resolved
-from .outcome import read_outcome
-from .rows import run_row, turn_row
-from .sent import Sent
+from .journal_keys import read_outcome
+
+# --- from branches.py
+#
+# Branches of a step on their way to the loop and back: forked conversations become nodes, long texts become blobs.
+
+
+async def resolved(chain: Chain, outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
+    """``outcomes`` with the answers that stand in blobs. Raises ``TranscriptCorruptedError``."""
+    return [await _whole(chain, one) for one in outcomes]
+
+
+async def _whole(chain: Chain, outcome: BranchOutcome) -> BranchOutcome:
+    if outcome.blob is None:
+        return outcome
+    return outcome.model_copy(update={"content": await chain.resolve_blob(outcome.blob), "blob": None})
+
+
+def forked(chain: Chain, store_id: str, call: ModelCall, reply: ModelReply, sent: Sequence[Blob]) -> ModelReply:
+    """``reply`` whose step waits for branches: each gets the end of its conversation, the run keeps its own.
+
+    ``sent``: the files of messages that are new since the head.
+    """
+    nodes: dict[str, Node] = {}
+    blobs = [*sent, *call.blobs]
+
+    def head(fork: Fork | None) -> str | None:
+        if fork is None or not fork.messages:
+            return fork.head if fork is not None else None
+        node, more = chain.extend(fork.head, fork.messages)
+        if node.hash not in nodes:
+            chain.remember(node, fork.messages)
+            nodes[node.hash] = node
+            blobs.extend(more)
+        return node.hash
+
+    asked = tuple(
+        _fit_branch(one, blobs).model_copy(update={"head": head(fork)})
+        for one, fork in zip(reply.output.branches, reply.forks, strict=True)
+    )
+    output = reply.output.model_copy(update={"branches": asked, "head": call.head, "store_id": store_id})
+    return replace(reply, output=output, commit=Commit(list(nodes.values()), blobs))
+
+
+def _fit_branch(asked: BranchAsked, blobs: list[Blob]) -> BranchAsked:
+    """A long message stays out of history."""
+    if asked.message is None or len(asked.message.encode()) <= INLINE_BYTES:
+        return asked
+    blobs.append(Blob.of(asked.message))
+    return asked.model_copy(update={"message": None, "blob": blobs[-1].ref})
+
+
+# --- from rows.py
+#
+# What the store is told of a run and its turn with each call: for lists, and for whoever asks when Temporal forgot.
+
+
+def run_row(call: ModelCall, output: ModelOutput) -> RunRow:
+    """The run as it stands after this call; the workflow may still go on, and the next call says so."""
+    task = call.input
+    status = "running"
+    if task.closing is not None:
+        status = task.closing.status
+    elif output.finish is not None:
+        status = "waiting" if task.mode == "session" else "completed"
+    result = _result(task, output)
+    return RunRow(task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at)
+
+
+def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
+    """The turn, where there is something to say of it: it took messages (maybe after its answer), or has ended."""
+    task = call.input
+    heard = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+    ids = tuple(item.id for item in heard if item.id)
+    ended = task.closing is not None or output.finish is not None
+    if not task.task_id or not (heard or ended):
+        return None
+    status = "running"
+    if ended:
+        status = (task.closing.turn or task.closing.status) if task.closing else "completed"
+        status = "running" if status in ("waiting", "paused") else status  # a message extends it
+    return TurnRow(task.context_id, task.task_id, status, output.head, _result(task, output), ids, call.asked_at)
+
+
+def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
+    """JSON of the ``Response``, as far as this call knows it; of a failure with ``error_type`` and ``error``."""
+    closing = task.closing
+    if closing is not None:
+        why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
+        return _readable({**(closing.response or {}), "head": output.head, **why})
+    finish, blob = output.finish, output.answer_blob
+    if finish is None:
+        return None
+    said = output_of(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
+    answer = Response(
+        content=finish.content,
+        blob=blob,
+        output=None if blob else said,
+        typed=finish.typed,
+        iterations=task.iteration,
+        usage=task.used + output.usage,
+        calls=task.iteration - output.unasked,
+        cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
+        finish_reason=output.finish_reason,
+        finish_called=finish.called,
+        context_id=task.context_id,
+        task_id=task.task_id,
+        head=output.head,
+        store_id=output.store_id,
+    )
+    return _readable(answer.model_dump(mode="json", exclude_none=True))
+
+
+def _readable(result: dict[str, Any]) -> bytes:
+    """JSON of ``result`` that readers take: without an output that could not be read back."""
+    body = json.dumps(result).encode()
+    try:
+        Response.model_validate_json(body)
+    except ValidationError:
+        body = json.dumps({key: value for key, value in result.items() if key != "output"}).encode()
+    return body
+
+
+# --- from sent.py
+#
+# A user's message on its way into the transcript: what its sender put into the store is read, bytes become blobs.
+
+
+logger = logging.getLogger("perdure.worker")
+
+Render = Callable[[str], Awaitable[str]]
+"""What is said for the JSON of a typed input."""
+
+
+async def _plainly(text: str) -> str:
+    """Without the agent's code: as XML, field by field."""
+    plain = plain_output(text)
+    return to_xml(plain) if isinstance(plain, dict) else text
+
+
+class Sent:
+    """The messages that one model call is given. ``blobs`` are the files that came in them, and are to be written."""
+
+    def __init__(self, chain: Chain, store_id: str, render: Render = _plainly) -> None:
+        """``render`` gives what the model is shown of a typed input."""
+        self._chain = chain
+        self._render = render
+        self._store_id = store_id
+        self.blobs: list[Blob] = []
+
+    async def message(self, item: NewMessage) -> Message:
+        """``item`` as the transcript has it.
+
+        What is not there is said to be missing, to the model and to whoever reads the transcript. It never was part of
+        the transcript, and waiting for it would keep every other message out for ever.
+        """
+        content = item.content
+        if isinstance(content, str) and item.typed:
+            return Message.user(await self._render(content), id=item.id, by=item.by)
+        if isinstance(content, str):
+            return Message.user(content, id=item.id, by=item.by)
+        given = (TextPart(blob=content),) if isinstance(content, BlobRef) else content
+        parts = []
+        for part in given:
+            try:
+                parts.append(await self._part(part, item.store_id))
+            except TranscriptCorruptedError as error:
+                parts.append(_missing(item, part, error))
+        if item.typed:
+            text = "".join(part.text for part in parts if isinstance(part, TextPart))
+            return Message.user(await self._render(text), id=item.id, by=item.by)
+        return Message(role="user", parts=tuple(parts), id=item.id, by=item.by)
+
+    async def _part(self, part: ContentPart, store_id: str | None) -> ContentPart:
+        if isinstance(part, FilePart) and part.data is not None:
+            kept, blobs = by_reference(part)
+            self.blobs += blobs
+            return kept
+        if part.blob is None:
+            return part
+        if store_id not in (None, self._store_id):
+            what = "its text" if isinstance(part, TextPart) else "it"
+            raise TranscriptCorruptedError(
+                f"{what} ({part.blob.size:,} bytes, blob {part.blob.hash}) is in store {store_id}, "
+                f"and the run is kept in store {self._store_id}"
+            )
+        if isinstance(part, TextPart):
+            return TextPart(text=await self._chain.resolve_blob(part.blob))
+        read = await self._chain.files([Message(role="user", parts=(part,))])
+        size = len(read[part.blob.hash])  # what the sender says of it may be anything
+        return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
+
+
+def by_reference(part: FilePart) -> tuple[FilePart, list[Blob]]:
+    """``part`` with a reference in the place of bytes, and the blob that this takes."""
+    if part.data is None:
+        return part, []
+    blob = Blob.of(decoded(part))
+    return part.model_copy(update={"data": None, "blob": blob.ref}), [blob]
+
+
+def _missing(item: NewMessage, part: ContentPart, error: TranscriptCorruptedError) -> TextPart:
+    what = f"message {item.id}" if item.id else "a message"
+    if isinstance(part, FilePart):
+        what = f"file {part.name} of {what}" if part.name else f"a file of {what}"
+    text = f"[{what} could not be read: {error.message}. Its sender has to send it again, under another id.]"
+    logger.warning("a run goes on without a message: %s", text)
+    return TextPart(text=text)
+
 
 RenderInput = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
@@ -80,7 +304,7 @@ class TranscriptStage:
         if said:
             head = self._node(head, said, nodes, blobs)
         kept = {"head": head, "store_id": self._store_id, "compact": reply.due or None}
-        reply.output = _fit(reply.output, blobs, kept)
+        reply.output = _fit_output(reply.output, blobs, kept)
         run, turn = run_row(call, reply.output), turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
@@ -215,7 +439,7 @@ def check_store(task: CallFacts, store_id: str) -> None:
         )
 
 
-def _fit(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
+def _fit_output(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
     """``output`` with where it is ``kept``. Large text and arguments stay out of history; adds the blobs that this
     needs to ``blobs``."""
     output = output.model_copy(update=kept | {"calls": tuple(_fit_calls(output.calls, blobs))})

@@ -10,6 +10,7 @@ from .chain import Chain
 if TYPE_CHECKING:
     from ..ports import Store
 
+
 __all__ = ["Chain", "open_store"]
 
 

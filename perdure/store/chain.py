@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError, TranscriptCorruptedError
-from ..ports import Blob, Node, Transcripts
+from ..ports import Batch, Blob, Claim, Commit, Journal, Node, Transcripts
 from ..types.files import decoded
 from ..types.messages import (
     BlobRef,
@@ -28,7 +30,115 @@ from ..types.messages import (
     parse_messages,
 )
 from ..types.wire import INLINE_BYTES
-from .lru import ByteLRU, CacheBudget
+
+# --- from lru.py
+#
+# Least-recently-used caches that share one budget in bytes, for a worker's copies of what never changes.
+
+
+V = TypeVar("V")
+
+CACHE_BYTES = 256 * 1024 * 1024
+"""Default budget of all caches of a worker."""
+ENTRY_BYTES = 500
+"""What an entry takes besides its value, measured with tracemalloc: its key (a hash), itself, and its two places."""
+
+
+class CacheBudget:
+    """Bytes that caches may take together: the least recently used entry of any of them leaves first.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, bytes: int = CACHE_BYTES) -> None:
+        self.bytes = bytes
+        self.used = 0
+        self.order: OrderedDict[int, _Entry] = OrderedDict()
+        """Entries by ``id``, the least recently used first."""
+
+    def shrink(self) -> None:
+        """Evict until the budget is kept."""
+        while self.used > self.bytes:
+            _, entry = self.order.popitem(last=False)
+            self.used -= entry.size
+            entry.cache.forget(entry.key)
+
+
+class _Entry:
+    __slots__ = ("cache", "key", "size", "value")
+
+    def __init__(self, cache: ByteLRU[Any], key: str, value: Any, size: int) -> None:
+        self.cache = cache
+        self.key = key
+        self.value = value
+        self.size = size
+
+
+class ByteLRU(Generic[V]):
+    """Values by key, each with its size, within a budget of its own (``budget`` bytes) or a shared one.
+
+    A value that alone is over the budget is not kept, and nothing leaves for it. Not for several threads at once.
+    """
+
+    def __init__(self, budget: int | CacheBudget, on_evict: Callable[[str], None] | None = None) -> None:
+        self.budget = CacheBudget(budget) if isinstance(budget, int) else budget
+        self._entries: dict[str, _Entry] = {}
+        self._on_evict = on_evict
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def peek(self, key: str) -> V | None:
+        """The value, without counting as use."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
+    def get(self, key: str) -> V | None:
+        """The value, which is now the most recently used."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self.budget.order.move_to_end(id(entry))
+        value: V = entry.value
+        return value
+
+    def touch(self, keys: list[str]) -> None:
+        """Count as used, in this order, what is there of ``keys``."""
+        move, entries = self.budget.order.move_to_end, self._entries
+        for key in keys:
+            if key in entries:
+                move(id(entries[key]))
+
+    def put(self, key: str, value: V, size: int) -> None:
+        """Keep ``value`` (``size`` bytes, without its key and the cache's own objects) as the most recently used."""
+        self.remove(key)
+        entry = _Entry(self, key, value, size + ENTRY_BYTES)
+        budget = self.budget
+        if entry.size > budget.bytes:
+            if self._on_evict is not None:
+                self._on_evict(key)
+            return
+        self._entries[key] = entry
+        budget.order[id(entry)] = entry
+        budget.used += entry.size
+        budget.shrink()
+
+    def remove(self, key: str) -> None:
+        """Drop the value, if there is one. That is not reported as an eviction."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            del self.budget.order[id(entry)]
+            self.budget.used -= entry.size
+
+    def forget(self, key: str) -> None:
+        """The budget has evicted ``key``."""
+        del self._entries[key]
+        if self._on_evict is not None:
+            self._on_evict(key)
+
 
 _MESSAGE_BYTES = 1500  # what a decoded message takes besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
@@ -296,3 +406,44 @@ def _size(node: Node, messages: Sequence[Message]) -> int:
         if isinstance(part, TextPart | ToolResultPart)
     )
     return encoded + 2 * max(texts, len(node.body)) + _MESSAGE_BYTES * (1 + len(messages))
+
+
+# --- from journal.py
+#
+# A cache of the outcomes that this process recorded, in front of the journal.
+#
+# A recorded outcome never changes, so a copy is as good as the entry: a model call right after its tools reads
+# nothing.
+# What is read is not cached: its bytes may have been altered, which only the caller who parses them notices, and an
+# entry that is restored then must be read anew.
+
+
+class CachedJournal:
+    """A ``Journal`` over another one. Used from one event loop."""
+
+    def __init__(self, journal: Journal, *, cache: CacheBudget | None = None) -> None:
+        self._journal = journal
+        self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget())
+
+    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The recorded outcomes among ``keys``."""
+        found = {key: body for key in keys if (body := self._outcomes.get(key)) is not None}
+        unknown = [key for key in keys if key not in found]
+        if unknown:
+            found |= await self._journal.find(unknown)
+        return found
+
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
+        """Record the intent of ``owner`` to act."""
+        body = self._outcomes.get(key)
+        if body is not None:
+            return Claim("done", body)
+        return await self._journal.claim(key, owner, again=again, events=events)
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        """Write everything in one transaction; the recorded outcome."""
+        recorded = await self._journal.commit(commit)
+        outcome = commit.outcome
+        if outcome is not None and recorded == outcome.body:
+            self._outcomes.put(outcome.key, outcome.body, len(outcome.body))
+        return recorded

@@ -5,6 +5,7 @@ An adapter opens the transaction and runs one function in it; every function her
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,102 @@ from sqlalchemy import Dialect, bindparam
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
-from ..errors import TranscriptCorruptedError
-from ..ports import Batch, Claim, Commit, Node, RunRow, TurnRow
-from . import feed
-from .memory import write_memory
-from .statement import ByKeys, Database, Statement, as_bytes, insert, insert_missing, upsert
-from .tables import RUN_COLUMNS, blobs_table, journal, meta, nodes_table, runs_table, sent, turns_table
+from ..errors import MemoryChangedError, TranscriptCorruptedError
+from ..ports import Batch, Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
+from . import event_log
+from .schema import (
+    RUN_COLUMNS,
+    ByKeys,
+    Database,
+    Statement,
+    as_bytes,
+    blobs_table,
+    insert,
+    insert_missing,
+    journal,
+    memory,
+    meta,
+    nodes_table,
+    runs_table,
+    sent,
+    turns_table,
+    upsert,
+)
+
+# --- from memory.py
+#
+# The memory that conversations share: its operations, as :mod:`.sql` has those on the other tables.
+
+
+def _recall_all(bounded: bool) -> Statement:
+    query = sa.select(memory.c.key, memory.c.value).where(
+        memory.c.namespace == bindparam("namespace"), memory.c.key >= bindparam("prefix")
+    )
+    if bounded:
+        query = query.where(memory.c.key < bindparam("behind"))
+    return Statement(lambda _: query.order_by(memory.c.key).limit(bindparam("limit", type_=sa.Integer)))
+
+
+_BY_NAME = memory.c.namespace == bindparam("namespace"), memory.c.key == bindparam("key")
+INSERT_MEMORY = insert_missing(memory)
+REPLACE_MEMORY = Statement(
+    lambda _: (
+        sa.update(memory)
+        .values(value=bindparam("new"), updated_at=bindparam("now"))
+        .where(*_BY_NAME, memory.c.value == bindparam("before"))
+    )
+)
+UPSERT_MEMORY = Statement(lambda dialect: upsert(dialect, memory))
+DELETE_MEMORY = Statement(lambda _: sa.delete(memory).where(*_BY_NAME))
+RECALL = Statement(lambda _: sa.select(memory.c.value).where(*_BY_NAME))
+RECALL_ALL = {bounded: _recall_all(bounded) for bounded in (False, True)}
+
+
+def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
+    """Carry them out; of a key the last counts. Raises ``MemoryChangedError``."""
+    last = {(write.namespace, write.key): write for write in writes}
+    for (namespace, key), write in sorted(last.items(), key=lambda item: item[0]):
+        value = write.value
+        if write.checked and value is not None:
+            _replace_memory(database, write, value, now)
+        elif value is None:
+            DELETE_MEMORY.run(database, namespace=namespace, key=key)
+        else:
+            UPSERT_MEMORY.run(database, namespace=namespace, key=key, value=value, updated_at=now)
+
+
+def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: str) -> None:
+    """Raises ``MemoryChangedError``; whoever runs the transaction takes it back."""
+    name = {"namespace": write.namespace, "key": write.key}
+    if write.before is None:
+        rows = INSERT_MEMORY.run(database, **name, value=value, updated_at=now)
+    else:
+        rows = REPLACE_MEMORY.run(database, **name, new=value, now=now, before=write.before)
+    if rows.rowcount == 0:
+        raise MemoryChangedError(f"memory {write.namespace!r}, key {write.key!r} was changed by somebody else")
+
+
+def recall(database: Database, namespace: str, key: str) -> bytes | None:
+    """One value of the memory."""
+    row = RECALL.run(database, namespace=namespace, key=key).fetchone()
+    return None if row is None else as_bytes(row[0])
+
+
+def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
+    """The values whose key begins with ``prefix``; a range, since no pattern has to be escaped in it."""
+    behind = _behind(prefix)
+    statement = RECALL_ALL[behind is not None]
+    rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
+    return {key: as_bytes(value) for key, value in rows}
+
+
+def _behind(prefix: str) -> str | None:
+    """The first text, by code points, behind all that begin with ``prefix``; None if nothing is."""
+    stem = prefix.rstrip(chr(sys.maxunicode))
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no text
 
 
 def _record(dialect: Dialect) -> Insert:
@@ -110,7 +201,7 @@ def claim(database: Database, key: str, owner: str, again: bool, now: str, event
     """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
     claim = _claim(database, key, owner, again, now)
     if events is not None and claim.state == "new":
-        feed.append(database, events, now)
+        event_log.append(database, events, now)
     return claim
 
 
@@ -150,7 +241,7 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
     if commit.memory:
         write_memory(database, commit.memory, now)
     if commit.events is not None:
-        feed.append(database, commit.events, now, recorded=True)
+        event_log.append(database, commit.events, now, recorded=True)
     return outcome.body if outcome is not None else None
 
 

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
 from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
-from . import feed, memory, migrations, sql, stream
-from .session import Session, SqliteDatabase, Work
-from .thread import StoreThread
-from .watch import Watch
+from . import event_log, migrations, sql
+from .sqlite_connection import Session, SqliteDatabase, StoreThread, Work
+from .sqlite_notify import Watch
 
 T = TypeVar("T")
 
@@ -199,15 +198,15 @@ class SqliteStore:
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.Memory`."""
-        return await self._read(memory.recall, namespace, key)
+        return await self._read(sql.recall, namespace, key)
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.Memory`."""
-        return await self._read(memory.recall_all, namespace, prefix, limit)
+        return await self._read(sql.recall_all, namespace, prefix, limit)
 
     async def append(self, batch: Batch) -> bool:
         """See :class:`perdure.ports.Events`."""
-        written = await self._write(feed.append, batch, self._now())
+        written = await self._write(event_log.append, batch, self._now())
         self._wrote(batch)
         return written
 
@@ -216,7 +215,7 @@ class SqliteStore:
     ) -> list[EventRow]:
         """See :class:`perdure.ports.Events`."""
         few = min(limit, _FEW_EVENTS)
-        read = partial(stream.events, children=children)
+        read = partial(event_log.events, children=children)
         found = self._quick(read, context_id, after, few, _FEW_BYTES)
         if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _FEW_BYTES:
             return found
@@ -229,9 +228,9 @@ class SqliteStore:
         return await self._watch.changed(context_id, after, timeout)
 
     async def _latest(self, context_id: str) -> int:
-        found = self._quick(stream.latest, [context_id])
+        found = self._quick(event_log.latest, [context_id])
         if found is None:
-            found = await self._read(stream.latest, [context_id])
+            found = await self._read(event_log.latest, [context_id])
         return found.get(context_id, 0)
 
 

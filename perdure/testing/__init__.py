@@ -1,10 +1,8 @@
 """What a test of an agent needs: public, documented, and never imported by the engine itself."""
 
 from ..worker.replay import Replayed, ReplayError, ReplayReport, replay
-from .block import ModelsBlockedError, block_models
-from .faults import at, cut, fail, hang, kill_at
-from .provider import ScriptedProvider, ScriptError, call, finish
-from .scripted import Script, scripted
+from .provider import ScriptedProvider, ScriptError, at, call, cut, fail, finish, hang, kill_at
+from .scripted import ModelsBlockedError, Script, block_models, scripted
 from .store import MemoryStore
 
 __all__ = [

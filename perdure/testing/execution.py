@@ -9,23 +9,223 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
+import itertools
 import json
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, Literal, NoReturn, Protocol
 
-from temporalio.exceptions import ApplicationError
+from temporalio.api.common.v1 import Memo
+from temporalio.converter import DataConverter
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
+from ..ports import ModelCall, ToolCall
+from ..stages.interceptor import said_indexed
+from ..stages.journal_keys import tool_key
+from ..stages.retries import verdict
+from ..types.interface import ATTRIBUTES, WORKFLOW
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.host import hosted
-from .calls import Calls, activity_error
-from .child import InProcessChild, encoded
-from .conditions import Conditions
-from .started import Started as Started
+
+# --- from calls.py
+#
+# Activities without Temporal: the engine's calls through all stages, tried again as Temporal would.
+
+
+_OF_ENGINE = {"scope", "op", "context_id", "call_id", "name"}
+"""What the input of the engine's own tool activities has."""
+ATTEMPTS = 25
+"""How often a call is tried that fails in a way that may pass: Temporal would go on, and a test must end."""
+
+
+class Calls:
+    """The activities of one execution."""
+
+    def __init__(self, engine: Engine, run_id: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._numbers = itertools.count(1)
+
+    async def run(self, name: str, argument: dict[str, Any]) -> Any:
+        """What activity ``name`` comes to; both go through JSON. Raises ``ApplicationError``."""
+        plain = json.loads(json.dumps(argument))
+        if name != MODEL_ACTIVITY and not plain.keys() >= _OF_ENGINE:
+            return await self._remote(name.removeprefix(TOOL_ACTIVITY), plain)
+        number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
+        scheduled = monotonic()
+        for attempt in itertools.count(1):
+            owner = f"{self._run_id}/{number}/{attempt}"
+            try:
+                output = await self._attempt(name, plain, owner, attempt, asked_at, scheduled)
+            except Exception as error:
+                found = verdict(error, attempt)
+                if found.retry and attempt < ATTEMPTS:
+                    await asyncio.sleep(0)  # at once, whatever delay is asked for
+                    continue
+                text = f"{found.message} (given up after {ATTEMPTS} attempts)" if found.retry else found.message
+                raise ApplicationError(text, *found.details, type=found.kind, non_retryable=True) from None
+            return json.loads(output.model_dump_json(exclude_none=True))
+        raise AssertionError("counting does not end")
+
+    async def _remote(self, name: str, arguments: dict[str, Any]) -> Any:
+        """A remote tool: what the tool of its name that was given to ``scripted(tools=…)`` answers in its place."""
+        stand_in = self._engine.agents.tools.get(name)
+        if stand_in is None:
+            text = f'nobody runs it here; give the script one in its place: tools=[tool(name="{name}")(function)]'
+            raise ApplicationError(text, type="NotFoundError", non_retryable=True)
+        try:
+            value = stand_in.bind(arguments)()
+            value = await value if inspect.isawaitable(value) else value
+        except Exception as error:
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+        return json.loads(json.dumps(value))
+
+    async def _attempt(
+        self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str, scheduled: float
+    ) -> ModelOutput | ToolOutput:
+        if name == MODEL_ACTIVITY:
+            call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at, scheduled)
+            return said_indexed(call, (await self._engine.call_model(call)).output, tuple(ATTRIBUTES))
+        task = ToolInput.model_validate(argument)
+        asked = ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
+        return await self._engine.call_tool(asked)
+
+
+def activity_error(name: str) -> ActivityError:
+    """What Temporal wraps the failure of activity ``name`` in; the failure is its cause."""
+    return ActivityError(
+        "Activity task failed",
+        scheduled_event_id=0,
+        started_event_id=0,
+        identity="",
+        activity_type=name,
+        activity_id="",
+        retry_state=None,
+    )
+
+
+# --- from child.py
+#
+# Child runs of a run without Temporal.
+
+
+class InProcessChild(asyncio.Task[Any]):
+    """What ``start_child_workflow`` gives: it ends as the child does; cancelled, it cancels the child, and waits."""
+
+    def __init__(self, execution: Execution) -> None:
+        super().__init__(_result(execution), loop=asyncio.get_running_loop())
+        self._execution = execution
+
+    async def signal(self, signal: str) -> None:
+        """See :class:`~perdure.workflows.host.Child`."""
+        if self._execution.ended is not None:
+            raise ApplicationError("the child has ended", type="ExternalWorkflowExecutionNotFound")
+        self._execution.signal(signal, [])
+
+
+def encoded(memo: dict[str, Any]) -> Memo:
+    """As a client sends it."""
+    convert = DataConverter.default.payload_converter.to_payloads
+    return Memo(fields={name: convert([value])[0] for name, value in memo.items()})
+
+
+async def _result(execution: Execution) -> Any:
+    while execution.ended is None:
+        try:
+            await execution.closed()
+        except asyncio.CancelledError:
+            execution.cancel()
+    if execution.ended == "completed":
+        return execution.result
+    cause = execution.failure or (
+        TemporalCancelledError("Cancelled") if execution.ended == "cancelled" else TerminatedError("Terminated")
+    )
+    raise ChildWorkflowError(
+        "Child Workflow execution failed",
+        namespace="default",
+        workflow_id=execution.workflow_id,
+        run_id=execution.run_id,
+        workflow_type=WORKFLOW,
+        initiated_event_id=0,
+        started_event_id=0,
+        retry_state=None,
+    ) from cause
+
+
+# --- from conditions.py
+#
+# What an execution waits for: conditions, looked at whenever something has happened.
+
+
+_TURNS = 20
+"""Turns of the event loop after which everything that followed from an event has happened; it takes about five."""
+
+
+class Conditions:
+    """Those of one execution. To be used on its event loop."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    async def met(self, condition: Callable[[], bool], seconds: float | None) -> None:
+        """Until ``condition()`` holds. Raises ``TimeoutError``."""
+        if condition():  # to be met when everything that has arrived is applied
+            for _turn in range(_TURNS):
+                await asyncio.sleep(0)
+            return
+        met: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((condition, met))
+        try:
+            async with asyncio.timeout(seconds):
+                await met
+        finally:
+            self._waiting = [one for one in self._waiting if one[1] is not met]
+
+    def look(self) -> None:
+        """Look at them now and in the next turns of the loop, in which the rest of what follows happens."""
+        self._loop.call_soon(self._look, _TURNS)
+
+    def _look(self, turns: int) -> None:
+        with hosted(self._execution):  # a condition may ask it too
+            for condition, met in self._waiting:
+                if not met.done() and condition():
+                    met.set_result(None)
+        if turns and self._waiting:
+            self._loop.call_soon(self._look, turns - 1)
+
+
+# --- from started.py
+#
+# What an execution was started with.
+
+
+@dataclass(frozen=True)
+class Started:
+    """As the workflow's ``info()`` gives it, where it asks."""
+
+    workflow_id: str
+    input: list[Any]
+    memo: Any = None
+    task_queue: str = ""
+    first_execution_run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    continued_run_id: str | None = None
+    cron_schedule: str | None = None
+    parent_id: str | None = None
+    """Id of the run that started it as its child."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Search attributes."""
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
 
 logger = logging.getLogger("perdure.testing")
 

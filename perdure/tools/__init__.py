@@ -1,16 +1,13 @@
 """Tools: functions that a model may call."""
 
-from perdure.tools.approval import Approval, Rule, allow, ask, deny
-from perdure.tools.arguments import ArgumentsError
-from perdure.tools.background import background
-from perdure.tools.callback import CallbackTool, callback_tool
-from perdure.tools.context import RunContext, ToolContext
-from perdure.tools.memory import Memory
-from perdure.tools.remote import RemoteTool, remote_tool
-from perdure.tools.result import Result, ResultError, error_text, read_result, serialise, shortened
-from perdure.tools.subagent import SubagentTool, delegate
-from perdure.tools.tool import Tool, as_tool, tool
-from perdure.tools.toolbox import Toolbox
+from .approvals import Approval, Rule, allow, ask, deny
+from .context import RunContext, ToolContext
+from .external import CallbackTool, RemoteTool, callback_tool, remote_tool
+from .memory import Memory
+from .results import Result, ResultError, error_text, read_result, serialise, shortened
+from .signature import ArgumentsError
+from .subagents import SubagentTool, background, delegate
+from .tool import Tool, Toolbox, as_tool, tool
 
 __all__ = [
     "Approval",

@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from perdure.errors import DefinitionError, InvalidInputError
-
-from ..types.plain import flaw
+from ..errors import DefinitionError, InvalidInputError
+from ..types.plain_json import flaw
 
 _SHOWN = 10
 _NO_OBJECT = {

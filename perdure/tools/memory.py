@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from perdure.errors import InvalidInputError
-from perdure.ports import MemoryWrite
-from perdure.types.messages import clean
-from perdure.types.plain import flaw
+from ..errors import InvalidInputError
+from ..ports import MemoryWrite
+from ..types.messages import clean
+from ..types.plain_json import flaw
 
 VALUE_BYTES = 256 * 1024
 """Of one value, as JSON."""

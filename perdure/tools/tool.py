@@ -7,22 +7,21 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
-from perdure.errors import DefinitionError
-from perdure.hooks import Hook, HookSet, checked_hooks
-from perdure.hooks.hook import OF_TOOLS
-from perdure.ports import ToolSpec
-from perdure.tools.approval import Approval, takes_call_and_context
-from perdure.tools.arguments import Arguments
-from perdure.tools.context import RunContext
-from perdure.tools.docstring import describe
-from perdure.tools.function import Function, read
-from perdure.types.interface import FINISH_TOOL
-from perdure.types.messages import clean
+from ..errors import DefinitionError
+from ..hooks import Hook, HookSet, checked_hooks
+from ..hooks.hook import OF_TOOLS
+from ..ports import ListedTool, Toolset, ToolSpec
+from ..types.interface import FINISH_TOOL
+from ..types.messages import clean
+from ..types.tool_calls import PinnedTool
+from .approvals import Approval, takes_call_and_context
+from .context import RunContext
+from .signature import Arguments, Function, describe, read
 
 # With defaults, a bare `Tool` is complete under mypy --strict.
 P = ParamSpec("P", default=...)
@@ -231,3 +230,127 @@ def _definition(one: Tool[..., Any]) -> str:
     seen = [one.name, one.description, one.parameters, one.idempotent, one.inline]
     canonical = json.dumps(seen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+# --- from of_toolset.py
+#
+# Tools of toolsets: made from a list, not from a function.
+
+
+_UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
+NAME_CHARS = 64
+
+
+class ToolOfSet(Tool):
+    """A tool as a run has pinned it. Its arguments are the toolset's to check; a call goes to ``call``."""
+
+    read_elsewhere = True
+
+    def __init__(self, pinned: PinnedTool, call: Callable[..., Any] | None = None) -> None:
+        """``call`` is ``Toolset.call``; without it the tool is only shown."""
+        self.pinned = pinned
+        self.name = pinned.name
+        self.where = f"toolset {pinned.toolset!r}"
+        self.timeout = pinned.timeout
+        self.idempotent, self.inline = pinned.idempotent, pinned.inline
+        self.toolset = pinned.toolset
+        self.retries, self.task_queue = pinned.retries, pinned.task_queue
+        self.hooks = HookSet()
+        self.is_async, self.context_parameter = True, "ctx"
+        self.description, self.parameters = pinned.description, pinned.parameters
+        self.validates_by_code = False
+        self.spec = ToolSpec(pinned.name, pinned.description, pinned.parameters)
+        self.definition = pinned.definition
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self!r} is run by its toolset")
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as they are."""
+        return dict(arguments)
+
+    def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
+        """The call of the toolset."""
+        assert self._call is not None, "only a present tool is run"
+        return functools.partial(self._call, self.pinned.tool, dict(arguments), context)
+
+
+def pinned(toolset: Toolset, listed: Any) -> PinnedTool:
+    """``listed`` as a run pins it. Raises ``DefinitionError`` for what a toolset may not list."""
+    if isinstance(listed, Tool):
+        if listed.hooks:
+            raise DefinitionError(
+                f"toolset {toolset.name!r} lists {listed!r}, which has hooks",
+                hint="Give them to the agent or to the worker; they are told the tool's name.",
+            )
+        own: dict[str, Any] = {"idempotent": listed.idempotent, "inline": listed.inline}
+        own |= {"retries": listed.retries, "task_queue": listed.task_queue}
+        spec, timeout = listed.spec, listed.timeout if listed.timeout != DEFAULT_TIMEOUT else None
+    elif isinstance(listed, ToolSpec):
+        own, spec, timeout = {}, listed, None
+        if isinstance(listed, ListedTool):
+            own, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
+    else:
+        raise DefinitionError(
+            f"toolset {toolset.name!r} lists {listed!r:.100}",
+            hint='A toolset lists tools, or ListedTool("name", "description", {"type": "object", …}).',
+        )
+    if not isinstance(spec.name, str) or not spec.name:
+        raise DefinitionError(f"toolset {toolset.name!r} lists a tool without a name: {listed!r:.100}")
+    try:
+        return PinnedTool(
+            toolset=toolset.name,
+            tool=spec.name,
+            name=shown_name(toolset.prefix + spec.name),
+            description=clean(spec.description),
+            parameters={"type": "object", "properties": {}, **spec.parameters},
+            timeout=timeout or toolset.timeout,
+            **own,
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DefinitionError(
+            f"toolset {toolset.name!r} lists {spec.name!r:.100}, which is no tool: {error}",
+            hint="A tool has a name, a text that describes it, and a JSON Schema of its arguments.",
+        ) from None
+
+
+def shown_name(name: str) -> str:
+    """``name`` as models may call it: all of them take letters, digits, ``_`` and ``-``."""
+    return _UNFIT.sub("_", name)[:NAME_CHARS]
+
+
+# --- from toolbox.py
+#
+# The tools of an agent.
+
+
+class Toolbox:
+    """Tools by name, in the order in which they were given: the model sees the same list each time."""
+
+    def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
+        """Raises ``DefinitionError`` for two tools of one name, naming both, and for what is no tool."""
+        self._tools: dict[str, Tool] = {}
+        for one in map(as_tool, tools):
+            other = self._tools.get(one.name)
+            if other is not None:
+                raise DefinitionError(
+                    f"two tools are called {one.name!r}: {other.where} and {one.where}",
+                    hint='Give one of them another name: @tool(name="…").',
+                )
+            self._tools[one.name] = one
+        self.specs: tuple[ToolSpec, ...] = tuple(one.spec for one in self)
+        """The tools as the model sees them."""
+
+    def get(self, name: str) -> Tool | None:
+        """The tool of that name, if there is one."""
+        return self._tools.get(name)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools

@@ -10,17 +10,86 @@ import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from .approval import DecidedApproval, PendingApproval, StandingApproval
-from .auth import Ref, Token, one_auth
-from .background import BackgroundStatus
-from .bounds import Bounds, Count, LimitUse, RunLimits
-from .duration import Seconds
-from .lineage import Lineage
+from .approvals import DecidedApproval, PendingApproval, StandingApproval
+from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
 from .messages import CALL_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
-from .plain import JsonObject, parse_json
+from .plain_json import JsonObject, parse_json
+from .subagents import BackgroundStatus, Lineage
+
+# --- from auth.py
+#
+# On whose behalf a run acts, as it travels: a token that only workers with the key can read, or a reference.
+
+
+FORM = "perdure1"
+"""What a token begins with: ``perdure1:<key id>:<fingerprint of the key>:<base64>``."""
+TOKEN_CHARS = 16 * 1024
+"""Of a token; every activity is told it."""
+REF_CHARS = 1000
+
+
+def is_token(given: Any) -> bool:
+    """Whether ``given`` looks like a token of ours. It may not open."""
+    return isinstance(given, str) and given.startswith(f"{FORM}:") and given.count(":") == 3
+
+
+def _sealed(given: Any) -> Any:
+    """Temporal has what comes in the clear already. Refused all the same, so that nobody gets used to it."""
+    if given is None or is_token(given):
+        return given
+    raise PydanticCustomError(
+        "auth_context_in_the_clear",
+        "it is readable in Temporal's history, where no secret may be: send an auth_ref, which the worker resolves, "
+        "or use perdure's client, which encrypts it",
+    )
+
+
+# A bound on the length stands at the text: at `str | None` pydantic raises TypeError for an explicit null.
+Token = Annotated[Annotated[str, Field(max_length=TOKEN_CHARS)] | None, BeforeValidator(_sealed)]
+Ref = Annotated[str, Field(min_length=1, max_length=REF_CHARS)] | None
+
+
+def one_auth(raw: Any) -> Any:
+    """For a validator before the others: of the two, one."""
+    if isinstance(raw, Mapping) and raw.get("auth_context") is not None and raw.get("auth_ref") is not None:
+        raise PydanticCustomError("auth_context_and_ref", "there is auth_context or auth_ref, not both")
+    return raw
+
+
+# --- from indexing.py
+#
+# Search attributes and memo: what Temporal can be asked about runs, besides their ids and times.
+
+
+AGENT = "PerdureAgent"
+"""The agent's name. Clients give it to the runs that they start, parents to their children."""
+STATUS = "PerdureStatus"
+"""An :data:`IndexedStatus`."""
+PENDING = "PerdurePendingApprovals"
+"""How much waits for a person in the run: the length of ``Status.approvals``."""
+
+ATTRIBUTES: dict[str, Literal["Keyword", "Int"]] = {AGENT: "Keyword", STATUS: "Keyword", PENDING: "Int"}
+"""Their types, as Temporal calls them."""
+
+WAITING = "PerdureWaiting"
+"""Key of the memo for what waits for a person in the run: a list like ``Status.approvals``, without how often was
+reminded. It is whole, or it is not there: the run itself always says it (the query ``status``)."""
+WAITING_BYTES = 40 * 1024
+"""Of that list, as JSON: the whole memo stands in a row of visibility, which has 64 KiB in MySQL."""
+WAITING_CALLS = 50
+"""In that list: with each that is decided on, what still waits is written once more."""
+
+TURN = "PerdureTurn"
+"""Key of the memo for the ``task_id`` of a turn, empty before the first. Nothing here reads it. It is written by
+workflow tasks that brought something and have no other command, so that they have one: a turn may have begun since."""
+
+IndexedStatus = Literal["running", "waiting", "paused"]
+"""Of an open run: at work, or between two turns; waiting for a person; paused until somebody resumes it. It stays as it
+was last when the run ends: ``ExecutionStatus`` says that."""
+
 
 WORKFLOW = "AgentWorkflow"
 READ = "Read"
@@ -280,3 +349,28 @@ class Status(Data):
     """Those that the turn has ended without answering, as ``Response`` has them."""
     refused: tuple[str, ...] = ()
     """What was signalled but could not be understood, last ten."""
+
+
+# --- from step.py
+#
+# What a step policy decides, as far as the loop and the next activities are told of it.
+
+
+KeptFor = Literal["turn", "run"]
+KEPT: tuple[KeptFor, ...] = ("turn", "run")
+
+
+class StepOverride(Override):
+    """An ``Override`` with what only the author's own code may change: nobody outside can give an agent a tool."""
+
+    add_tools: tuple[str, ...] | None = None
+    """Tools that are offered too: the agent's own that an override took away, or tools that the worker was given."""
+    remove_tools: tuple[str, ...] | None = None
+    """Tools that are not offered."""
+
+
+class Kept(Data):
+    """What is to hold from now on, each a ``StepOverride``: for the rest of the turn, and of the run."""
+
+    turn: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None

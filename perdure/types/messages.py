@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter
 if TYPE_CHECKING:
     from .files import Content
 
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 

@@ -12,16 +12,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
-from .approval import Decided, DecidedApproval, Revoked, StandingApproval, Waiting
-from .background import BackgroundRun
-from .bounds import Bounds, LimitUse
-from .branch import BranchAsked, BranchOutcome
-from .elsewhere import Cleared
+from .approvals import Decided, DecidedApproval, Revoked, StandingApproval, Waiting
 from .interface import Mode, Parent, TurnStatus
+from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
-from .question import Answer as PersonsAnswer
-from .question import Question
-from .wire import AgentLimits, Call, New, NewResult
+from .subagents import BackgroundRun, BranchAsked, BranchOutcome
+from .tool_calls import Answer as PersonsAnswer
+from .tool_calls import Call, Cleared, Question
+from .wire import AgentLimits, New, NewResult
 
 SCHEMA_VERSION = 1
 DECIDED = 100

@@ -10,23 +10,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .approval import Decided, Reminder, Revoked
-from .bounds import Bounds, LimitUse
-from .branch import BranchAsked, BranchOutcome
-from .call import Answered as Answered
-from .call import AsActivity as AsActivity
-from .call import AsRemote as AsRemote
-from .call import AsSubagent as AsSubagent
-from .call import Call as Call
-from .call import Disposition as Disposition
-from .call import Inline as Inline
-from .call import Refused as Refused
-from .elsewhere import Cleared, Side
-from .interface import FinishProtocol, Mode, OnLimit, plain_output
-from .lineage import Lineage
+from .approvals import Decided, Reminder, Revoked
+from .interface import FinishProtocol, Kept, Mode, OnLimit, plain_output
+from .limits import Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
-from .question import Answer, Question
-from .step import Kept
+from .subagents import BranchAsked, BranchOutcome, Lineage
+from .tool_calls import (
+    Answer,
+    Call,
+    Cleared,
+    Question,
+    Side,
+)
 
 MODEL_ACTIVITY = "perdure.model"
 TOOL_ACTIVITY = "tool."

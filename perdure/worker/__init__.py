@@ -1,8 +1,7 @@
 """The composition root: from agents and settings to a Temporal worker."""
 
-from .engine import Engine
+from .engine import Engine, Lifespan
 from .plugin import PerdurePlugin
-from .resources import Lifespan
 from .worker import Worker
 
 __all__ = ["Engine", "Lifespan", "PerdurePlugin", "Worker"]

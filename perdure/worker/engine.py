@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
 from .. import config
 from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
 from ..activities.agents import check_asked
-from ..activities.authorising import Authorising
-from ..activities.cancellation import cancellation
-from ..activities.firing import ON_MESSAGES
+from ..activities.hooks import ON_MESSAGES
+from ..activities.run_context import Authorising
+from ..activities.tools import cancellation
 from ..activities.toolsets import Toolsets
-from ..agent import Agent
+from ..agent.agent import Agent
+from ..client.visibility import make_store
 from ..encryption import Keys
+from ..errors import DefinitionError, RuntimeSetupError
 from ..hooks import Hook, HookSet, checked_hooks
 from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
-from ..ports.seams import model_in_place
-from ..providers.chain import ModelChain
-from ..providers.cost import cost_usd
-from ..providers.registry import get_provider, using_providers
-from ..providers.throttle import Throttle
-from ..runs import make_store
+from ..ports.test_seams import model_in_place
+from ..providers.fallback import ModelChain, Throttle
+from ..providers.pricing import cost_usd
+from ..providers.registry import ALIASES, get_provider, known_providers, using_providers
 from ..stages import (
     EventsStage,
     FailuresStage,
@@ -40,19 +45,229 @@ from ..stages import (
     compose_model,
     compose_tool,
 )
-from ..stages.budget import BudgetStage
 from ..stages.compaction import CompactionStage
-from ..stages.heartbeat import note, reporter
+from ..stages.retries import BudgetStage, note, reporter
 from ..store import Chain, open_store
-from ..store.journal import CachedJournal
-from ..store.lru import CACHE_BYTES, ByteLRU, CacheBudget
-from ..tools import Tool
-from ..tools.auth import ResolveAuth
+from ..store.chain import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
+from ..temporal_service import known
+from ..tools import Tool, error_text
+from ..tools.context import ResolveAuth
 from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
-from .indexed import Indexed
-from .rates import checked_cache, checked_limits, throttles
-from .resources import Lifespan, Resources
+
+# --- from indexed.py
+#
+# Which search attributes the namespace of a worker has, and what is said where it lacks some.
+
+
+logger = logging.getLogger("perdure.worker")
+
+
+class Indexed:
+    """Asked by every reply that says so (``stages.indexed``). Whoever registers them later need not restart workers."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    async def __call__(self) -> tuple[str, ...] | None:
+        """Those that are there, of the present activity's namespace; None where it cannot be told. Never raises."""
+        try:
+            client = activity.client()
+        except RuntimeError:  # a test's environment
+            return None
+        found = await known(client)
+        if found is None:
+            return None
+        if (lacks := str(found)) and self._said.get(client.namespace) != lacks:
+            logger.warning(
+                "search attributes of namespace %s: %s. Runs are served all the same; what waits for approval is "
+                "found by asking every open run. `perdure server setup` registers them.",
+                client.namespace,
+                lacks,
+            )
+        self._said[client.namespace] = lacks
+        return found.names
+
+
+# --- from rates.py
+#
+# What a worker may use: the limits per provider, the rate of its task queue, and the bytes of its caches.
+
+
+def checked_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]:
+    """``provider_limits`` by the names of providers, or of the classes of agents' own. Raises ``DefinitionError``."""
+    if limits is None:
+        return {}
+    if not isinstance(limits, Mapping):
+        raise DefinitionError(
+            f"provider_limits must be a dictionary by the names of providers, not {limits!r:.100}",
+            hint='For instance provider_limits={"anthropic": RateLimit(concurrent=8, per_minute=50)}.',
+        )
+    own = {model.provider for agent in agents for model in agent.chain if model.own is not None}
+    known = sorted({*known_providers(), *own})
+    for name, limit in limits.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, 1)
+            raise DefinitionError(
+                f"provider_limits names {name!r}, which is no provider. Known providers: {', '.join(known)}.",
+                hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
+            )
+        if not isinstance(limit, RateLimit):
+            raise DefinitionError(
+                f"provider_limits[{name!r}] must be a RateLimit, not {limit!r:.100}",
+                hint="For instance RateLimit(concurrent=8, per_minute=50).",
+            )
+    return dict(limits)
+
+
+def throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
+    """One for each limit, found by each name of its provider."""
+    made = {name: Throttle(name, limit) for name, limit in limits.items()}
+    for alias, name in ALIASES.items():
+        if (found := made.get(name) or made.get(alias)) is not None:
+            made[name] = made[alias] = found
+    return made
+
+
+def checked_rate(rate: Any) -> float | None:
+    """``calls_per_second``: a number above zero. Raises ``DefinitionError``."""
+    if rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0):
+        return rate
+    raise DefinitionError(
+        f"calls_per_second must be a number above zero, not {rate!r:.100}",
+        hint="For instance calls_per_second=20; leave it out for no limit.",
+    )
+
+
+def checked_cache(cache: Any) -> int:
+    """``cache``: a number of bytes. Raises ``DefinitionError``."""
+    if isinstance(cache, int) and not isinstance(cache, bool) and cache >= 0:
+        return cache
+    raise DefinitionError(
+        f"cache must be a number of bytes, not {cache!r:.100}", hint="For instance cache=64 * 1024 * 1024."
+    )
+
+
+# --- from resources.py
+#
+# What the author's ``lifespan`` yields: pools, clients. It is entered and left where the author's code runs.
+
+
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+"""``@asynccontextmanager async def resources(): yield …``"""
+
+LEAVE = 10.0
+"""Seconds that leaving a lifespan may take before the worker stops without it."""
+SLOW = 10.0
+"""Seconds after which a worker says that it still waits for its lifespan to be entered."""
+_CANCELLED = 2.0
+
+
+class Resources:
+    """Holds a lifespan open: ``async with``. ``value`` is what it yields, None without one.
+
+    One task of the author's loop enters and leaves it, as task groups and cancel scopes inside need it.
+    """
+
+    def __init__(self, lifespan: Lifespan | None, author: AuthorLoop) -> None:
+        """Raises ``DefinitionError`` for what cannot be a lifespan."""
+        self._lifespan = lifespan
+        self._author = author
+        self._name = _checked(lifespan)
+        self.value: Any = None
+
+    async def __aenter__(self) -> Resources:
+        if self._lifespan is not None:
+            await self._enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._lifespan is not None:
+            await self._leave()
+
+    async def _enter(self) -> None:
+        """Raises ``RuntimeSetupError`` when it cannot be entered."""
+        entered: Future[Any] = Future()
+        self._leaving: Future[None] = Future()
+        self._task = asyncio.create_task(self._author.run(self._name, self._hold, entered, self._leaving))
+        ready = asyncio.wrap_future(entered)
+        try:
+            while not (await asyncio.wait([self._task, ready], timeout=SLOW, return_when=asyncio.FIRST_COMPLETED))[0]:
+                logger.warning("%s is not entered yet; the worker waits for it", self._name)
+        except asyncio.CancelledError:
+            await self._give_up()
+            raise
+        if ready.done():
+            self.value = ready.result()
+            self._task.add_done_callback(self._ended)
+            return
+        ready.cancel()
+        error = self._task.exception()
+        raise RuntimeSetupError(
+            f"{self._name} failed when it was entered: {error_text(error) if error else 'it yielded nothing'}",
+            hint="The worker serves nothing without it: mend it, or what it connects to.",
+        ) from error
+
+    async def _hold(self, entered: Future[Any], leaving: Future[None]) -> None:
+        """On the author's loop: enter, say so, and leave when told to."""
+        assert self._lifespan is not None, "only called with one"
+        manager = self._lifespan()
+        if not hasattr(manager, "__aenter__"):
+            if inspect.iscoroutine(manager):
+                manager.close()
+            raise TypeError(
+                f"it gave a {type(manager).__name__} and no async context manager: put "
+                "@asynccontextmanager above an async function that yields"
+            )
+        async with manager as value:
+            entered.set_result(value)
+            await asyncio.wrap_future(leaving)
+
+    async def _leave(self) -> None:
+        """Never raises and never hangs: the worker has to stop."""
+        self._task.remove_done_callback(self._ended)
+        if not self._leaving.done():
+            self._leaving.set_result(None)
+        self.value = None
+        try:
+            await asyncio.wait([self._task], timeout=LEAVE)
+        finally:
+            if not self._task.done():
+                logger.warning("%s was not left within %g s; the worker stops without it", self._name, LEAVE)
+                await self._give_up()
+        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
+            logger.error("%s failed when it was left", self._name, exc_info=error)
+
+    async def _give_up(self) -> None:
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+        self._task.cancel()
+        await asyncio.wait([self._task], timeout=_CANCELLED)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """It is over while the worker serves: a task group in it that failed, for instance."""
+        error = None if task.cancelled() else task.exception()
+        logger.error("%s ended while the worker serves; its resources are gone", self._name, exc_info=error)
+
+
+def _checked(lifespan: Any) -> str:
+    """What it is called in messages. Raises ``DefinitionError``."""
+    if lifespan is None:
+        return ""
+    name = f"the lifespan {getattr(lifespan, '__name__', type(lifespan).__name__)}"
+    if not callable(lifespan) or hasattr(lifespan, "__aenter__"):  # what @asynccontextmanager gives is callable too
+        raise DefinitionError(
+            f"the lifespan must be a function that gives an async context manager, not {lifespan!r:.100}",
+            hint="Pass the function itself, without calling it: lifespan=resources.",
+        )
+    if inspect.isasyncgenfunction(lifespan):
+        raise DefinitionError(f"{name} is no context manager yet", hint="Put @asynccontextmanager above it.")
+    try:
+        inspect.signature(lifespan).bind()
+    except TypeError as error:
+        raise DefinitionError(f"{name} is called with nothing: {error}", hint="Take its parameters out.") from None
+    except ValueError:  # a callable without a signature
+        pass
+    return name
 
 
 class Engine:

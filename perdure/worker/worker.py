@@ -15,19 +15,18 @@ from typing import Any
 from temporalio.worker import Worker as TemporalWorker
 
 from .. import config
-from ..agent import Agent
-from ..client import Client
+from ..agent.agent import Agent
+from ..client.client import Client
 from ..errors import RuntimeSetupError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
-from ..store.lru import CACHE_BYTES
+from ..store.chain import CACHE_BYTES
 from ..tools import Tool
-from ..tools.auth import ResolveAuth
+from ..tools.context import ResolveAuth
 from ..types.limits import RateLimit
-from .folder import AgentFolder
+from .agent_folder import AgentFolder
+from .engine import Lifespan, checked_rate
 from .plugin import PerdurePlugin
-from .rates import checked_rate
-from .resources import Lifespan
 
 logger = logging.getLogger("perdure.worker")
 

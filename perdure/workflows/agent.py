@@ -20,18 +20,18 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import InvalidInputError
-from ..loop.sizes import CARRIED_BYTES, size
+from ..loop.payload_limits import CARRIED_BYTES
 from ..loop.subagents import child_used
 from ..types.interface import WORKFLOW
+from ..types.plain_json import size
 from ..types.state import RunState
 from . import host, steps
-from .background import Children, report
-from .branches import run_branch
-from .calls import remind, run_calls
-from .commands import ensure_commands
+from .child_workflows import Children, report, run_branch
 from .handlers import Handlers, as_failure, decoded, raw_argument
-from .indexing import indexing
-from .work import Work
+from .host import ensure_commands
+from .search_attributes import indexing
+from .step_tasks import Work
+from .steps import remind_while_running, run_calls
 
 
 @workflow.defn(name=WORKFLOW, sandboxed=False)
@@ -79,7 +79,7 @@ class AgentWorkflow(Handlers):
                 case loop.RunBranches(branches=branches):
                     await work.through([run_branch(state, branch, work) for branch in branches])
                 case loop.Remind():
-                    await remind(state, work, children)
+                    await remind_while_running(state, work, children)
                 case loop.Close():
                     await work.finish(steps.record(state, step, work), stop=not state.cancelled)
                 case loop.Wait():

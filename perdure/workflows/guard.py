@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from .. import loop
 from ..errors import EngineError
-from ..types.background import BackgroundRun
 from ..types.messages import clean
 from ..types.state import NewerStateError, Part, RunState
+from ..types.subagents import BackgroundRun
 from . import host
 
 T = TypeVar("T")

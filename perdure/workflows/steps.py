@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from .. import loop
-from ..loop.answer import used
-from ..loop.auth import given
-from ..loop.branching import outcomes
-from ..loop.elsewhere import arguments_of
-from ..loop.ending import ENDING, PAUSING
+from ..loop.children import outcomes
+from ..loop.external_calls import arguments_of
+from ..loop.finish import used
+from ..loop.lifecycle import ENDING, PAUSING
 from ..loop.limits import calls_left, cost_inherited
-from ..loop.overrides import overrides
-from ..types.approval import Revoked
-from ..types.background import AsTell
-from ..types.question import AsCallback
+from ..loop.messages import given
+from ..loop.turns import overrides
+from ..types.approvals import Revoked
 from ..types.state import PendingCall, RunState
-from ..types.wire import (
-    MODEL_ACTIVITY,
-    TOOL_ACTIVITY,
-    AsActivity,
-    AsRemote,
-    AsSubagent,
-    ModelInput,
-    ModelOutput,
-    NewResult,
-    ToolInput,
-    ToolOutput,
-)
+from ..types.subagents import AsTell
+from ..types.tool_calls import AsActivity, AsCallback, AsRemote, AsSubagent
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, ModelInput, ModelOutput, NewResult, ToolInput, ToolOutput
 from . import host
-from .background import Children
-from .elsewhere import run_callback
-from .facts import cause, facts, plain, stopped
-from .options import close_options, model_options, tool_options
-from .remote import run_remote
-from .subagents import run_subagent
-from .work import Work
+from .activity_options import cause, close_options, facts, model_options, plain, stopped, tool_options
+from .child_workflows import Children, run_subagent
+from .external_calls import run_callback, run_remote
+from .step_tasks import Work
 
 TOO_LONG = "ContextLengthError"
 
@@ -221,7 +207,7 @@ def _tool_returned(state: RunState, pending: PendingCall, raw: Any) -> None:
     loop.apply_result(state, pending.op, result)
 
 
-def remind(state: RunState, work: Work) -> Coroutine[Any, Any, None]:
+def send_reminders(state: RunState, work: Work) -> Coroutine[Any, Any, None]:
     """Send the reminders that are due; to be awaited."""
     return _remind(state, work.guard.apply(state, "a reminder", lambda: _reminder(state)), work)
 
@@ -306,3 +292,74 @@ def _ways(error: BaseException) -> list[str]:
     details = cause.details if isinstance(cause, ApplicationError) else ()
     said = details[0] if details else None
     return [str(way) for way in said.get("compaction", ())] if isinstance(said, dict) else []
+
+
+# --- from calls.py
+#
+# The tool calls of a reply, under way: all at once, and those that a person decides on meanwhile beside them; and the
+# reminders of those that wait.
+
+
+async def run_calls(state: RunState, calls: Iterable[PendingCall], work: Work, children: Children) -> None:
+    """Run ``calls`` to their end, and those that are decided on by then."""
+    beside = _Calls(state, work, children)
+    await work.through(beside.of(calls), beside)
+
+
+async def remind_while_running(state: RunState, work: Work, children: Children) -> None:
+    """Tell of the calls that still wait, while those begin that are decided on."""
+    await work.through([send_reminders(state, work)], _Calls(state, work, children))
+
+
+class _Calls:
+    """See :class:`~.work.More`."""
+
+    def __init__(self, state: RunState, work: Work, children: Children) -> None:
+        self._state = state
+        self._work = work
+        self._children = children
+        self._flying: set[int] = set()
+        """Operations of the calls that are under way."""
+        self._due: float | None = None
+        """When a call expires that waits for a person, as far as that is known here."""
+
+    def of(self, calls: Iterable[PendingCall]) -> list[Coroutine[Any, Any, None]]:
+        """``calls``, to be awaited."""
+        return [self._run(pending) for pending in calls]
+
+    def there(self) -> bool:
+        """See base."""
+        joining = loop.joining(self._state, self._flying)
+        return bool(loop.due(self._state) or joining) or loop.expiry(self._state) != self._due
+
+    def timeout(self) -> float | None:
+        """See base: when a reminder is due, or the wait for a person ends."""
+        self._due = loop.expiry(self._state)
+        at = self._next()
+        return None if at is None else max(at - host.now().timestamp(), 0.001)
+
+    def _next(self) -> float | None:
+        ends = [loop.beside(self._state), self._due]
+        return min((at for at in ends if at is not None), default=None)
+
+    def begin(self) -> list[Coroutine[Any, Any, None]]:
+        """See base."""
+        begun: list[Coroutine[Any, Any, None]] = []
+        if self._next() is not None:
+            self._work.guard.apply(self._state, "the wait for a person", lambda: loop.ask(self._state, host.now()))
+        if self._state.pause is not None and self._state.pause.fault:
+            return begun
+        if loop.due(self._state):
+            begun.append(send_reminders(self._state, self._work))
+        return begun + self.of(loop.joining(self._state, self._flying))
+
+    def _run(self, pending: PendingCall) -> Coroutine[Any, Any, None]:
+        self._flying.add(pending.op)
+
+        async def run() -> None:
+            try:
+                await run_call(self._state, pending, self._work, self._children)
+            finally:
+                self._flying.discard(pending.op)
+
+        return run()

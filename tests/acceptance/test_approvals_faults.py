@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from perdure import Run
+from perdure.client.inbox import pending_of
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError
-from perdure.inbox import pending_of
-from perdure.types.approval import PendingApproval
+from perdure.types.approvals import PendingApproval
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine, side_by_side
 from tests.support.wait import eventually

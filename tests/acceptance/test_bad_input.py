@@ -27,7 +27,7 @@ from perdure.errors import (
 )
 from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
-from perdure.stages import verdict
+from perdure.stages import retries
 from perdure.testing import ScriptedProvider, call
 from tests.servers.model_server import OpenAIServer
 from tests.support import faults
@@ -134,7 +134,7 @@ async def test_a_tool_that_reaches_a_worker_without_its_agent_is_run_once_all_th
 
 
 async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "AGENT_SECONDS", 1.0)
+    monkeypatch.setattr(retries, "AGENT_SECONDS", 1.0)
     async with engine.served(Agent("other", ScriptedProvider([]))) as client:
         run = await client.start("bensh", "go")
         with pytest.raises(AgentNotFoundError) as caught:
@@ -150,7 +150,7 @@ async def test_an_agent_that_nobody_brings(engine: Engine, monkeypatch: pytest.M
 async def test_an_agent_that_is_gone_while_its_tool_is_called_is_looked_for_once_and_not_again_for_the_model(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "AGENT_SECONDS", 1.0)
+    monkeypatch.setattr(retries, "AGENT_SECONDS", 1.0)
     client = await engine.client()
 
     def go(_: ModelRequest) -> Any:

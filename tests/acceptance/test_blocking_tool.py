@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Agent, Run, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
-from perdure.workflows.options import HEARTBEAT
+from perdure.workflows.activity_options import HEARTBEAT
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then

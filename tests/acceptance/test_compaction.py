@@ -17,7 +17,7 @@ from perdure import Agent, Compaction, Message, tool
 from perdure.errors import ContextLengthError
 from perdure.ports import Completed, ModelRequest
 from perdure.providers.anthropic_request import encode_request
-from perdure.stages.summary import PROMPT
+from perdure.stages.compaction import PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed

@@ -21,7 +21,7 @@ from perdure import Agent, Compaction, Limits, Message, Run, Step, Veto, hook, t
 from perdure.errors import PerdureError, StoreError
 from perdure.hooks import Hook
 from perdure.ports import Completed, ModelRequest
-from perdure.ports.points import Point
+from perdure.ports.test_seams import Point
 from perdure.store import Chain
 from perdure.testing import MemoryStore, at, scripted
 from perdure.types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage

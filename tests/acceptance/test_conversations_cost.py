@@ -12,7 +12,7 @@ import pytest
 from temporalio.api.history.v1 import HistoryEvent
 
 from perdure import Agent, Client, tool
-from perdure.loop.sizes import PAST_TURNS
+from perdure.loop.payload_limits import PAST_TURNS
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart

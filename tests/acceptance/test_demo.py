@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure.demo_model.model import DemoModel
 from perdure.embedded.binary import ensure_binary
-from perdure.embedded.demo_model import DemoModel
 from perdure.embedded.home import Home
 from perdure.embedded.server import stop_server
 from tests.support.cli import Cli

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Message, Run, ToolContext, Turn, tool
-from perdure.loop.calls import open_calls
+from perdure.loop.transcript import open_calls
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart, ToolResultPart

@@ -16,7 +16,7 @@ import pytest
 
 from perdure import Run
 from perdure.errors import RunCancelledError
-from perdure.ports.points import POINTS
+from perdure.ports.test_seams import POINTS
 from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support import faults
 from tests.support.checks import assert_closed, results

@@ -11,7 +11,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure import Agent, Client, Run, tool
-from perdure.embedded import launch
+from perdure.embedded import server
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import InvalidInputError, RunNotFoundError
@@ -82,7 +82,7 @@ async def test_a_run_continues_as_new_where_the_server_suggests_it(
 ) -> None:
     """At the run's own threshold: test_continue_as_new.py."""
     home, suggested = Home(tmp_path / "home"), "limit.historyCount.suggestContinueAsNew=50"
-    monkeypatch.setattr(launch, "DYNAMIC_CONFIG", (*launch.DYNAMIC_CONFIG, suggested))
+    monkeypatch.setattr(server, "DYNAMIC_CONFIG", (*server.DYNAMIC_CONFIG, suggested))
     engine = Engine((await ensure_server(home)).address, tmp_path)
     try:
         assert 2 <= await _executions_of_reading(engine, 20) <= 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import Agent, Response
-from perdure.run import Run
+from perdure.client.run import Run
 from perdure.types.events import Event
 from tests.conformance.aimock import Aimock, Fixture
 from tests.support.engine import Engine

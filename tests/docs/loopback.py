@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.embedded.rpc import ensure_namespace
+from perdure.temporal_service import ensure_namespace
 from tests.servers.model_server import OpenAIServer
 from tests.support import forkserver
 from tests.support.program import without_warnings

@@ -24,7 +24,7 @@ import typer
 from temporalio.client import Client
 
 from perdure.cli import app
-from perdure.embedded.rpc import ensure_namespace
+from perdure.temporal_service import ensure_namespace
 from tests.docs.loopback import ROOT, Loopback, Process, ended, printed
 from tests.docs.pages import Block, Page, awaits, pages
 from tests.servers.model_server import Call, Reply

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Approval, Run, RunContext, allow, ask, deny, hook, tool
+from perdure.client.inbox import PendingCall
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError
-from perdure.inbox import PendingCall
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalDecided, ApprovalRequested

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Approval, Run, ask, deny, tool
+from perdure.client.inbox import pending_of
 from perdure.errors import ApprovalDecidedError, InvalidInputError
-from perdure.inbox import pending_of
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalDecided, ApprovalRevoked
 from perdure.types.interface import Status

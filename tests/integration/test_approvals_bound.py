@@ -11,7 +11,7 @@ from temporalio.client import WorkflowUpdateFailedError
 from perdure import Agent, Approval, Run, allow, ask, callback_tool, deny, hook, remote_tool, tool
 from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.testing import call, scripted
-from perdure.types.approval import PendingApproval
+from perdure.types.approvals import PendingApproval
 from perdure.types.events import ApprovalRequested
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed, results

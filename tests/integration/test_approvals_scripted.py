@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Run, deciding, tool
+from perdure import Agent, Run, tool
+from perdure.client import on_approval
+from perdure.client.inbox import PendingCall, pending_of
 from perdure.errors import ApprovalPendingError, InvalidInputError, ServerUnreachableError, StoreError
-from perdure.inbox import PendingCall, pending_of
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.execution import Execution
-from perdure.types.indexing import WAITING
+from perdure.types.interface import WAITING
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -58,7 +59,7 @@ def test_who_decides_looks_again_where_nobody_answered(monkeypatch: pytest.Monke
             raise wrong
         return await pending_of(run)
 
-    monkeypatch.setattr(deciding, "pending_of", looks)
+    monkeypatch.setattr(on_approval, "pending_of", looks)
     with scripted(support, REPLIES):
         response = support.call_sync("Go.", on_approval="approve")
     assert failed

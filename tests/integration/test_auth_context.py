@@ -15,12 +15,12 @@ from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Client, Run, RunContext, Step, ToolContext, Toolset, hook, tool
 from perdure.embedded.home import current_home
-from perdure.embedded.record import ServerInfo, write_record
+from perdure.embedded.server import ServerInfo, write_record
 from perdure.encryption import VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
 from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
-from perdure.tools.auth import RunFacts
+from perdure.tools.context import RunFacts
 from perdure.types.interface import WORKFLOW
 from tests.support.checks import results, users
 from tests.support.engine import Engine

@@ -9,13 +9,13 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, Client, Limits, Run, Veto, ask, background, deny, hook, tool
+from perdure.client.inbox import pending_of
 from perdure.errors import InvalidInputError, RunCancelledError
-from perdure.inbox import pending_of
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ToolStarted
 from perdure.types.interface import WORKFLOW
-from perdure.workflows import background as watching
+from perdure.workflows import child_workflows as watching
 from perdure.workflows import host
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, RunContext, Step, hook, register_provider
 from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call, finish, replay
-from perdure.types.branch_events import BranchCompleted, BranchStarted
+from perdure.types.events import BranchCompleted, BranchStarted
 from tests.support.branches import Question, Score, answer, boss, echo, judge, requests, said
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine

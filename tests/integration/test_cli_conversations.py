@@ -165,7 +165,7 @@ async def test_completion_knows_runs_and_agents(engine: Engine, cli: Commands, m
             async def refuse(target: object) -> None:
                 raise ConnectionRefusedError
 
-            patch.setattr("perdure.client.connect", refuse)
+            patch.setattr("perdure.client.client.connect", refuse)
             assert await completed("perdure show chat") == []
 
 

@@ -10,11 +10,9 @@ import pytest
 
 from perdure import Agent, Compaction, Message, Run, tool
 from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
-from perdure.loop.compacting import SUMMARY_ID
-from perdure.loop.tokens import tokens_of_all
-from perdure.loop.views import NOTE_ID
+from perdure.loop.compaction import NOTE_ID, SUMMARY_ID, tokens_of_all
 from perdure.ports import Completed, ModelRequest
-from perdure.stages.summary import PROMPT
+from perdure.stages.compaction import PROMPT
 from perdure.testing import ScriptedProvider, at, call
 from perdure.types.messages import TextPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed, users

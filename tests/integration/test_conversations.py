@@ -12,13 +12,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure import Agent, Message, tool
-from perdure.errors import (
-    AuthenticationError,
-    InvalidInputError,
-    RunCancelledError,
-    RunClosedError,
-    RunNotFoundError,
-)
+from perdure.errors import AuthenticationError, InvalidInputError, RunCancelledError, RunClosedError, RunNotFoundError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import WORKFLOW, UserMessage

@@ -12,17 +12,14 @@ from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 from temporalio.worker import Worker as TemporalWorker
 
-from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool, updates
-from perdure import told as told_early
-from perdure.errors import (
-    ApprovalDecidedError,
-    InvalidInputError,
-    NotWaitingYetError,
-)
-from perdure.inbox import pending_of
+from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool
+from perdure.client import decisions
+from perdure.client import follow as told_early
+from perdure.client.inbox import pending_of
+from perdure.errors import ApprovalDecidedError, InvalidInputError, NotWaitingYetError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.approval import DecidedApproval
+from perdure.types.approvals import DecidedApproval
 from perdure.types.events import Event
 from perdure.types.interface import Status
 from perdure.types.messages import ToolCallPart
@@ -87,7 +84,7 @@ def _given(input: ExecuteActivityInput) -> dict[str, str]:
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[NotWaitingYetError]:
     """What clients in this process were refused with, and have tried again after."""
     seen: list[NotWaitingYetError] = []
-    send = updates._sent
+    send = decisions._send_update
 
     async def sent(*args: Any) -> Any:
         try:
@@ -96,7 +93,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[NotWaitingYetError]:
             seen.append(early)
             raise
 
-    monkeypatch.setattr(updates, "_sent", sent)
+    monkeypatch.setattr(decisions, "_send_update", sent)
     return seen
 
 

@@ -22,12 +22,10 @@ from perdure.embedded.address import connect, resolve
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.process import is_alive, start_token
-from perdure.embedded.record import ServerInfo, read_record, write_record
-from perdure.embedded.rpc import RETENTION
-from perdure.embedded.server import ensure_server, running_server, stop_server
+from perdure.embedded.server import ServerInfo, ensure_server, read_record, running_server, stop_server, write_record
 from perdure.errors import RuntimeSetupError, ServerStartError
-from perdure.search_attributes import find
-from perdure.types.indexing import ATTRIBUTES
+from perdure.temporal_service import RETENTION, find
+from perdure.types.interface import ATTRIBUTES
 from tests.support.cli import Cli, Done
 
 pytestmark = pytest.mark.server

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from perdure import Agent, Client, ToolContext, tool
-from perdure.errors import (
-    PerdureError,
-    RunNotFoundError,
-    StoreMismatchError,
-    TranscriptUnavailableError,
-)
+from perdure.errors import PerdureError, RunNotFoundError, StoreMismatchError, TranscriptUnavailableError
 from perdure.ports import Batch, NewEvent
 from perdure.testing import ScriptedProvider
 from perdure.types.events import MessageInjected, ModelCompleted, ModelDelta, RunEvent, TurnEvent
@@ -188,9 +182,8 @@ async def test_long_replies_are_filled_in(engine: Engine) -> None:
 
 
 async def test_pages_are_read_to_their_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("follow", "reader"):
-        # Not by its path: the function ``follow`` hides the module of its name.
-        monkeypatch.setattr(import_module(f"perdure.following.{module}"), "PAGE", 3)
+    for module in ("follow", "event_reader"):
+        monkeypatch.setattr(f"perdure.client.{module}.PAGE", 3)
     async with engine.served(Agent("busy", ScriptedProvider(calls_then(5, "look")), tools=[look])) as client:
         run = await client.start("busy", "Go.")
         live = await all_of(run.events())

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Client, Run
-from perdure.errors import (
-    AuthenticationError,
-    PerdureError,
-    RunCancelledError,
-    TranscriptCorruptedError,
-)
+from perdure.errors import AuthenticationError, PerdureError, RunCancelledError, TranscriptCorruptedError
 from perdure.testing import ScriptedProvider, fail
 from perdure.types.events import ErrorEvent, Event, RunEvent, TurnEvent
 from perdure.types.interface import WORKFLOW
@@ -125,7 +120,7 @@ async def test_live_and_afterwards(
 
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on: no worker is there to answer, and nobody need wait five seconds for it each time."""
-    monkeypatch.setattr("perdure.reading.ANSWER", timedelta(seconds=1))
+    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))
 
 
 @pytest.mark.server

@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Message, tool
 from perdure.errors import InvalidInputError, RunExistsError
 from perdure.ports import ModelRequest
-from perdure.store.cut import UNFINISHED
+from perdure.store.transcripts import UNFINISHED
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import results, users

@@ -14,12 +14,11 @@ from temporalio.converter import DataConverter
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Approval, Client, PerdurePlugin, Run, ToolContext, Worker, callback_tool, tool
+from perdure.client.inbox import PendingCall, noted
 from perdure.errors import ApprovalDecidedError
-from perdure.inbox import PendingCall
-from perdure.noted import noted
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.indexing import WAITING, WAITING_BYTES, WAITING_CALLS
+from perdure.types.interface import WAITING, WAITING_BYTES, WAITING_CALLS
 from tests.support.codec import Backwards
 from tests.support.engine import Engine
 from tests.support.wait import eventually

@@ -12,11 +12,11 @@ from temporalio.api.enums.v1 import EventType, IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
 from temporalio.client import Client as TemporalClient
 
-from perdure import Agent, Client, Limits, Run, Worker, search_attributes, tool
+from perdure import Agent, Client, Limits, Run, Worker, temporal_service, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS
+from perdure.types.interface import AGENT, ATTRIBUTES, PENDING, STATUS
 from tests.support.engine import Engine
 from tests.support.namespaces import a_namespace
 from tests.support.scripts import Gate
@@ -207,7 +207,7 @@ async def remove(client: TemporalClient, *names: str) -> None:
 async def test_without_attributes_everything_works_and_setup_takes_effect_without_a_restart(
     bare: TemporalClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search_attributes, "AGAIN", 0.0)
+    monkeypatch.setattr(temporal_service, "AGAIN", 0.0)
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
 
     def reply(request: ModelRequest) -> Any:
@@ -226,8 +226,8 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
                 await client.list(status="waiting")
             assert await upserts(first) == 0
 
-            assert await search_attributes.register(bare.service_client, bare.namespace) == tuple(ATTRIBUTES)
-            assert await search_attributes.register(bare.service_client, bare.namespace) == ()
+            assert await temporal_service.register(bare.service_client, bare.namespace) == tuple(ATTRIBUTES)
+            assert await temporal_service.register(bare.service_client, bare.namespace) == ()
             second = await client.start("desk", "Go.")
             await says(second, agent="desk", status="waiting", pending=1)
             await until_found(client, f"{PENDING} > 0", [second.id])
@@ -250,7 +250,7 @@ async def _doing(run: Run, what: str) -> bool:
 async def test_an_attribute_of_another_type_is_left_alone(bare: TemporalClient, tmp_path: Path) -> None:
     await add(bare, **{PENDING: "Keyword", STATUS: "Keyword"})
     with pytest.raises(RuntimeSetupError, match=f"{PENDING} is of type Keyword and must be Int"):
-        await search_attributes.register(bare.service_client, bare.namespace)
+        await temporal_service.register(bare.service_client, bare.namespace)
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
     desk = Agent("desk", ScriptedProvider([call("refund", order="a"), "Done."]), tools=[refund])
     async with Worker(client, [desk], drain=1.0):
@@ -273,9 +273,9 @@ async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: Tempora
         later = await client.start("desk", "Go.")
         await later.result()
         await add(bare, **{AGENT: "Keyword"})
-        await search_attributes.known(bare)
-        search_attributes.forget(bare)
-        assert AGENT in (await search_attributes.known(bare)).names  # type: ignore[union-attr]  # it can be told here
+        await temporal_service.known(bare)
+        temporal_service.forget(bare)
+        assert AGENT in (await temporal_service.known(bare)).names  # type: ignore[union-attr]  # it can be told here
         await remove(bare, AGENT)
         turn = await client.send("desk", "Go.", id="s")
         assert (await turn.result()).content == "Done."
@@ -285,11 +285,11 @@ async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: Tempora
 
 async def test_what_a_namespace_has_can_be_read_from_its_description(bare: TemporalClient) -> None:
     """For servers whose operator service is not for everybody."""
-    await search_attributes.register(bare.service_client, bare.namespace)
-    assert await search_attributes._aliases(bare.service_client, bare.namespace) == ATTRIBUTES
+    await temporal_service.register(bare.service_client, bare.namespace)
+    assert await temporal_service._aliases(bare.service_client, bare.namespace) == ATTRIBUTES
 
 
 async def test_setup_of_a_namespace_that_is_not_there(temporal_address: str) -> None:
     client = await TemporalClient.connect(temporal_address)
     with pytest.raises(RuntimeSetupError, match="there is no namespace 'nowhere'"):
-        await search_attributes.register(client.service_client, "nowhere")
+        await temporal_service.register(client.service_client, "nowhere")

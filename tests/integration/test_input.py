@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from perdure import Agent
+from perdure.agent.xml import from_xml
 from perdure.errors import InvalidInputError
 from perdure.ports import ModelRequest
-from perdure.structured import from_xml
 from perdure.testing import ScriptedProvider, finish
 from perdure.types.interface import WORKFLOW
 from tests.support.checks import users

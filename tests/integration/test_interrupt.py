@@ -12,7 +12,7 @@ from temporalio.client import Client as Temporal
 
 from perdure import Agent, Client, Run, ToolContext, Worker, tool
 from perdure.errors import RunCancelledError
-from perdure.loop.calls import open_calls
+from perdure.loop.transcript import open_calls
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results, users

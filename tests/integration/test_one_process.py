@@ -15,8 +15,8 @@ from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin
 from perdure.errors import DefinitionError
+from perdure.local_engine import agent_queue
 from perdure.providers import OpenAIChat, register_provider, registry
-from perdure.runtime import agent_queue
 from perdure.testing import ScriptedProvider
 from tests.servers.model_server import OpenAIServer
 from tests.support.engine import Engine

@@ -159,7 +159,7 @@ async def test_twenty_calls_open_one_store(engine: Engine, monkeypatch: pytest.M
         opened.append(open_store(url))
         return opened[-1]
 
-    monkeypatch.setattr("perdure.client.open_store", opening)
+    monkeypatch.setattr("perdure.client.client.open_store", opening)
     client = await engine.client()
     stores = await asyncio.gather(*(client.store() for _ in range(20)))
     assert len(opened) == 1
@@ -213,7 +213,7 @@ async def test_a_new_store_is_said(engine: Engine, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.server
 async def test_readers_make_no_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.reading.ANSWER", timedelta(seconds=1))  # no worker is there to give one
+    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))  # no worker is there to give one
     client = await engine.client()
     run = await client.start("a", "hi")
     assert (await run.status()).state == "running"

@@ -14,7 +14,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, tool
-from perdure.loop.sizes import CALLS_AT_ONCE, CONTEXT_BYTES
+from perdure.loop.payload_limits import CALLS_AT_ONCE, CONTEXT_BYTES
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import assert_closed, results, users

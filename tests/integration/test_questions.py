@@ -10,10 +10,10 @@ from pydantic import BaseModel, field_validator
 from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Approval, Run, RunContext, ToolContext, hook, tool
+from perdure.client.inbox import pending_of
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, QuestionDeclinedError
-from perdure.inbox import pending_of
 from perdure.testing import ScriptedProvider, call
-from perdure.types.approval import PendingApproval
+from perdure.types.approvals import PendingApproval
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 from tests.support.scripts import Gate

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, ToolContext, callback_tool, tool
+from perdure.client.inbox import PendingCall
 from perdure.errors import ApprovalPendingError, InvalidInputError
-from perdure.inbox import PendingCall
 from perdure.testing import call, scripted
 from tests.support.checks import results
 from tests.support.wait import eventually

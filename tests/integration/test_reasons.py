@@ -14,9 +14,9 @@ from temporalio.client import Client as TemporalClient
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
 
 from perdure import Agent, Client
+from perdure.client.visibility import pending_reason
 from perdure.errors import RateLimitError, RunCancelledError, ServerUnreachableError
 from perdure.ports import ModelRequest
-from perdure.runs import pending_reason
 from perdure.testing import ScriptedProvider
 from tests.support.codec import Backwards
 from tests.support.engine import Engine

@@ -12,11 +12,7 @@ from temporalio.client import Schedule as TemporalSchedule
 from temporalio.client import ScheduleActionStartWorkflow, ScheduleIntervalSpec, ScheduleSpec
 
 from perdure import Agent, Client, Schedule, tool
-from perdure.errors import (
-    InvalidInputError,
-    RunNotFoundError,
-    ScheduleExistsError,
-)
+from perdure.errors import InvalidInputError, RunNotFoundError, ScheduleExistsError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users

@@ -10,8 +10,8 @@ from temporalio.client import Client
 from perdure.embedded.address import resolve
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
-from perdure.search_attributes import find
-from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS
+from perdure.temporal_service import find
+from perdure.types.interface import AGENT, ATTRIBUTES, PENDING, STATUS
 from tests.integration.test_embedded_server import home  # noqa: F401 - a fixture
 from tests.support.commands import Commands
 from tests.support.engine import Engine

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Approval, Client, Run, Step, allow, ask, background, deny, hook, tool
+from perdure.client.inbox import PendingCall
 from perdure.errors import InvalidInputError
-from perdure.inbox import PendingCall
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine

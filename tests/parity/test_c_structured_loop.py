@@ -6,9 +6,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from perdure import Agent, tool
+from perdure.agent.xml import from_xml
 from perdure.errors import ParseError
 from perdure.providers.openai_chat import OpenAIChat
-from perdure.structured import from_xml
 from perdure.testing import ScriptedProvider, call, finish
 from tests.servers.model_server import Call, OpenAIServer, error
 from tests.support.checks import results

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from perdure import Run
 from perdure.encryption import VARIABLE
 from perdure.testing import call
-from perdure.tools.auth import RunFacts
+from perdure.tools.context import RunFacts
 from tests.replay.scenarios import scenario
 from tests.replay.sessions import closed, said, talker
 from tests.support.engine import Engine

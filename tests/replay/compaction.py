@@ -8,7 +8,7 @@ from typing import Any
 from perdure import Agent, Compaction, Run
 from perdure.errors import ContextLengthError, PerdureError
 from perdure.ports import Completed, ModelRequest
-from perdure.stages.summary import PROMPT
+from perdure.stages.compaction import PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ToolCallPart, Usage
 from tests.replay.scenarios import TOOLS, _end, scenario

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure import Agent, Run, tool
-from perdure.noted import noted
+from perdure.client.inbox import noted
 from perdure.testing import ScriptedProvider, call
 from tests.replay.approvals import nagging, pay
 from tests.replay.questions import ask, careful

@@ -7,7 +7,7 @@ from typing import Any
 from perdure import Agent, Run, ToolContext, callback_tool, tool
 from perdure.errors import PerdureError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.approval import PendingApproval
+from perdure.types.approvals import PendingApproval
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.engine import Engine
 from tests.support.scripts import Gate

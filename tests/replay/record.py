@@ -17,7 +17,7 @@ from pathlib import Path
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
-from perdure.worker.histories import histories_of_run, save_histories
+from perdure.worker.replay import histories_of_run, save_histories
 from tests.replay import (  # noqa: F401 - their scenarios too
     approvals,
     auth,

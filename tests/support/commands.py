@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import typer.main
 
-import perdure.client
 from perdure.cli import app
-from perdure.cli.failure import report
+from perdure.cli.rendering import report
+from perdure.client import client as client_module
 from perdure.errors import PerdureError
 from tests.support.cli import Done
 from tests.support.engine import Engine
@@ -122,7 +122,7 @@ class Commands:
             async def connect(target: object) -> Any:
                 return await engine.temporal()
 
-            patch.setattr(perdure.client, "connect", connect)
+            patch.setattr(client_module, "connect", connect)
 
     async def __call__(self, *arguments: str, stdin: str = "") -> Done:
         """Run it to its end, with ``stdin`` to read."""

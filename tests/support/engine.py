@@ -17,10 +17,9 @@ from temporalio.client import WorkflowHistory
 
 from perdure import Agent, Client, Worker
 from perdure.errors import ServerUnreachableError
-from perdure.ports.points import Point
+from perdure.ports.test_seams import Point
 from perdure.testing import kill_at
-from perdure.worker.histories import histories_of_run, ids_of
-from perdure.worker.replay import replayed
+from perdure.worker.replay import histories_of_run, ids_of, replayed
 from tests.support import forkserver
 from tests.support.histories import idle_tasks
 from tests.support.ledger import Ledger

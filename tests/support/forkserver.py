@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 import temporalio.worker._worker
 
 import perdure
-from perdure.providers.cost import cost_usd
+from perdure.providers.pricing import cost_usd
 from perdure.types.messages import Usage
 
 ROOT = Path(__file__).parent.parent.parent

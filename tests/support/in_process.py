@@ -13,7 +13,7 @@ from typing import Any
 from temporalio.client import Client as TemporalClient
 
 from perdure import Agent, Client
-from perdure.testing.service import InProcessService
+from perdure.testing.fake_service import InProcessService
 from perdure.worker import Engine as WorkerEngine
 from tests.support.engine import Engine, WorkerProcess
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from temporalio.client import Client as TemporalClient
 
 from perdure.embedded.home import Home
-from perdure.embedded.record import ServerInfo, write_record
-from perdure.encryption import KEY_BYTES, VARIABLE, Key, Keys
+from perdure.embedded.server import ServerInfo, write_record
+from perdure.encryption import AUTH_BYTES, KEY_BYTES, VARIABLE, Key, Keys, sealed
 from perdure.errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
-from perdure.sealing import AUTH_BYTES, sealed
-from perdure.tools.auth import AuthContext
-from perdure.types.auth import TOKEN_CHARS, is_token
+from perdure.tools.context import AuthContext
+from perdure.types.interface import TOKEN_CHARS, is_token
 
 OLD, NEW = Key("old", b"o" * KEY_BYTES), Key("new", b"n" * KEY_BYTES)
 EMBEDDED = "127.0.0.1:7233"

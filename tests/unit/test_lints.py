@@ -134,10 +134,10 @@ def function(lines: int) -> str:
         (function(61), 1, "case.py:1: error: function f has 61 lines (limit 60)"),
         ("async " + function(61), 1, "error: function f"),
         ("class C:\n    " + function(61).replace("\n", "\n    ").rstrip(), 1, "case.py:2: error: function f"),
-        ("x = 1\n" * 300, 0, ""),
-        ("x = 1\n" * 301, 0, "case.py: warning: file has 301 lines (limit 400)"),
-        ("x = 1\n" * 400, 0, "warning"),
-        ("x = 1\n" * 401, 1, "case.py: error: file has 401 lines (limit 400)"),
+        ("x = 1\n" * 500, 0, ""),
+        ("x = 1\n" * 501, 0, "case.py: warning: file has 501 lines (limit 600)"),
+        ("x = 1\n" * 600, 0, "warning"),
+        ("x = 1\n" * 601, 1, "case.py: error: file has 601 lines (limit 600)"),
     ],
 )
 def test_lengths(tmp_path: Path, source: str, code: int, says: str) -> None:
@@ -152,7 +152,7 @@ def test_lengths(tmp_path: Path, source: str, code: int, says: str) -> None:
 def test_as_make_runs_them(tmp_path: Path, name: str) -> None:
     path = tmp_path / "workflows" / "case.py"
     path.parent.mkdir()
-    path.write_text("import time\n" + "x = 1\n" * 400)
+    path.write_text("import time\n" + "x = 1\n" * 600)
     command = [sys.executable, f"scripts/{name}", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 1, result.stderr

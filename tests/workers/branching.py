@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from perdure import Agent, Step, hook, tool
 from perdure.ports import ModelRequest
-from perdure.ports.points import Point
+from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, kill_at
 from perdure.types.messages import ToolCallPart
 from tests.support.engine import run_worker

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from perdure import Agent, ToolContext, callback_tool, hook, remote_tool
 from perdure.ports import ModelRequest
-from perdure.ports.points import Point
+from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, kill_at
 from perdure.types.messages import ToolCallPart, ToolResultPart
 from tests.support.engine import run_worker

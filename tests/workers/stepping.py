@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from perdure import Agent, Step, hook, tool
-from perdure.ports.points import Point
+from perdure.ports.test_seams import Point
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.testing import kill_at
 from tests.support.engine import run_worker

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InvalidInputError
-from ...printing import print_line
-from ..completion import complete_runs
+from ...terminal import print_line
 from ..connection import Server
 from ..options import (
     AgentArgument,
@@ -28,12 +27,13 @@ from ..options import (
     QueueOption,
     StoreOptions,
     attached,
+    complete_runs,
     json_object,
 )
 
 if TYPE_CHECKING:
     from ...types.files import File
-    from .talk import Talk
+    from .conversation import Talk
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,8 @@ async def _chat(asked: Chat, begun: list[Talk], *, terminal: bool) -> int:
     """Until there is nothing more to say; the exit code. ``begun`` is given the conversation."""
     from contextlib import nullcontext
 
-    from ..serving import served
-    from .lines import lines
-    from .talk import Talk
+    from ..worker import served
+    from .conversation import Talk, lines
 
     def place() -> Any:
         """Whatever the author's code prints must not garble the line that is being written."""

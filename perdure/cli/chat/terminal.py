@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -22,16 +23,142 @@ from prompt_toolkit.styles import Style
 
 from ...embedded.home import current_home, private
 from ...errors import NoWorkerError, PerdureError
-from ...printing import print_line, printable, styled
-from ..conversation import colours
-from ..progress import LOOK
-from . import view
-from .live import LiveTurn
+from ...terminal import print_line, printable, styled
+from ..events import called, retracted, subagent
+from ..rendering import arguments, colours, conversation, text_of
+from ..run import LOOK
 
 if TYPE_CHECKING:
-    from ...turn import Turn
+    from ...client.turn import Turn
+    from ...types.events import Event
+    from ...types.interface import Response
+    from ...types.messages import Message
     from ..show import Shown
-    from .talk import Talk
+    from .conversation import Talk
+
+
+# --- from live.py
+#
+# A turn as it happens, in lines: what is written so far of the last one is the prompt's to show.
+
+
+class LiveTurn:
+    """Events of one turn in, lines out."""
+
+    def __init__(self, *, colour: bool) -> None:
+        from ...client.event_reader import LiveText
+
+        self._live = LiveText()
+        self._colour = colour
+        self.rest = ""
+        """The line that is being written."""
+        self.shown = False
+        """Whether any of the reply was shown."""
+        self.over = False
+        """Whether the turn has its answer; one that is extended goes on."""
+
+    def feed(self, event: Event) -> Iterator[str]:
+        """Whole lines of text, and what else a person wants to know of it."""
+        if event.path:
+            yield from self._of_subagent(event)
+            return
+        self.over = event.type == "turn" and event.state != "started"
+        if piece := self._live.feed(event):
+            self.shown = True
+            *whole, self.rest = (self.rest + piece).split("\n")
+            yield from (printable(line).rstrip() for line in whole)
+            yield from self._wrapped()
+        match event.type:
+            case "model.completed":
+                yield from self.last()
+                for call in called(event):
+                    yield styled(call, "blue", on=self._colour)
+            case "model.retracted":
+                yield from self.last()
+                if event.reason != "Interrupted":  # the end of the turn says so
+                    yield styled(retracted(event.reason), "yellow", on=self._colour)
+            case "tool.progress":
+                yield styled(f"… {printable(event.name)}: {printable(event.message)}", "dim", on=self._colour)
+
+    def _of_subagent(self, event: Event) -> Iterator[str]:
+        """The calls it makes, a line each, and no word of what it says: that is for the agent that asked."""
+        if event.type == "model.completed" and event.calls:
+            yield from self.last()
+            for call in called(event):
+                yield styled(f"[{subagent(event)}] {call}", "dim", on=self._colour)
+
+    def last(self) -> Iterator[str]:
+        """The line that is being written, as it stands."""
+        if self.rest:
+            yield printable(self.rest).rstrip()
+            self.rest = ""
+
+    def _wrapped(self) -> Iterator[str]:
+        """The beginning of a line that is longer than the terminal is wide: it cannot change any more."""
+        columns = max(shutil.get_terminal_size((100, 24)).columns - 1, 20)
+        while len(self.rest) > columns:
+            at = self.rest.rfind(" ", 1, columns)
+            at = columns if at < 0 else at
+            yield printable(self.rest[:at])
+            self.rest = self.rest[at:].removeprefix(" ")
+
+
+# --- from view.py
+#
+# What a person sees of a conversation on the terminal: its last turns, what was called, the answers.
+
+
+_TURNS = 3
+"""Messages of the user, and what follows them, that are shown of a conversation that goes on."""
+_ENDS = {
+    "interrupted": "interrupted",
+    "limit": "it has reached a limit",
+    "length": "cut off: the reply has reached its limit of tokens",
+    "refusal": "the model has declined",
+    "veto": "a hook has answered in the model's place",
+    "content_filter": "the provider's filter has stopped the reply",
+}
+
+
+def past(shown: Shown, *, colour: bool) -> Iterator[str]:
+    """The last turns, as ``perdure show`` has them."""
+    messages = shown.messages or []
+    start = _last_turns(messages)
+    if start:
+        yield styled(f"… {start} earlier messages: perdure show {shown.status.context_id}", "dim", on=colour)
+    before = sum(message.role == "assistant" for message in messages[:start])
+    yield from conversation(messages[start:], colour=colour, since=before)
+    if shown.note:
+        yield styled(shown.note, "yellow", on=colour)
+    if shown.error:
+        failed = f"its last turn failed: {type(shown.error).__name__}: {shown.error}"
+        yield from (styled(line, "red", on=colour) for line in failed.splitlines())
+
+
+def _last_turns(messages: Sequence[Message]) -> int:
+    asked = [number for number, message in enumerate(messages) if message.role == "user"]
+    return asked[-_TURNS] if len(asked) > _TURNS else 0
+
+
+def answer(response: Response, news: Sequence[Message], *, colour: bool) -> Iterator[str]:
+    """What was called since the last answer, and the answer."""
+    for message in news:
+        for call in message.tool_calls:
+            said = call.malformed if call.malformed is not None else arguments(call.arguments)
+            yield styled(f"→ {printable(call.name)}({printable(said)})", "blue", on=colour)
+    lines = [printable(line).rstrip() for line in text_of(response).strip().splitlines()]
+    yield from lines
+    if response.finish_reason in _ENDS:
+        yield from end(response, colour=colour)
+    elif not lines:
+        yield styled("(an empty reply)", "dim", on=colour)
+
+
+def end(response: Response, *, colour: bool) -> list[str]:
+    """Why the turn ended, where that is not the ordinary course."""
+    why = _ENDS.get(response.finish_reason)
+    return [] if why is None else [styled(f"({why})", "yellow", on=colour)]
+
 
 _KEYS = "Enter sends · Alt-Enter or Ctrl-J new line · Ctrl-C interrupts · Ctrl-D leaves"
 _PROMPT, _MORE = "> ", "  "
@@ -97,7 +224,7 @@ class Terminal:
         if self._past is None:
             self._print([styled(f"{self._talk.name} · {self._talk.run.id}", "dim", on=self._colour)])
         else:
-            self._print(view.past(self._past, colour=self._colour))
+            self._print(past(self._past, colour=self._colour))
             if self._past.status.state == "running":
                 self._spawn(self._await(await self._talk.under_way()))
         self._print([styled(_KEYS, "dim", on=self._colour)])
@@ -135,9 +262,9 @@ class Terminal:
             self._print(list(live.last()))
             news = self._talk.news(response)  # they count as shown in any case
             if live.shown:
-                self._print([*view.end(response, colour=self._colour), ""])
+                self._print([*end(response, colour=self._colour), ""])
             else:
-                self._print([*view.answer(response, news, colour=self._colour), ""])
+                self._print([*answer(response, news, colour=self._colour), ""])
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InvalidInputError, RunError
-from ...printing import print_line, print_text
+from ...terminal import print_line, print_text, styled
 from ..connection import Server, connected, ui_url
-from ..conversation import colours, conversation, styled
 from ..options import ServerOptions
+from ..rendering import colours, conversation
 
 if TYPE_CHECKING:
-    from ...client import Client
-    from ...run import Run
+    from ...client.client import Client
+    from ...client.run import Run
     from ...types.interface import Response
-    from .cast import Cast
-    from .sight import Tries
-    from .story import Story
+    from .story import Cast, Story, Tries
+
 
 REAL_MODEL = "openai:gpt-5-mini"
 # In two pieces: whoever searches the source for it should not find this line.
@@ -66,7 +65,7 @@ def demo(
 async def _demo(server: Server, folder: Path, question: str, model: str, keep: bool) -> bool:
     """Whether all that was claimed was true."""
     from ... import config
-    from .cast import SMALL, Cast
+    from .story import SMALL, Cast
 
     task = asyncio.current_task()
     assert task is not None
@@ -85,9 +84,8 @@ async def _demo(server: Server, folder: Path, question: str, model: str, keep: b
 
 
 async def _play(client: Client, cast: Cast, folder: Path, question: str, limit: float) -> bool:
-    from .agent import NAME
-    from .sight import tries
-    from .story import Story
+    from .story import Story, tries
+    from .worker import NAME
 
     await cast.start_model()
     await _introduce(client, cast, folder, question)
@@ -126,7 +124,7 @@ async def _introduce(client: Client, cast: Cast, folder: Path, question: str) ->
 
 
 async def _report(client: Client, run: Run, response: Response, story: Story, asked: int | None, tried: Tries) -> bool:
-    from .claims import claims
+    from .story import claims
 
     colour = colours()
     _title("The conversation")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from ...embedded.demo_model import DemoModel
-from ..children import on_orphaned, report
+from ...demo_model.model import DemoModel
+from ...embedded.process import on_orphaned, report
 
-DELAY = 0.05
+STORY_DELAY = 0.05
 """Seconds between two tokens: slow enough that a call takes a while, and can be cut short."""
 
 
-async def main() -> None:
+async def serve_story() -> None:
     """Serve until told to stop, or until the demo is gone."""
     stop = asyncio.Event()
     on_orphaned(stop.set)
-    async with DemoModel(delay=DELAY) as model:
+    async with DemoModel(delay=STORY_DELAY) as model:
         report("serving", base_url=model.base_url)
         await stop.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(serve_story())

@@ -3,21 +3,181 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from ...printing import print_line
+from ...embedded.process import Child
+from ...errors import RuntimeSetupError
+from ...terminal import print_line, printable, styled
 from ...types.wire import MODEL_ACTIVITY
-from ..conversation import arguments, colours, printable, styled
-from .sight import InFlight, in_flight
+from ..connection import address
+from ..rendering import arguments, colours
 
 if TYPE_CHECKING:
-    from ...run import Run
+    from ...client.client import Client
+    from ...client.run import Run
     from ...types.interface import Response
     from ...types.messages import Message
-    from .cast import Cast
+
+
+# --- from cast.py
+#
+# Who takes part in the demo: the model and the workers, each a process of its own, all gone at the end.
+
+
+SMALL = "demo"
+"""``--model demo``: the small one, even with a key."""
+_ENDING = 5.0
+
+
+class Cast:
+    """Processes of one demo. ``async with cast:`` ends all of them, whatever happens."""
+
+    def __init__(self, client: Client, folder: Path, model: str) -> None:
+        self.client = client
+        self.model = "openai:demo" if model == SMALL else model
+        self.worker: Child | None = None
+        self._small = model == SMALL
+        self._folder = folder
+        self._env: dict[str, str] = {}
+        self._children: list[Child] = []
+
+    async def __aenter__(self) -> Cast:
+        if find_spec("openai") is None and self.model.startswith("openai:"):
+            from ...providers.endpoint import missing_sdk
+
+            raise missing_sdk("openai")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # To the end, whatever happens meanwhile: a second Ctrl-C must leave nothing behind either.
+        await asyncio.shield(asyncio.gather(*(child.stop(within=_ENDING) for child in self._children)))
+
+    @property
+    def base_url(self) -> str | None:
+        """Where the small model listens; None with a real one."""
+        return self._env.get("OPENAI_BASE_URL")
+
+    async def start_model(self) -> None:
+        """Start the small model, unless a real one is used."""
+        if not self._small:
+            return
+        said = await self._start("perdure.cli.demo.model")
+        self._env = {"OPENAI_BASE_URL": str(said["base_url"]), "OPENAI_API_KEY": "none-needed"}
+
+    async def start_worker(self) -> Child:
+        """Start a worker; it serves when this returns."""
+        assert self.client.store_url is not None, "set by the command"
+        place = (self.client.task_queue, address(self.client), self.client.temporal.namespace, self.client.store_url)
+        await self._start("perdure.cli.demo.worker", str(self._folder), self.model, *place)
+        self.worker = self._children[-1]
+        return self.worker
+
+    async def asked(self) -> int | None:
+        """How often the small model was asked, by its own count; None with a real one."""
+        if self.base_url is None:
+            return None
+        return await asyncio.to_thread(_requests, self.base_url)
+
+    async def _start(self, module: str, *arguments: str) -> dict[str, object]:
+        child = await Child.start(module, *arguments, env=self._env)
+        self._children.append(child)
+        said = await child.says()
+        if said is None or said["event"] != "serving":
+            why = said["error"] if said else "it ended at once"
+            raise RuntimeSetupError(f"{module} does not start: {why}", hint=said["hint"] if said else None)
+        return said
+
+
+def _requests(base_url: str) -> int:
+    connection = http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=5)
+    try:
+        connection.request("GET", "/stats")
+        return int(json.load(connection.getresponse())["requests"])
+    finally:
+        connection.close()
+
+
+# --- from sight.py
+#
+# What Temporal itself says of the demo's run: what is in flight on which worker, how often things were tried.
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """An activity that a worker has begun and not finished."""
+
+    name: str
+    attempt: int
+    worker: str
+    """Identity of the worker: ``pid@host``."""
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        return "a model call" if self.name == MODEL_ACTIVITY else f"the tool {self.name.removeprefix('tool.')}"
+
+    def on(self, worker: Child) -> bool:
+        """Whether that worker has it."""
+        return self.worker.startswith(f"{worker.pid}@")
+
+
+async def in_flight(run: Run) -> list[InFlight]:
+    """What is begun; asked of the server, not of a worker, so it answers when there is none."""
+    from temporalio.api.enums.v1 import PendingActivityState
+
+    raw = (await run.handle.describe()).raw_description
+    begun = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+    return [
+        InFlight(pending.activity_type.name, pending.attempt, pending.last_worker_identity)
+        for pending in raw.pending_activities
+        if pending.state == begun
+    ]
+
+
+@dataclass(frozen=True)
+class Tries:
+    """From the run's history: how often things were begun."""
+
+    model: int
+    """Attempts of model calls, the recording of the end left out."""
+    tools: int
+    again: tuple[str, ...]
+    """Tools that were begun more than once."""
+
+
+async def tries(run: Run) -> Tries:
+    """Count the attempts of all activities of a run that has ended."""
+    from temporalio.api.enums.v1 import EventType
+
+    names: dict[int, str] = {}
+    attempts: Counter[int] = Counter()
+    async for event in run.handle.fetch_history_events():
+        if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+            scheduled = event.activity_task_scheduled_event_attributes
+            if b'"purpose":"close"' not in b"".join(payload.data for payload in scheduled.input.payloads):
+                names[event.event_id] = scheduled.activity_type.name
+        elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED:
+            started = event.activity_task_started_event_attributes
+            attempts[started.scheduled_event_id] = started.attempt
+    tools = {event: name for event, name in names.items() if name != MODEL_ACTIVITY}
+    return Tries(
+        model=sum(attempts[event] for event, name in names.items() if name == MODEL_ACTIVITY),
+        tools=sum(attempts[event] for event in tools),
+        again=tuple(name.removeprefix("tool.") for event, name in tools.items() if attempts[event] > 1),
+    )
+
 
 KILL_AFTER = 2
 """Replies that the model has given when its worker is killed, in the middle of the next."""
@@ -136,3 +296,65 @@ class Story:
             said = printable(" ".join(calls)) if calls else "the answer"
             self.say(f"reply {number}", said if len(said) <= _WIDEST else f"{said[:_WIDEST]}…", "blue")
         self._told = len(replies)
+
+
+# --- from claims.py
+#
+# What the demo claims, each with whether it was true.
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence, and whether it holds."""
+
+    text: str
+    holds: bool
+
+
+def claims(response: Response, facts: Facts, tries: Tries, asked: int | None) -> list[Claim]:
+    """All of them. ``asked``: the small model's own count; with a real one Temporal's count of attempts stands in."""
+    messages = list(response.messages)
+    replies = [message for message in messages if message.role == "assistant"]
+    kept = sum(message.role == "assistant" for message in facts.before)
+    return [
+        Claim(
+            f"the worker was killed in the middle of the run, after {_count(kept, 'reply')} of {len(replies)}, "
+            f"and the run stayed open",
+            0 < kept < len(replies) and facts.alive_after_kill,
+        ),
+        Claim(
+            f"nothing was repeated: the {_count(len(facts.before), 'message')} from before the kill stand unchanged "
+            f"in the transcript",
+            len(facts.before) > 0 and messages[: len(facts.before)] == list(facts.before),
+        ),
+        _paid(len(replies), tries.model if asked is None else asked, facts, by_model=asked is not None),
+        _tools(messages, tries),
+        Claim("the injected message is in the conversation once", _said(messages, INJECTED) == 1),
+        Claim("there is an answer", bool(response.content.strip())),
+    ]
+
+
+def _paid(replies: int, paid: int, facts: Facts, *, by_model: bool) -> Claim:
+    counted = "the model counted" if by_model else "Temporal counted"
+    text = f"{counted} {_count(paid, 'paid call')} for {_count(replies, 'reply')} in the transcript"
+    if paid == replies + 1:
+        text += ": the one more is the call that the kill cut short"
+    # What was in flight when the worker died may be asked for once more, and nothing else.
+    return Claim(text, replies <= paid <= replies + (1 if facts.cut else 0))
+
+
+def _tools(messages: list[Message], tries: Tries) -> Claim:
+    asked = [call.id for message in messages for call in message.tool_calls]
+    results = [result.call_id for message in messages for result in message.tool_results]
+    text = f"{_count(len(asked), 'tool call')}, each with one result"
+    text += f"; run again after the crash: {', '.join(tries.again)}" if tries.again else ", and each ran once"
+    return Claim(text, sorted(asked) == sorted(results) and tries.tools == len(asked) + len(tries.again))
+
+
+def _said(messages: list[Message], text: str) -> int:
+    return sum(message.role == "user" and message.text == text for message in messages)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("ply") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

@@ -18,7 +18,9 @@ from google.genai import _api_client
 from google.genai import errors as google_sdk
 
 from perdure import errors
-from perdure.providers import anthropic_errors, google_errors, openai_errors
+from perdure.providers.anthropic import translate as translate_anthropic
+from perdure.providers.google import translate as translate_google
+from perdure.providers.openai_sdk import translate as translate_openai
 from perdure.types.redaction import Redaction
 from tests.servers.google import reason, retry_info
 from tests.servers.model_server import Reply, error
@@ -102,18 +104,18 @@ STRANGERS = (RuntimeError, KeyError)
 PYTHON = [ssl.SSLError, OSError, TimeoutError, UnicodeError, json.JSONDecodeError, anyio.EndOfStream, *STRANGERS]
 SDKS: dict[str, tuple[Callable[..., errors.ProviderError], list[type[Exception]]]] = {
     "openai": (
-        openai_errors.translate,
+        translate_openai,
         [*exceptions_of(openai), *exceptions_of(openai._exceptions), *exceptions_of(httpx2)],
     ),
     "anthropic": (
-        anthropic_errors.translate,
+        translate_anthropic,
         [
             *(*exceptions_of(anthropic), *exceptions_of(anthropic._exceptions), *ERROR_CLASSES.values()),
             *exceptions_of(httpx2),
         ],
     ),
     "google": (
-        google_errors.translate,
+        translate_google,
         [
             *(*exceptions_of(google_sdk), _api_client.EphemeralTokenAPIKeyError),
             *(*exceptions_of(google.auth.exceptions), *exceptions_of(httpx2), *exceptions_of(aiohttp)),

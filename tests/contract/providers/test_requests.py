@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import BadRequestError
-from perdure.types.messages import (
-    BlobRef,
-    FilePart,
-    Message,
-    OpaquePart,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-)
+from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.model_server import Call, Reply
 from tests.support.adapters import ADD, FORMATS, Api, answered, result, said, tool
 

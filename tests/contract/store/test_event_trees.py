@@ -24,7 +24,7 @@ from perdure.types.events import (
     RunEvent,
     read_event,
 )
-from perdure.types.lineage import Lineage, PathStep
+from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
 from tests.contract.store.test_events import numbered
 

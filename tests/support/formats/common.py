@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.ports import ModelRequest
-from perdure.providers.foreign import rendered
+from perdure.providers.encoding import rendered
 from perdure.types.messages import (
     FilePart,
     Message,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.providers import google_import, google_request
+from perdure.providers import google_reply, google_request
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -59,7 +59,7 @@ FORMAT = Format(
     "gemini-3-pro",
     OWN,
     lambda request, origin: google_request.encode_request(request, origin=origin),
-    lambda body, origin: google_import.decode(body["contents"], origin=origin),
+    lambda body, origin: google_reply.decode(body["contents"], origin=origin),
     lambda body: parse(body, "gemini-3-pro"),
     holds,
 )

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from perdure.providers import responses_import, responses_request
-from perdure.providers.foreign import wire_id
+from perdure.providers import openai_decode, openai_responses_request
+from perdure.providers.encoding import wire_id
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.responses import parse
 from tests.support.formats.common import Format, Said, as_result, as_text, is_kept, mapped, merged, odd, unnamed
@@ -79,8 +79,8 @@ def _item(part: Part) -> str:
 FORMAT = Format(
     GPT,
     OWN,
-    lambda request, origin: responses_request.encode_request(request, origin=origin),
-    lambda body, origin: responses_import.decode(body["input"], origin=origin, model=GPT),
+    lambda request, origin: openai_responses_request.encode_request(request, origin=origin),
+    lambda body, origin: openai_decode.decode_responses(body["input"], origin=origin, model=GPT),
     lambda body: parse(body, {}),
     holds,
 )

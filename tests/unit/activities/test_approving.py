@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from perdure import Agent, RunContext, allow, ask, deny
-from perdure.activities.approving import Approving
+from perdure.activities.approvals import Approving
 from perdure.activities.author_loop import AuthorLoop
-from perdure.tools.approval import Rule
-from perdure.tools.of_toolset import ToolOfSet
-from perdure.types.toolset import PinnedTool
-from perdure.types.wire import AsActivity, Call, Refused
+from perdure.tools.approvals import Rule
+from perdure.tools.tool import ToolOfSet
+from perdure.types.tool_calls import AsActivity, Call, PinnedTool, Refused
 
 TRUE, FALSE, NONE = ({"type": "boolean", "default": True}, {"type": "boolean", "default": False}, {"type": "boolean"})
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from perdure.activities import AuthorLoop, author_loop, threads
+from perdure.activities import AuthorLoop, author_loop
 from tests.support.wait import eventually
 
 VALUE: contextvars.ContextVar[str] = contextvars.ContextVar("value", default="none")
@@ -56,7 +56,7 @@ async def test_none_of_96_payments_waits_for_a_thread(author: AuthorLoop) -> Non
     names = await asyncio.gather(*(author.run("pay", pay, timeout=30) for _ in range(96)))
     assert len(set(names)) == 96
     assert await author.run("later", lambda: threading.current_thread().name) in names
-    await eventually(lambda: len(ours()) <= threads.IDLE + 2, what="the end of the threads that are not kept")
+    await eventually(lambda: len(ours()) <= author_loop.IDLE + 2, what="the end of the threads that are not kept")
 
 
 async def test_the_time_of_an_async_function_begins_when_the_blocked_loop_calls_it(author: AuthorLoop) -> None:

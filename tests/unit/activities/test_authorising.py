@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from perdure.activities import AuthorLoop, authorising
-from perdure.activities.authorising import Authorising, bound_to
+from perdure.activities import AuthorLoop, run_context
+from perdure.activities.run_context import Authorising, bound_to
 from perdure.encryption import KEY_BYTES, Key, Keys
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
-from perdure.tools.auth import AuthContext, RunFacts
-from perdure.types.lineage import Lineage, PathStep
+from perdure.tools.context import AuthContext, RunFacts
+from perdure.types.subagents import Lineage, PathStep
 from perdure.types.wire import CallFacts
 
 KEY = Key("k", b"k" * KEY_BYTES)
@@ -115,6 +115,6 @@ async def test_one_that_does_not_return(author: AuthorLoop, monkeypatch: pytest.
         return {}
 
     forever = asyncio.Event()
-    monkeypatch.setattr(authorising, "RESOLVING", 0.05)
+    monkeypatch.setattr(run_context, "RESOLVING", 0.05)
     with pytest.raises(AuthContextUnavailableError, match=r"it did not return within 0\.05 s"):
         await Authorising(Keys(), author, resolve)(of(auth_ref="r"))

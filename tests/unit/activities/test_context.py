@@ -16,7 +16,8 @@ from perdure.errors import DefinitionError, InvalidInputError, StoreError, Store
 from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.messages import Message
-from perdure.types.wire import ModelInput, Refused, ToolOutput
+from perdure.types.tool_calls import Refused
+from perdure.types.wire import ModelInput, ToolOutput
 from tests.support.wait import eventually
 from tests.unit.stages.build import FACTS, tool_call
 

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from perdure import Agent, ModelRetry, RunContext, tool
-from perdure.activities import AuthorLoop, finishing
-from perdure.activities.approving import Approving
-from perdure.activities.epilogue import Epilogue
+from perdure.activities import AuthorLoop, finish
+from perdure.activities.approvals import Approving
+from perdure.activities.iteration import Epilogue
 from perdure.errors import HookError
-from perdure.stages.verdict import verdict
+from perdure.stages.retries import verdict
 from perdure.testing import call
 from perdure.types.messages import Message
 from perdure.types.wire import ModelOutput
@@ -108,7 +108,7 @@ def test_an_error_can_be_sent_whatever_its_text_holds() -> None:
 async def test_a_validator_that_takes_too_long_fails_the_run(
     author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
-    monkeypatch.setattr(finishing, "VALIDATOR", 0.1)
+    monkeypatch.setattr(finish, "VALIDATOR", 0.1)
     release = threading.Event()
 
     async def slow(output: Any) -> None:

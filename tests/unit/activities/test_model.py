@@ -11,13 +11,14 @@ import pytest
 from pydantic import AfterValidator
 
 from perdure import Agent, Limits, RunContext, tool
-from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, prologue
+from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, iteration
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, StreamEvent, TextDelta
-from perdure.providers.chain import ModelChain
+from perdure.providers.fallback import ModelChain
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart, Usage
-from perdure.types.wire import AsActivity, ModelInput, ModelOutput, Refused
+from perdure.types.tool_calls import AsActivity, Refused
+from perdure.types.wire import ModelInput, ModelOutput
 
 INPUT = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=3, iteration=1)
 
@@ -142,7 +143,7 @@ async def test_instructions_are_mended_before_the_model_is_paid(author: AuthorLo
 
 
 async def test_instructions_that_hang_are_named(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prologue, "INSTRUCTIONS", 0.05)
+    monkeypatch.setattr(iteration, "INSTRUCTIONS", 0.05)
 
     async def hang(ctx: RunContext) -> str:
         await asyncio.Event().wait()

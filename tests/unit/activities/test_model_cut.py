@@ -9,7 +9,7 @@ from perdure.activities import AuthorLoop
 from perdure.ports import Completed
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import FinishReason, TextPart, ToolCallPart
-from perdure.types.wire import Refused
+from perdure.types.tool_calls import Refused
 from tests.unit.activities.test_model import author, look, reply
 
 __all__ = ["author"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.activities.unpriced import priced, uncounted, unpriced
+from perdure.activities.iteration import priced, uncounted, unpriced
 from perdure.errors import DefinitionError
 from perdure.ports import ModelReply
 from perdure.types.messages import FinishReason, Usage

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.chat import Chat, view
-from perdure.cli.completion import _defined
+from perdure.cli.chat import Chat, terminal
 from perdure.cli.connection import Server
-from perdure.cli.options import Output
+from perdure.cli.options import Output, _defined
 from perdure.cli.show import Shown
 from perdure.types.interface import Response, Status
 from perdure.types.messages import Message, ToolCallPart
@@ -28,17 +27,17 @@ def turns(count: int) -> list[Message]:
 
 
 def test_of_a_long_conversation_the_last_turns_are_shown_with_their_numbers() -> None:
-    lines = list(view.past(Shown(status(), turns(5)), colour=False))
+    lines = list(terminal.past(Shown(status(), turns(5)), colour=False))
     assert lines[0] == "… 4 earlier messages: perdure show c-1"
     assert lines[1:3] == ["user    question 3", "[3]     answer 3"]
     assert lines[-1] == "[5]     answer 5"
-    assert "earlier" not in "".join(view.past(Shown(status(), turns(3)), colour=False))
+    assert "earlier" not in "".join(terminal.past(Shown(status(), turns(3)), colour=False))
 
 
 def test_what_was_called_stands_before_the_answer() -> None:
     call = ToolCallPart(id="1", name="track", arguments={"order": "7\x1b[2J"})
     news = [Message(role="assistant", parts=(call,)), Message.assistant("Soon.")]
-    assert list(view.answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
+    assert list(terminal.answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
         r'→ track(order="7\u001b[2J")',
         "Soon.\\x07",
         "Very.",
@@ -55,7 +54,7 @@ def test_what_was_called_stands_before_the_answer() -> None:
     ],
 )
 def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
-    assert list(view.answer(Response.model_validate(response), [], colour=False)) == lines
+    assert list(terminal.answer(Response.model_validate(response), [], colour=False)) == lines
 
 
 def test_how_to_come_back() -> None:

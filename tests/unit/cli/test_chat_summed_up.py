@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from perdure import Message
-from perdure.cli.chat.talk import Talk
-from perdure.loop.compacting import SUMMARY_ID
+from perdure.cli.chat.conversation import Talk
+from perdure.loop.compaction import SUMMARY_ID
 from perdure.types.interface import Response
 from perdure.types.messages import Replaced
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from perdure.cli import app
 from perdure.cli.connection import without_password
 from perdure.cli.dev import snapshot
-from perdure.cli.listing import ago
+from perdure.cli.list_runs import ago
 from perdure.errors import InvalidInputError, ServerUnreachableError
 
 COMMANDS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.conversation import conversation
+from perdure.cli.rendering import conversation
 from perdure.cli.show import Shown, as_plain, lines
 from perdure.types.interface import Status
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage, Withheld

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.cli.show import Shown, as_plain, lines
-from perdure.types.approval import DecidedApproval
+from perdure.types.approvals import DecidedApproval
 from perdure.types.interface import Status
 
 

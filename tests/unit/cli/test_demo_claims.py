@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.demo.claims import claims
-from perdure.cli.demo.sight import InFlight, Tries
-from perdure.cli.demo.story import INJECTED, Facts
+from perdure.cli.demo.story import INJECTED, Facts, InFlight, Tries, claims
 from perdure.types.interface import Response
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.demo.folder import Folder
+from perdure.cli.demo.worker import Folder
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from perdure.cli.depends import Commands, Depends
+from perdure.cli.options import Commands, Depends
 
 
 def _place(

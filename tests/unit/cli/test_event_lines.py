@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.event_lines import EventLines
-from perdure.types.branch_events import BranchCompleted, BranchStarted
-from perdure.types.events import Event, MessageWithheld, StepTaken, TurnEvent
+from perdure.cli.events import EventLines
+from perdure.types.events import BranchCompleted, BranchStarted, Event, MessageWithheld, StepTaken, TurnEvent
 from perdure.types.messages import BlobRef
 
 

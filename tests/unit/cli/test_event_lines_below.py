@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from perdure.cli.chat.live import LiveTurn
-from perdure.cli.event_lines import EventLines
+from perdure.cli.chat.terminal import LiveTurn
+from perdure.cli.events import EventLines
 from perdure.types.events import (
     ApprovalRequested,
     CallSaid,
@@ -19,7 +19,7 @@ from perdure.types.events import (
     ToolCompleted,
     TurnEvent,
 )
-from perdure.types.lineage import PathStep
+from perdure.types.subagents import PathStep
 
 ONE = (PathStep(agent="researcher", call_id="c1", task_id="t"),)
 TWO = (*ONE, PathStep(agent="critic\x1b[31m", call_id="c2", task_id="t1"))

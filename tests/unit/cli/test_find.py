@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.failure import exit_code
-from perdure.cli.find import unique
+from perdure.cli.connection import unique
+from perdure.cli.rendering import exit_code
 from perdure.errors import InvalidInputError, RunNotFoundError
 
 IDS = ["reader-1a", "reader-1b", "reader-2", "reader", "other"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.load import author_files, failing_files, load
+from perdure.cli.agent_loader import author_files, failing_files, load
 from perdure.errors import DefinitionError, InvalidInputError, PerdureError
 
 AGENT = "from perdure import Agent\nhelper = Agent('helper', 'openai:gpt-5-mini')\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.load import load
+from perdure.cli.agent_loader import load
 from perdure.errors import DefinitionError
 
 BESIDE = """

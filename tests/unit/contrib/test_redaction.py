@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from perdure.contrib.hooks.redaction import SECRETS
+from perdure.contrib.hooks import SECRETS
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVP_mB92K27"

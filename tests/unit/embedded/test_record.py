@@ -9,11 +9,9 @@ import sys
 
 import pytest
 
-from perdure.embedded.home import Home
-from perdure.embedded.locks import locked, try_lock
+from perdure.embedded.home import Home, locked, try_lock
 from perdure.embedded.process import is_alive, start_token, terminate
-from perdure.embedded.record import ServerInfo, read_record, write_record
-from perdure.embedded.server import running_server, stop_server
+from perdure.embedded.server import ServerInfo, read_record, running_server, stop_server, write_record
 from perdure.errors import RuntimeSetupError
 
 INFO = ServerInfo(

@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import DefinitionError
 from perdure.hooks import branch as module
 from perdure.hooks.branch import Branch, Branches, LeftError
-from perdure.types.branch import BranchAsked, BranchOutcome
+from perdure.types.subagents import BranchAsked, BranchOutcome
 
 
 def asked(name: str) -> BranchAsked:

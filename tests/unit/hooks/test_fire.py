@@ -15,8 +15,8 @@ from perdure import HookSet, Message, Veto, hook
 from perdure.activities import AuthorLoop
 from perdure.errors import AbortError, DefinitionError, HookError
 from perdure.hooks import Event, Given, Hook, fire, fire_all
+from perdure.hooks.dispatch import request_from
 from perdure.hooks.hook import EVENTS, MAY_VETO
-from perdure.hooks.returned import request_from
 from perdure.types.messages import ToolCallPart
 
 

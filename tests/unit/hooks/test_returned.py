@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from perdure import Veto, hook
 from perdure.errors import HookError
-from perdure.hooks.files import by_reference
-from perdure.hooks.returned import (
+from perdure.hooks.dispatch import (
     arguments_from,
+    by_reference,
     message_from,
     reply_from,
     request_from,

@@ -7,18 +7,8 @@ from typing import Any
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.types.wire import (
-    AgentLimits,
-    AsActivity,
-    Call,
-    Disposition,
-    Finish,
-    Inline,
-    ModelOutput,
-    NewMessage,
-    NewResult,
-    Refused,
-)
+from perdure.types.tool_calls import AsActivity, Call, Disposition, Inline, Refused
+from perdure.types.wire import AgentLimits, Finish, ModelOutput, NewMessage, NewResult
 
 ACTIVITY = AsActivity(timeout=60)
 LIMITS = AgentLimits(max_iterations=3)

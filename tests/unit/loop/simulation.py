@@ -6,27 +6,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure import loop
-from perdure.loop import background, elsewhere
+from perdure.loop import background, external_calls
 from perdure.loop.finish import REMINDER_ID
-from perdure.types.background import AsCollect, AsTell
-from perdure.types.branch import BranchAsked
-from perdure.types.elsewhere import Cleared
 from perdure.types.interface import Response
-from perdure.types.question import AsCallback, Question
 from perdure.types.state import PendingCall, RunState
-from perdure.types.wire import (
+from perdure.types.subagents import AsCollect, AsTell, BranchAsked
+from perdure.types.tool_calls import (
     Answered,
+    AsCallback,
     AsRemote,
     AsSubagent,
     Call,
+    Cleared,
     Disposition,
-    Finish,
     Inline,
-    ModelOutput,
-    New,
-    NewMessage,
-    NewResult,
+    Question,
 )
+from perdure.types.wire import Finish, ModelOutput, New, NewMessage, NewResult
 
 from .build import carried_over
 
@@ -199,12 +195,12 @@ class Simulation:
         """One more step of a call that is run elsewhere; whether another one follows at once."""
         how = pending.call.disposition
         around = how.around if isinstance(how, AsRemote | AsCallback) else None
-        if around is None or elsewhere.due_after(pending):
+        if around is None or external_calls.due_after(pending):
             return False
-        if elsewhere.due_before(pending):
+        if external_calls.due_before(pending):
             assert pending.cleared is None, "it is looked at once"
             loop.clear(self.state, pending.op, Cleared(around=around), self.now)
-            return isinstance(how, AsRemote) and elsewhere.may_begin(self.state, pending)
+            return isinstance(how, AsRemote) and external_calls.may_begin(self.state, pending)
         assert isinstance(how, AsRemote)
         assert pending.op not in self.sent, "it is sent once"
         self.sent.add(pending.op)
@@ -214,12 +210,12 @@ class Simulation:
         if pending.result is not None:
             assert not around.after
             self.plain.add(pending.call.id)
-        return elsewhere.due_after(pending)
+        return external_calls.due_after(pending)
 
     def _handed(self, pending: PendingCall) -> bool:
         """Whether others have it now, or it is not to be sent any more."""
         how = pending.call.disposition
-        return isinstance(how, AsRemote | AsCallback) and not elsewhere.due_after(pending)
+        return isinstance(how, AsRemote | AsCallback) and not external_calls.due_after(pending)
 
     def left_off(self, index: int) -> None:
         """A call in flight fails in a way that an operator can mend: it is run again when the run is resumed."""
@@ -273,7 +269,7 @@ class Simulation:
         again = pending.op in self.again or bool(pending.answers)
         self.again.discard(pending.op)
         if isinstance(how, AsRemote | AsCallback):
-            due = elsewhere.due_before(pending) or elsewhere.due_after(pending)
+            due = external_calls.due_before(pending) or external_calls.due_after(pending)
             assert due or isinstance(how, AsRemote), "nothing is to be run"
             assert due or pending.op not in self.sent, "it is sent once"
             again = pending.op in self.spent

@@ -6,7 +6,8 @@ import pytest
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.types.wire import AgentLimits, Inline
+from perdure.types.tool_calls import Inline
+from perdure.types.wire import AgentLimits
 
 from .build import asks, call, close, done, ended, model, opened, running, said, says
 

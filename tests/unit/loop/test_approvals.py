@@ -10,9 +10,10 @@ import pytest
 
 from perdure import loop
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
-from perdure.types.approval import Asks, arguments_hash
+from perdure.types.approvals import Asks, arguments_hash
 from perdure.types.state import DECIDED, RunState
-from perdure.types.wire import Call, NewResult
+from perdure.types.tool_calls import Call
+from perdure.types.wire import NewResult
 from tests.unit.loop.build import asks, call, carried_over, model, opened
 from tests.unit.loop.build import decision as decision_on
 

@@ -8,9 +8,8 @@ import pytest
 
 from perdure import loop
 from perdure.errors import InvalidInputError
-from perdure.loop.auth import given
-from perdure.loop.receive import read_message
-from perdure.stages.keys import model_key
+from perdure.loop.messages import given, read_message
+from perdure.stages.journal_keys import model_key
 from perdure.types.state import RunState
 from perdure.types.wire import ModelInput, NewMessage
 from tests.unit.loop.build import carried_over

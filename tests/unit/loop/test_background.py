@@ -9,12 +9,13 @@ import pytest
 from perdure import loop
 from perdure.loop import background
 from perdure.loop.children import awaited, set_aside
-from perdure.types.background import AsCollect, AsTell, BackgroundRun
-from perdure.types.bounds import Bounds
 from perdure.types.interface import Response
+from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import RunState
-from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
+from perdure.types.subagents import AsCollect, AsTell, BackgroundRun
+from perdure.types.tool_calls import AsSubagent, Call
+from perdure.types.wire import AgentLimits, NewResult
 from tests.unit.loop.build import asks, call, carried_over, ended, model, open_as_child, opened, says
 
 LINEAGE = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop.branching import outcomes
-from perdure.loop.sizes import size
+from perdure.loop.children import outcomes
 from perdure.loop.subagents import MAX_DEPTH
-from perdure.types.bounds import Bounds
-from perdure.types.branch import BranchAsked, BranchOutcome
 from perdure.types.interface import Response
+from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
+from perdure.types.plain_json import size
 from perdure.types.state import PendingBranch, RunState
+from perdure.types.subagents import BranchAsked, BranchOutcome
 from perdure.types.wire import AgentLimits, ModelOutput, NewMessage
 from tests.unit.loop.build import (
     LIMITS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.loop.calls import CallIds, malformed, sound_parts, unknown
+from perdure.loop.transcript import CallIds, malformed, sound_parts, unknown
 from perdure.types.messages import (
     Message,
     OpaquePart,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop.compacting import SUMMARIES, TIGHTER, last
+from perdure.loop.compaction import SUMMARIES, TIGHTER, last
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
 from perdure.types.state import RunState, read_state
 from perdure.types.wire import Finish, ModelOutput

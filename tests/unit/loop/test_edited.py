@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.loop.edited import taken_over, trimmed, unsound
+from perdure.loop.transcript import taken_over, trimmed, unsound
 from perdure.types.messages import Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tests.support.transcripts import Own, transcripts
 

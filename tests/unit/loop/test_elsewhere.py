@@ -8,12 +8,11 @@ import pytest
 
 from perdure import loop
 from perdure.errors import NotWaitingYetError
-from perdure.loop import elsewhere
-from perdure.types.approval import Asks
-from perdure.types.elsewhere import Around, Cleared
-from perdure.types.question import AsCallback
+from perdure.loop import external_calls
+from perdure.types.approvals import Asks
 from perdure.types.state import PendingCall, RunState
-from perdure.types.wire import OUTPUT_BYTES, AsActivity, AsRemote, Call, Disposition, NewResult
+from perdure.types.tool_calls import Around, AsActivity, AsCallback, AsRemote, Call, Cleared, Disposition
+from perdure.types.wire import OUTPUT_BYTES, NewResult
 from tests.unit.loop.build import call, carried_over
 from tests.unit.loop.test_approvals import NOW, asked, decide
 
@@ -62,9 +61,9 @@ def test_what_is_looked_at_before(make: Any, around: Around, approval: Asks | No
     needed = {"task_queue": "far", "timeout": 9} if make is AsRemote else {"timeout": 9} if make is AsActivity else {}
     how: Disposition = make(**needed, **({} if make is AsActivity else {"around": around}))
     pending = PendingCall(call=call("c1", how).model_copy(update={"approval": approval}), op=1, released=released)
-    assert elsewhere.due_before(pending) == (due and make is not AsActivity)
+    assert external_calls.due_before(pending) == (due and make is not AsActivity)
     pending.cleared = Cleared()
-    assert not elsewhere.due_before(pending)
+    assert not external_calls.due_before(pending)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_what_is_looked_at_after(around: Around, is_error: bool, seen: bool) -> 
     came(state, is_error=is_error, kind="KeyError")
     assert bool(state.calls) == seen, "else it is the result already"
     if seen:
-        told = elsewhere.after(state.calls[0])
+        told = external_calls.after(state.calls[0])
         assert (told.text, told.is_error, told.error_type) == ("secret", is_error, "KeyError")
 
 
@@ -90,7 +89,7 @@ def test_what_a_deploy_brought_holds_behind_a_call_that_was_looked_at() -> None:
     state = asked(far(Around(before=True)))
     clear(state, around=Around(after=True))
     came(state)
-    assert elsewhere.due_after(state.calls[0])
+    assert external_calls.due_after(state.calls[0])
 
 
 def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
@@ -162,8 +161,8 @@ def test_it_is_kept_through_a_pause_and_another_execution() -> None:
     step = loop.decide(again)
     assert isinstance(step, loop.RunCalls)
     (pending,) = step.calls
-    assert (elsewhere.due_before(pending), elsewhere.due_after(pending)) == (False, True)
-    assert elsewhere.arguments_of(pending) == {"path": "***"}
+    assert (external_calls.due_before(pending), external_calls.due_after(pending)) == (False, True)
+    assert external_calls.arguments_of(pending) == {"path": "***"}
 
 
 @pytest.mark.parametrize("what", ["pause", "abort", "interrupt", "cancelled"])
@@ -171,7 +170,7 @@ def test_a_call_that_was_looked_at_is_not_sent_when_the_run_stops(what: str) -> 
     state = asked(far(BOTH), call("c2"))
     clear(state)
     pending = state.calls[0]
-    assert elsewhere.may_begin(state, pending)
+    assert external_calls.may_begin(state, pending)
     if what == "pause":
         loop.pause(state, "why", "2026")
     elif what == "abort":
@@ -180,7 +179,7 @@ def test_a_call_that_was_looked_at_is_not_sent_when_the_run_stops(what: str) -> 
         loop.interrupt(state)
     else:
         state.cancelled = True
-    assert not elsewhere.may_begin(state, pending)
+    assert not external_calls.may_begin(state, pending)
 
 
 def test_changed_arguments_fit_beside_each_other_or_the_call_is_not_made() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.loop.finish import classify, force, forced, reminder
-from perdure.types.bounds import LimitUse
+from perdure.types.limits import LimitUse
 from perdure.types.messages import Message, ThinkingPart, ToolCallPart
 from perdure.types.wire import Finish
 

@@ -8,11 +8,10 @@ import pytest
 
 from perdure import loop
 from perdure.loop import CallModel, RunCalls, Wait
-from perdure.types.approval import Asks, Waiting
-from perdure.types.indexing import AGENT, ATTRIBUTES, PENDING, STATUS, WAITING_BYTES, WAITING_CALLS
-from perdure.types.question import Answer, AsCallback, Question
+from perdure.types.approvals import Asks, Waiting
+from perdure.types.interface import AGENT, ATTRIBUTES, PENDING, STATUS, WAITING_BYTES, WAITING_CALLS
 from perdure.types.state import PendingCall, RunState
-from perdure.types.wire import AsActivity, Call
+from perdure.types.tool_calls import Answer, AsActivity, AsCallback, Call, Question
 from tests.unit.loop.build import carried_over
 
 ALL = list(ATTRIBUTES)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from perdure import loop
-from perdure.loop import sizes
+from perdure.loop import payload_limits
 from perdure.types.state import RunState
-from perdure.types.wire import AsSubagent
+from perdure.types.tool_calls import AsSubagent
 from tests.unit.loop.build import call
 from tests.unit.loop.test_approvals import NOW, asked, decide, waiting
 
@@ -51,7 +51,7 @@ def test_nothing_begins_in_a_run_that_is_to_stop(stop: Callable[[RunState], obje
 
 
 def test_no_more_are_under_way_than_may_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "CALLS_AT_ONCE", 2)
+    monkeypatch.setattr(payload_limits, "CALLS_AT_ONCE", 2)
     state = asked(call("c1"), waiting("c2"), waiting("c3"))
     decide(state, "c2")
     decide(state, "c3")
@@ -61,7 +61,7 @@ def test_no_more_are_under_way_than_may_begin_at_once(monkeypatch: pytest.Monkey
 
 
 def test_nor_more_subagents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "SUBAGENTS_AT_ONCE", 1)
+    monkeypatch.setattr(payload_limits, "SUBAGENTS_AT_ONCE", 1)
     how = AsSubagent(agent="b", message="go")
     state = asked(call("c1", how), waiting("c2").model_copy(update={"disposition": how}), waiting("c3"))
     decide(state, "c2")

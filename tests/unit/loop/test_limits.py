@@ -9,7 +9,7 @@ import pytest
 from perdure import loop
 from perdure.errors import InvalidInputError
 from perdure.loop.limits import calls_left, exceeded, left
-from perdure.types.bounds import Bounds
+from perdure.types.limits import Bounds
 from perdure.types.messages import Usage
 from perdure.types.wire import AgentLimits
 

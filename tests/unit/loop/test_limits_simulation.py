@@ -12,9 +12,10 @@ from hypothesis.stateful import initialize, rule
 
 from perdure import loop
 from perdure.loop.limits import calls_left, exceeded, left
-from perdure.types.bounds import Bounds
+from perdure.types.limits import Bounds
 from perdure.types.messages import Usage
-from perdure.types.wire import AgentLimits, AsActivity, Call, Finish, Inline, ModelOutput
+from perdure.types.tool_calls import AsActivity, Call, Inline
+from perdure.types.wire import AgentLimits, Finish, ModelOutput
 
 from .build import open_as_child
 from .simulation import Simulation

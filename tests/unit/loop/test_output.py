@@ -7,22 +7,13 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop.answer import output_of, response
-from perdure.loop.finish import REMINDER_ID, classify, force, reminder
-from perdure.types.bounds import LimitUse
+from perdure.loop.finish import REMINDER_ID, classify, force, output_of, reminder, response
 from perdure.types.interface import FINISH_TOOL
+from perdure.types.limits import LimitUse
 from perdure.types.messages import BlobRef, Message
 from perdure.types.state import RunState
-from perdure.types.wire import (
-    AgentLimits,
-    Answered,
-    Call,
-    Failed,
-    Finish,
-    ModelOutput,
-    NewMessage,
-    Refused,
-)
+from perdure.types.tool_calls import Answered, Call, Refused
+from perdure.types.wire import AgentLimits, Failed, Finish, ModelOutput, NewMessage
 from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, call, close, ended, model, opened, running, said, says

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.loop.overrides import keep, merged, overrides
+from perdure.loop.turns import keep, merged, overrides
+from perdure.types.interface import Kept
 from perdure.types.state import RunState, Turn
-from perdure.types.step import Kept
 
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({}, {}, {}),

@@ -16,9 +16,8 @@ from perdure.errors import (
     PerdureError,
     RunClosedError,
 )
-from perdure.types.elsewhere import Cleared
-from perdure.types.question import ANSWERS_BYTES, AsCallback, Question
 from perdure.types.state import RunState
+from perdure.types.tool_calls import ANSWERS_BYTES, AsCallback, Cleared, Question
 from perdure.types.wire import REMOTE_BYTES, NewResult
 from tests.unit.loop.build import call, carried_over, done
 from tests.unit.loop.test_approvals import NOW, asked, decide, waiting

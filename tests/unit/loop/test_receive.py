@@ -10,21 +10,21 @@ import pytest
 
 from perdure import loop
 from perdure.errors import InvalidInputError, RunClosedError
-from perdure.loop import sizes
-from perdure.loop.sizes import (
+from perdure.loop import payload_limits
+from perdure.loop.payload_limits import (
     CARRIED_BYTES,
     CONTEXT_BYTES,
     INBOX_BYTES,
     MESSAGE_BYTES,
     MESSAGES_BYTES,
     OVERRIDE_BYTES,
-    size,
 )
-from perdure.types.approval import name_hash
+from perdure.types.approvals import name_hash
 from perdure.types.interface import SENDERS, Parent
-from perdure.types.lineage import Lineage, PathStep
+from perdure.types.plain_json import size
 from perdure.types.state import SEEN_IDS
-from perdure.types.wire import Call
+from perdure.types.subagents import Lineage, PathStep
+from perdure.types.tool_calls import Call
 from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, LIMITS, asks, call, close, done, ended, model, opened, refused, running, said, says
@@ -183,8 +183,8 @@ def test_the_largest_message_goes_alone_and_no_results_keep_it_out():
 
 
 def test_a_message_that_does_not_fit_beside_the_results_comes_next(monkeypatch):
-    monkeypatch.setattr(sizes, "MESSAGE_BYTES", 32 * 1024)
-    monkeypatch.setattr(sizes, "MESSAGES_BYTES", 16 * 1024)
+    monkeypatch.setattr(payload_limits, "MESSAGE_BYTES", 32 * 1024)
+    monkeypatch.setattr(payload_limits, "MESSAGES_BYTES", 16 * 1024)
     calls = [refused(f"c{n}") for n in range(250)]
     state = opened()
     model(state, asks(*calls))
@@ -196,7 +196,7 @@ def test_a_message_that_does_not_fit_beside_the_results_comes_next(monkeypatch):
 
 
 def test_many_small_messages_count_with_all_that_they_are(monkeypatch):
-    monkeypatch.setattr(sizes, "MESSAGES_BYTES", 64 * 1024)
+    monkeypatch.setattr(payload_limits, "MESSAGES_BYTES", 64 * 1024)
     state = opened(None)
     for n in range(400):
         loop.receive(state, {"content": "", "id": f"{n:0200}"})
@@ -240,8 +240,8 @@ def test_only_calls_without_a_result_run_again():
 @pytest.mark.parametrize("context", [None, {"user": "x" * (CONTEXT_BYTES - 20)}])
 @pytest.mark.parametrize("at_once", [20, 5])
 def test_calls_that_do_not_fit_into_one_task_begin_in_turn(context, at_once, monkeypatch):
-    monkeypatch.setattr(sizes, "CALLS_BYTES", 200_000)
-    monkeypatch.setattr(sizes, "CALLS_AT_ONCE", at_once)
+    monkeypatch.setattr(payload_limits, "CALLS_BYTES", 200_000)
+    monkeypatch.setattr(payload_limits, "CALLS_AT_ONCE", at_once)
     given = [
         Call(id=f"c{n}", name="look", arguments={"n": "x" * (n % 3) * 10_000}, disposition=ACTIVITY) for n in range(70)
     ]
@@ -258,7 +258,7 @@ def test_calls_that_do_not_fit_into_one_task_begin_in_turn(context, at_once, mon
 
 
 def test_a_call_that_fits_nowhere_goes_alone(monkeypatch):
-    monkeypatch.setattr("perdure.loop.sizes.CALLS_BYTES", 10)
+    monkeypatch.setattr("perdure.loop.payload_limits.CALLS_BYTES", 10)
     state = opened()
     model(state, asks(call("c1"), call("c2")))
     assert running(state) == [("c1", 1)]
@@ -479,7 +479,7 @@ def test_a_run_that_two_messages_of_340_kb_cyrillic_are_sent_to_is_continued_whe
 
 
 def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr(import_module("perdure.loop.receive"), "SEEN_BYTES", 16 * 1024)
+    monkeypatch.setattr(import_module("perdure.loop.messages"), "SEEN_BYTES", 16 * 1024)
     state = opened(None)
     for n in range(100):
         loop.receive(state, {"content": None, "id": f"{n:04}" + "ж" * 60})

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import loop
-from perdure.types.approval import Asks, Reminder, arguments_hash
+from perdure.types.approvals import Asks, Reminder, arguments_hash
 from perdure.types.state import RunState
-from perdure.types.wire import Call, NewResult
+from perdure.types.tool_calls import Call
+from perdure.types.wire import NewResult
 from tests.unit.loop.build import asks, call, carried_over, decision, model, opened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -10,23 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from perdure import loop
-from perdure.types.approval import Asks
-from perdure.types.background import AsCollect, AsTell
-from perdure.types.elsewhere import Around
-from perdure.types.question import AsCallback
-from perdure.types.wire import (
-    AgentLimits,
+from perdure.types.approvals import Asks
+from perdure.types.subagents import AsCollect, AsTell
+from perdure.types.tool_calls import (
     Answered,
+    Around,
     AsActivity,
+    AsCallback,
     AsRemote,
     AsSubagent,
     Call,
-    Failed,
-    Finish,
     Inline,
-    ModelOutput,
     Refused,
 )
+from perdure.types.wire import AgentLimits, Failed, Finish, ModelOutput
 
 from .build import open_as_child
 from .simulation import Simulation
@@ -98,7 +95,7 @@ class Loop(RuleBasedStateMachine):
     )
     def open(self, mode, limits, message, habit, at_once, parent):
         self.patched = pytest.MonkeyPatch()
-        self.patched.setattr("perdure.loop.sizes.CALLS_AT_ONCE", at_once)
+        self.patched.setattr("perdure.loop.payload_limits.CALLS_AT_ONCE", at_once)
         start = {"agent": "a", "mode": mode, "message": message, "parent": parent}
         self.run = Simulation(open_as_child(start, "context-1", "scope-1"))
         self.limits = limits

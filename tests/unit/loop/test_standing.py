@@ -9,11 +9,12 @@ import pytest
 
 from perdure import loop
 from perdure.errors import ApprovalDecidedError, InvalidInputError
-from perdure.loop.standing import stand
-from perdure.types.approval import STANDING, Asks, StandingApproval, arguments_hash
-from perdure.types.bounds import Bounds
+from perdure.loop.approvals import stand
+from perdure.types.approvals import STANDING, Asks, StandingApproval, arguments_hash
+from perdure.types.limits import Bounds
 from perdure.types.state import RunState
-from perdure.types.wire import AgentLimits, Call
+from perdure.types.tool_calls import Call
+from perdure.types.wire import AgentLimits
 from tests.unit.loop.build import LIMITS, asks, call, carried_over, done, model, opened, running, says
 from tests.unit.loop.build import decision as decision_on
 
@@ -286,5 +287,5 @@ def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
     assert waits(state) == ["c3"]
     state.standing = []
     for name in ("cleo", "Cleo ", "CLEO"):
-        loop.standing.stand(state, "look", name, "now")
+        loop.approvals.stand(state, "look", name, "now")
     assert [one.by for one in state.standing] == ["CLEO"]

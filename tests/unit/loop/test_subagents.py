@@ -8,11 +8,12 @@ import pytest
 
 from perdure import loop
 from perdure.loop.subagents import MAX_DEPTH, child_used, read_used
-from perdure.types.bounds import Bounds
 from perdure.types.interface import Response
+from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import RunState
-from perdure.types.wire import AgentLimits, AsSubagent, Call, NewResult
+from perdure.types.tool_calls import AsSubagent, Call
+from perdure.types.wire import AgentLimits, NewResult
 from tests.unit.loop.build import asks, call, model, open_as_child, opened, says
 
 BUDGET = AgentLimits(run=Bounds(tokens=100, cost_usd=1.0, tool_calls=10, wall_time=60))

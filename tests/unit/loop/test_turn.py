@@ -7,7 +7,8 @@ import pytest
 from perdure import loop
 from perdure.loop.finish import REMINDER_ID, force, reminder
 from perdure.types.messages import BlobRef, Usage
-from perdure.types.wire import AgentLimits, AsSubagent, Finish, NewResult
+from perdure.types.tool_calls import AsSubagent
+from perdure.types.wire import AgentLimits, Finish, NewResult
 
 from .build import asks, call, close, done, empty, ended, inline, model, opened, refused, result, running, said, says
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import DefinitionError
-from perdure.loop.cutting import shortened
-from perdure.loop.views import NOTE_ID, Fold
+from perdure.loop.compaction import NOTE_ID, Fold, shortened
 from perdure.types.compaction import Compaction, Compactions, compactions
 from perdure.types.messages import (
     FilePart,

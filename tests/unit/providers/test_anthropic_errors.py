@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from perdure import errors
-from perdure.providers.anthropic_errors import translate
+from perdure.providers.anthropic import translate
 from perdure.types.redaction import Redaction
 from tests.support.adapters import KEY
 from tests.support.exceptions import make

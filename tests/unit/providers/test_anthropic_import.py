@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidInputError
-from perdure.providers.anthropic_import import decode, decode_system
-from perdure.types.messages import (
-    Message,
-    ToolResultPart,
-)
+from perdure.providers.anthropic_messages import decode, decode_system
+from perdure.types.messages import Message, ToolResultPart
 
 
 def test_content_may_be_text() -> None:

@@ -22,8 +22,7 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta
-from perdure.providers.chain import ModelChain
-from perdure.providers.throttle import Throttle
+from perdure.providers.fallback import ModelChain, Throttle
 from perdure.testing import ScriptedProvider
 from perdure.types.limits import RateLimit
 from perdure.types.messages import Message

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.providers.chat_calls import CallSlots
 from perdure.providers.encoding import parse_arguments
+from perdure.providers.openai_chat import CallSlots
 from perdure.types.messages import ToolCallPart
 
 

@@ -8,24 +8,16 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidInputError
-from perdure.providers.chat_import import decode
-from perdure.providers.chat_messages import encode_messages
-from perdure.types.messages import (
-    FilePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    canonical,
-)
+from perdure.providers.openai_chat_request import encode_messages
+from perdure.providers.openai_decode import decode_chat
+from perdure.types.messages import FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, canonical
 
 ORIGIN = "openai@here"
 
 
 def round_trip(messages: list[Message]) -> list[Message]:
     plain = json.loads(b"[" + b",".join(encode_messages(messages, ORIGIN, {})) + b"]")
-    system, decoded = decode(plain, origin=ORIGIN)
+    system, decoded = decode_chat(plain, origin=ORIGIN)
     assert system is None
     return decoded
 
@@ -60,7 +52,7 @@ def test_reasoning_without_a_word_is_kept() -> None:
 
 
 def test_prompts_and_forms_of_others() -> None:
-    system, messages = decode(
+    system, messages = decode_chat(
         [
             {"role": "system", "content": "Be brief."},
             {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
@@ -106,4 +98,4 @@ def _call(id: str, arguments: str) -> dict[str, Any]:
 )
 def test_what_is_no_message_is_named(message: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"messages\[1\]"):
-        decode([{"role": "user", "content": "x"}, message])
+        decode_chat([{"role": "user", "content": "x"}, message])

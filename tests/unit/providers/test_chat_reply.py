@@ -16,7 +16,7 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, TextDelta, ThinkingDelta
-from perdure.providers.chat_reply import ChatReply
+from perdure.providers.openai_chat import ChatReply
 from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart, Usage
 
 ORIGIN = "openai@api.test"

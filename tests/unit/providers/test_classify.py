@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import errors
-from perdure.providers.classify import by_status, in_stream, name_refused
+from perdure.providers.errors import by_status, in_stream, name_refused
 from perdure.types.redaction import Redaction
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 from genai_prices.data import providers
 
-from perdure.providers import cost, registry
-from perdure.providers.cost import cost_usd
+from perdure.providers import pricing, registry
 from perdure.providers.openai_chat import OpenAIChat
+from perdure.providers.pricing import cost_usd
 from perdure.types.messages import Usage
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    cost._rates.cache_clear()
+    pricing._rates.cache_clear()
 
 
 USAGE = Usage(input_tokens=1_000_000, output_tokens=1000)
@@ -53,10 +53,10 @@ def test_rates_that_are_kept_give_the_same_price_as_the_list() -> None:
             cache_write_tokens=dice.randrange(total - cached + 1),
         )
         try:
-            seller = cost._Seller(provider, None)
-            counts = cost._Counts(total, usage.output_tokens, cached, usage.cache_write_tokens)
-            listed: float | None = cost._price(seller, model, counts)
-            plain += cost._rates(seller, model) is not None
+            seller = pricing._Seller(provider, None)
+            counts = pricing._Counts(total, usage.output_tokens, cached, usage.cache_write_tokens)
+            listed: float | None = pricing._price(seller, model, counts)
+            plain += pricing._rates(seller, model) is not None
         except Exception:
             listed = None
         assert cost_usd(provider, model, usage) == (None if listed is None else pytest.approx(listed)), model
@@ -109,5 +109,5 @@ def test_odd_usage_raises_nothing() -> None:
 
 def test_without_the_price_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    cost._rates.cache_clear()
+    pricing._rates.cache_clear()
     assert cost_usd("openai", "gpt-4o", USAGE) is None

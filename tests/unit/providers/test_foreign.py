@@ -13,8 +13,14 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from perdure.errors import BadRequestError
 from perdure.ports import ModelRequest
-from perdure.providers import anthropic_request, chat_request, google_request, pydantic_ai_request, responses_request
-from perdure.providers.foreign import (
+from perdure.providers import (
+    anthropic_request,
+    google_request,
+    openai_chat_request,
+    openai_responses_request,
+    pydantic_ai_convert,
+)
+from perdure.providers.encoding import (
     data_url,
     file_base64,
     file_bytes,
@@ -52,16 +58,18 @@ CALLED = [
 
 
 def _pydantic_ai(request: ModelRequest, *, origin: str) -> bytes:
-    return ModelMessagesTypeAdapter.dump_json(pydantic_ai_request.encode_messages(request, origin, {}))
+    return ModelMessagesTypeAdapter.dump_json(pydantic_ai_convert.encode_messages(request, origin, {}))
 
 
 @pytest.mark.parametrize(
     "encode",
     [
-        lambda request, origin: chat_request.encode_request(request, origin=origin, max_tokens_name="max_tokens"),
+        lambda request, origin: openai_chat_request.encode_request(
+            request, origin=origin, max_tokens_name="max_tokens"
+        ),
         lambda request, origin: anthropic_request.encode_request(request, origin=origin).body,
         lambda request, origin: google_request.encode_request(request, origin=origin),
-        lambda request, origin: responses_request.encode_request(request, origin=origin),
+        lambda request, origin: openai_responses_request.encode_request(request, origin=origin),
         lambda request, origin: _pydantic_ai(request, origin=origin),
     ],
     ids=["chat", "anthropic", "google", "responses", "pydantic-ai"],

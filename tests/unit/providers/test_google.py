@@ -24,9 +24,8 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, ModelRequest, TextDelta, ToolCallDelta, ToolSpec
-from perdure.providers.google import check_settings
-from perdure.providers.google_errors import translate
-from perdure.providers.google_settings import generation
+from perdure.providers.google import translate
+from perdure.providers.google_request import check_settings, generation
 from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.google import chunk, reason
 from tests.servers.model_server import Call, Reply, error

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from perdure.ports import ModelRequest
-from perdure.providers.google_import import decode
+from perdure.providers.google_reply import decode
 from perdure.providers.google_request import encode_request
 from perdure.types.messages import Message, ToolCallPart
 from tests.support.adapters import result, said, tool

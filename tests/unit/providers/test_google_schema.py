@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure.providers.google_schema import translate_schema
+from perdure.providers.google_request import translate_schema
 from tests.servers.google import check_schema
 
 

@@ -9,20 +9,10 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import (
-    BadRequestError,
-)
+from perdure.errors import BadRequestError
 from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
-from perdure.types.messages import (
-    BlobRef,
-    FilePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from perdure.types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tests.servers.model_server import OpenAIServer
 from tests.support.adapters import ADD, KEY, Api, result
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from perdure import errors
-from perdure.providers.openai_errors import translate
+from perdure.providers.openai_sdk import translate
 from perdure.providers.settings import SUPPORT
 from perdure.types.redaction import Redaction
 from tests.support.adapters import KEY

@@ -8,8 +8,8 @@ import pytest
 
 from perdure import Agent, Compaction, Limits, register_price
 from perdure.errors import DefinitionError
-from perdure.providers import prices
-from perdure.providers.cost import cost_usd
+from perdure.providers import pricing
+from perdure.providers.pricing import cost_usd
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Usage
 
@@ -18,7 +18,7 @@ USAGE = Usage(input_tokens=1_000_000, output_tokens=500_000, cached_tokens=400_0
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prices, "_prices", {})
+    monkeypatch.setattr(pricing, "_prices", {})
 
 
 def test_a_registered_price_counts_before_the_list() -> None:

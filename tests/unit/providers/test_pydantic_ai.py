@@ -35,8 +35,7 @@ from perdure.ports import (
 )
 from perdure.providers import registry
 from perdure.providers.pydantic_ai import PydanticAIModel
-from perdure.providers.pydantic_ai_errors import translate
-from perdure.providers.pydantic_ai_reply import cut_short
+from perdure.providers.pydantic_ai_convert import cut_short, translate
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -390,7 +389,7 @@ def test_what_is_no_model_is_refused(wrong: Any) -> None:
 def test_usage_has_its_parts() -> None:
     from pydantic_ai.usage import RequestUsage
 
-    from perdure.providers.pydantic_ai_reply import completed
+    from perdure.providers.pydantic_ai_convert import completed
 
     usage = RequestUsage(
         input_tokens=9, output_tokens=5, cache_read_tokens=2, cache_write_tokens=1, details={"reasoning_tokens": 3}

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
 from perdure.ports import ModelRequest
-from perdure.providers.responses_import import decode
-from perdure.providers.responses_items import read_item
-from perdure.providers.responses_request import encode_request
+from perdure.providers.openai_decode import decode_responses
+from perdure.providers.openai_responses_request import encode_request, read_item
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -97,7 +96,7 @@ def _plain(messages: list[Message]) -> list[tuple[str, tuple[Part, ...]]]:
 def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
     said, needs = conversation
     body = encode_request(ModelRequest(MODEL, said), origin=ORIGIN)
-    taken = decode(parse(body, needs)["input"], origin=ORIGIN, model=MODEL)
+    taken = decode_responses(parse(body, needs)["input"], origin=ORIGIN, model=MODEL)
     assert _plain(taken) == _plain(said)
     assert encode_request(ModelRequest(MODEL, taken), origin=ORIGIN) == body
     stored = parse_messages(canonical(said))  # keys sorted
@@ -130,7 +129,7 @@ def test_what_people_write_by_hand() -> None:
         {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{broken"},
         {"type": "function_call_output", "call_id": "c1", "output": "no"},
     ]
-    assert _plain(decode(items)) == [
+    assert _plain(decode_responses(items)) == [
         ("system", (TextPart(text="Be brief."),)),
         ("user", (TextPart(text="hi"),)),
         ("assistant", (TextPart(text="hello"),)),
@@ -156,4 +155,4 @@ def test_what_people_write_by_hand() -> None:
 )
 def test_what_cannot_be_taken_over_is_refused(item: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
-        decode([item])
+        decode_responses([item])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.providers.retry_after import duration, retry_after
+from perdure.providers.errors import duration, retry_after
 
 
 @pytest.mark.parametrize(

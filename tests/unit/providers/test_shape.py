@@ -18,8 +18,8 @@ from perdure.errors import (
 )
 from perdure.ports import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta, ToolCallDelta
 from perdure.providers import get_provider, register_provider, registry
-from perdure.providers.chain import ModelChain
-from perdure.stages.verdict import UNEXPECTED_ATTEMPTS, verdict
+from perdure.providers.fallback import ModelChain
+from perdure.stages.retries import UNEXPECTED_ATTEMPTS, verdict
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message, TextPart
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from perdure.providers.throttle import Throttle
+from perdure.providers.fallback import Throttle
 from perdure.types.limits import RateLimit
 
 

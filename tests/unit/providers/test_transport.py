@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from perdure import errors
-from perdure.providers.transport import connection, timed_out, transport_error
+from perdure.providers.errors import connection, timed_out, transport_error
 
 
 def exceptions_of(module: ModuleType) -> list[type[Exception]]:

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 from perdure.ports import ModelCall, ModelReply, ToolCall
-from perdure.stages.keys import tool_key
+from perdure.stages.journal_keys import tool_key
 from perdure.types.messages import Message
-from perdure.types.wire import AsActivity, Call, Finish, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
+from perdure.types.tool_calls import AsActivity, Call
+from perdure.types.wire import Finish, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
 
 FACTS: dict[str, Any] = {
     "agent": "a",

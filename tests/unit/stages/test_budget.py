@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from perdure import Agent, Compaction, Limits, Message
 from perdure.errors import ContextLengthError, DefinitionError, OverloadedError, RateLimitError
-from perdure.stages.budget import bound_wait, exhausted
-from perdure.stages.verdict import verdict
+from perdure.stages.retries import bound_wait, exhausted, verdict
 from perdure.testing import scripted
 
 

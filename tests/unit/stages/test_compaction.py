@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Compaction
-from perdure.loop.views import Fold
+from perdure.loop.compaction import Fold
 from perdure.ports import ModelRequest
-from perdure.stages.compaction import Folds, bytes_of
-from perdure.stages.summary import as_text
-from perdure.store.lru import ENTRY_BYTES, ByteLRU
+from perdure.stages.compaction import Folds, as_text, bytes_of
+from perdure.store.chain import ENTRY_BYTES, ByteLRU
 from perdure.types.compaction import Compactions, compactions
 from perdure.types.files import File
 from perdure.types.messages import Message, TextPart, ToolCallPart, ToolResultPart

@@ -11,9 +11,8 @@ import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Batch, Completed, ModelCall, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
-from perdure.stages import feed, writer
+from perdure.stages import event_stream
 from perdure.testing.store import MemoryStore
-from perdure.types.bounds import LimitUse
 from perdure.types.events import (
     ErrorEvent,
     ModelCompleted,
@@ -23,7 +22,9 @@ from perdure.types.events import (
     RunEvent,
     TurnEvent,
 )
-from perdure.types.wire import Call, Closing, NewMessage, NewResult, Refused
+from perdure.types.limits import LimitUse
+from perdure.types.tool_calls import Call, Refused
+from perdure.types.wire import Closing, NewMessage, NewResult
 from tests.unit.stages.build import model_call, reply
 from tests.unit.stages.told import NEXT, Model, Stages, Step, events, shown, until
 
@@ -36,14 +37,14 @@ ENDED = ["model.completed Done.", "turn completed Done."]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test does not wait for is not written before the outcome, however slow the machine is."""
-    monkeypatch.setattr(feed, "SILENCE", 60.0)
-    monkeypatch.setattr(feed, "INTERVAL", 60.0)
+    monkeypatch.setattr(event_stream, "SILENCE", 60.0)
+    monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 60.0)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "SILENCE", 0.001)
-    monkeypatch.setattr(feed, "INTERVAL", 0.001)
+    monkeypatch.setattr(event_stream, "SILENCE", 0.001)
+    monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 0.001)
 
 
 def written(store: MemoryStore, text: str) -> Callable[[ModelCall], Any]:
@@ -341,7 +342,7 @@ async def test_the_limit_that_a_run_fails_with(store: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_down_only_delays(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "AGAIN", 0.001)
+    monkeypatch.setattr(event_stream, "AGAIN", 0.001)
     tried = asyncio.Event()
 
     class Down(MemoryStore):
@@ -393,7 +394,7 @@ async def test_a_write_that_hangs_keeps_no_reply_waiting(monkeypatch: pytest.Mon
 async def test_who_gets_too_far_ahead_of_the_store_is_followed_no_longer(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST", 10)
+    monkeypatch.setattr(event_stream, "MOST", 10)
     model = Model(reply("Done."), TextDelta("Half"), written(store, "Half"), TextDelta("x" * 11), TextDelta("more"))
     await Stages(store).model(model_call(), model)
     assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
@@ -404,7 +405,7 @@ async def test_a_store_that_fails_is_not_told_that_it_does(
 ) -> None:
     """The error is the call's own; that nobody could write it down is a line for who looks for it."""
     caplog.set_level(logging.DEBUG, "perdure.worker")
-    monkeypatch.setattr(writer, "PATIENCE", 0.5)
+    monkeypatch.setattr(event_stream, "PATIENCE", 0.5)
 
     async def fails(call: ModelCall) -> None:
         store.failure = StoreError("gone")

@@ -9,17 +9,18 @@ import pytest
 
 from perdure.errors import AgentNotFoundError
 from perdure.ports import ModelCall, ToolCall
-from perdure.stages import FailuresStage, InlineStage, compose_model, compose_tool, progress
+from perdure.stages import FailuresStage, InlineStage, compose_model, compose_tool, event_stream
 from perdure.testing.store import MemoryStore
 from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolStarted
-from perdure.types.wire import INLINE_BYTES, AsActivity, Call, NewResult, ToolOutput
+from perdure.types.tool_calls import AsActivity, Call
+from perdure.types.wire import INLINE_BYTES, NewResult, ToolOutput
 from tests.unit.stages.build import Inner, inline, model_call, reply, tool_call
 from tests.unit.stages.told import NEXT, Model, Stages, events, shown, until
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.001)
+    monkeypatch.setattr(event_stream, "PROGRESS_INTERVAL", 0.001)
 
 
 def nested(depth: int) -> Any:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from perdure.stages.indexed import said_indexed, says_indexed
-from perdure.types.approval import Asks
-from perdure.types.indexing import ATTRIBUTES, PENDING, STATUS
-from perdure.types.wire import AsActivity, Call, ModelOutput
+from perdure.stages.interceptor import said_indexed, says_indexed
+from perdure.types.approvals import Asks
+from perdure.types.interface import ATTRIBUTES, PENDING, STATUS
+from perdure.types.tool_calls import AsActivity, Call
+from perdure.types.wire import ModelOutput
 from tests.unit.stages.build import model_call
 
 APPROVAL = Call(id="c", name="pay", disposition=AsActivity(timeout=1), approval=Asks(hash="h"))

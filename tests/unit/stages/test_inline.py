@@ -10,12 +10,12 @@ import pytest
 from perdure import loop
 from perdure.ports import MemoryWrite, ToolCall
 from perdure.stages import InlineStage, JournalStage, compose_tool
-from perdure.stages.inline import BUDGET
-from perdure.stages.keys import tool_key
+from perdure.stages.inline_tools import BUDGET
+from perdure.stages.journal_keys import tool_key
 from perdure.testing.store import MemoryStore
-from perdure.types.plain import size
-from perdure.types.question import Question
-from perdure.types.wire import OUTPUT_BYTES, AsActivity, Call, Inline, ToolInput, ToolOutput
+from perdure.types.plain_json import size
+from perdure.types.tool_calls import AsActivity, Call, Inline, Question
+from perdure.types.wire import OUTPUT_BYTES, ToolInput, ToolOutput
 from tests.unit.loop.build import opened
 from tests.unit.stages.build import FACTS, Inner, inline, model_call, reply, tool_call
 

@@ -23,8 +23,7 @@ from perdure.errors import (
 )
 from perdure.ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
 from perdure.stages import StageInterceptor
-from perdure.stages.budget import BudgetStage
-from perdure.stages.verdict import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS
+from perdure.stages.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
 from perdure.types.limits import Limits
 from perdure.types.wire import ToolOutput
 from tests.unit.stages.build import FACTS, Inner, reply

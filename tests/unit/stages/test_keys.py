@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure.stages.keys import call_key, model_key, tool_key
+from perdure.stages.journal_keys import call_key, model_key, tool_key
 from perdure.types.messages import BlobRef
-from perdure.types.question import Answer
+from perdure.types.tool_calls import Answer
 from perdure.types.wire import Closing, ModelInput, NewMessage, NewResult, ToolInput
 from tests.unit.stages.build import FACTS
 

@@ -12,7 +12,7 @@ from perdure.errors import StoreError
 from perdure.hooks import HookSet
 from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply, ModelRequest, NextModel
 from perdure.stages import JournalStage, PaidStage, compose_model
-from perdure.stages.paid import namespace
+from perdure.stages.journal import namespace
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message
 from perdure.types.wire import NewMessage

@@ -7,7 +7,7 @@ import pytest
 from perdure import Agent, Compaction
 from perdure.errors import ContextLengthError
 from perdure.ports import ModelCall, ModelReply, ModelRequest
-from perdure.stages.summary import Summing
+from perdure.stages.compaction import Summing
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message
 from perdure.types.wire import ModelInput, ModelOutput

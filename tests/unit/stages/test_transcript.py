@@ -9,25 +9,15 @@ from typing import Any
 import pytest
 
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
-from perdure.loop.answer import response
-from perdure.loop.finish import REMINDER_ID
+from perdure.loop.finish import REMINDER_ID, response
 from perdure.ports import Blob, Commit, ModelReply, Outcome
 from perdure.stages import JournalStage, TranscriptStage, compose_model
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
-from perdure.types.wire import (
-    INLINE_BYTES,
-    Call,
-    Closing,
-    Finish,
-    ModelOutput,
-    NewMessage,
-    NewResult,
-    Refused,
-    ToolOutput,
-)
+from perdure.types.tool_calls import Call, Refused
+from perdure.types.wire import INLINE_BYTES, Closing, Finish, ModelOutput, NewMessage, NewResult, ToolOutput
 from tests.unit.loop.build import model, opened
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 

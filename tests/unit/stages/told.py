@@ -6,14 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from perdure.ports import Events, ModelCall, ModelReply, Stage, StreamEvent, ToolCall
-from perdure.stages import (
-    EventsStage,
-    FailuresStage,
-    JournalStage,
-    TranscriptStage,
-    compose_model,
-    compose_tool,
-)
+from perdure.stages import EventsStage, FailuresStage, JournalStage, TranscriptStage, compose_model, compose_tool
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.events import Event, read_event

@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
 from perdure.ports import Blob, Commit, Node
-from perdure.store.chain import Chain, blob_hash, node_hash
-from perdure.store.lru import CacheBudget
+from perdure.store.chain import CacheBudget, Chain, blob_hash, node_hash
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import (
-    BlobRef,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    canonical,
-)
+from perdure.types.messages import BlobRef, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, canonical
 from perdure.types.wire import INLINE_BYTES
 
 texts = st.one_of(

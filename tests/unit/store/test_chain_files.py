@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from perdure import File
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit
-from perdure.store.chain import Chain, blob_hash
-from perdure.store.lru import CacheBudget
+from perdure.store.chain import CacheBudget, Chain, blob_hash
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import FilePart, Message, OpaquePart, TextPart, ToolResultPart, file_parts
 

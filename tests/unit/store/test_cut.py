@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
-from perdure.loop.calls import open_calls
+from perdure.loop.transcript import open_calls
 from perdure.ports import Commit
 from perdure.store import Chain
-from perdure.store.cut import UNFINISHED, cut
+from perdure.store.transcripts import UNFINISHED, cut
 from perdure.testing import MemoryStore
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
 

@@ -9,8 +9,7 @@ import pytest
 
 from perdure.ports import Batch, Claim, Commit, MemoryWrite, NewEvent, Outcome, TurnRow
 from perdure.store import Chain
-from perdure.store.journal import CachedJournal
-from perdure.store.lru import ENTRY_BYTES, ByteLRU, CacheBudget
+from perdure.store.chain import ENTRY_BYTES, ByteLRU, CacheBudget, CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.events import LimitReached
 from perdure.types.messages import Message

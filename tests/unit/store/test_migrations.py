@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from perdure.store import migrations
-from perdure.store.tables import metadata
+from perdure.store.schema import metadata
 
 
 def test_they_end_in_the_current_version():

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy.exc
 
 from perdure.errors import StoreError
-from perdure.store import sqlite_errors
-from perdure.store.sqlite_errors import FAILURES, translate
+from perdure.store import sqlite_connection
+from perdure.store.sqlite_connection import FAILURES, translate
 
 NO_CODES = ("SQLITE_OK", "SQLITE_DENY", "SQLITE_IGNORE", "SQLITE_LIMIT_", "SQLITE_ROW", "SQLITE_DONE")
 CODES = {
@@ -90,6 +90,6 @@ def test_directories(tmp_path: Path):
 
 
 def test_all_texts_format():
-    for text in [value for name, value in vars(sqlite_errors).items() if name.isupper() and name[0] == "_"]:
+    for text in [value for name, value in vars(sqlite_connection).items() if name.isupper() and name[0] == "_"]:
         if isinstance(text, tuple):
             [part.format(path="p", name="n", directory="d") for part in text]

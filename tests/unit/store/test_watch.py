@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import StoreError, StoreMismatchError
 from perdure.ports import Batch, NewEvent
-from perdure.store import watch
+from perdure.store import sqlite_notify
 from perdure.store.sqlite import SqliteStore
 from perdure.types.events import LimitReached
 from tests.support.wait import eventually
@@ -82,7 +82,7 @@ async def test_whoever_stops_waiting_leaves_nothing(store: SqliteStore):
 
 
 async def test_it_sleeps_when_nobody_waits_and_wakes(store: SqliteStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "LINGER", 0.0)
+    monkeypatch.setattr(sqlite_notify, "LINGER", 0.0)
     other = make(store.path)
     await other.open()
     for n in range(3):

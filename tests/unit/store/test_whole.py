@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.loop.compacting import SUMMARY_ID
+from perdure.loop.compaction import SUMMARY_ID
 from perdure.ports import Commit
 from perdure.store import Chain
-from perdure.store.whole import whole
+from perdure.store.transcripts import whole
 from perdure.testing import MemoryStore
 from perdure.types.messages import Message, Replaced
 

@@ -15,8 +15,7 @@ import pytest
 from perdure import Agent, Client, local, tool
 from perdure.errors import RateLimitError, StoreError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
-from perdure.ports.points import POINTS, listeners, reached
-from perdure.ports.seams import model_in_place, models
+from perdure.ports.test_seams import POINTS, listeners, model_in_place, models, reached
 from perdure.providers.registry import register_provider
 from perdure.testing import (
     ModelsBlockedError,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from perdure.cli import app
 from perdure.errors import InvalidInputError
 from perdure.testing import ReplayError, replay
-from perdure.worker.histories import history_json, read_histories, save_histories
+from perdure.worker.replay import history_json, read_histories, save_histories
 
 STORED = Path(__file__).parent.parent.parent / "replay" / "histories" / "0.1"
 GOOD = STORED / "one_tool.json"

@@ -13,18 +13,11 @@ from temporalio import workflow
 from temporalio.service import RPCError
 
 from perdure import Agent, ToolContext, local, tool
-from perdure.errors import (
-    AuthenticationError,
-    InvalidInputError,
-    RateLimitError,
-    RunCancelledError,
-    StoreError,
-)
+from perdure.errors import AuthenticationError, InvalidInputError, RateLimitError, RunCancelledError, StoreError
 from perdure.ports import ModelRequest
-from perdure.ports.seams import models, servers
+from perdure.ports.test_seams import models, servers
 from perdure.testing import MemoryStore, ScriptError, call, cut, fail, hang, scripted
-from perdure.testing.calls import ATTEMPTS
-from perdure.testing.execution import QUERIES, SIGNALS, UPDATES
+from perdure.testing.execution import ATTEMPTS, QUERIES, SIGNALS, UPDATES
 from perdure.workflows import AgentWorkflow
 from tests.support.checks import assert_closed, results, users
 from tests.support.wait import eventually

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from perdure import Agent, Approval, Tool, allow, ask, deny, tool
 from perdure.errors import DefinitionError, ToolError
-from perdure.tools.approval import UNKNOWN, Seen, first_rule, plain
+from perdure.tools.approvals import UNKNOWN, Seen, first_rule, plain
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from perdure import ToolContext
 from perdure.errors import QuestionDeclinedError
-from perdure.tools.asking import Asking
-from perdure.types.question import Answer
+from perdure.tools.context import Asking
+from perdure.types.tool_calls import Answer
 
 
 class Trip(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from perdure import callback_tool
 from perdure.errors import DefinitionError, ToolError
 from perdure.tools import ArgumentsError
-from perdure.types.question import AsCallback
+from perdure.types.tool_calls import AsCallback
 
 
 class Place(BaseModel):

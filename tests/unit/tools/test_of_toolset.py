@@ -9,8 +9,8 @@ import pytest
 from perdure import Toolset, hook, tool
 from perdure.errors import DefinitionError
 from perdure.ports import ListedTool, ToolSpec
-from perdure.tools.of_toolset import ToolOfSet, pinned, shown_name
-from perdure.types.toolset import PinnedTool, read_pinned, written
+from perdure.tools.tool import ToolOfSet, pinned, shown_name
+from perdure.types.tool_calls import PinnedTool, read_pinned, written
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 

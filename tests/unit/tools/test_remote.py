@@ -9,7 +9,7 @@ import pytest
 from perdure import ToolContext, remote_tool
 from perdure.errors import DefinitionError, ToolError
 from perdure.loop.apply import _known
-from perdure.types.wire import AsRemote, Call
+from perdure.types.tool_calls import AsRemote, Call
 
 
 def with_context(ctx: ToolContext, city: str) -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, computed_field
 from perdure import File
 from perdure.errors import ToolError
 from perdure.tools import ResultError, error_text, read_result, serialise
-from perdure.tools.result import MAX_ERROR_BYTES
+from perdure.tools.results import MAX_ERROR_BYTES
 
 
 class Mood(enum.StrEnum):

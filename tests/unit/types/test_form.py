@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.types.form import checked_form, misfit
-from perdure.types.question import FORM_BYTES
+from perdure.types.forms import checked_form, misfit
+from perdure.types.tool_calls import FORM_BYTES
 
 PERSON = {
     "type": "object",
@@ -97,7 +97,7 @@ def test_options_are_written_once_for_all_values(form: Any, value: Any, monkeypa
         written += 1
         return json.dumps(*args, **more)
 
-    monkeypatch.setattr("perdure.types.form.json", SimpleNamespace(dumps=counted))
+    monkeypatch.setattr("perdure.types.forms.json", SimpleNamespace(dumps=counted))
     assert misfit(form, value) is None
     assert written <= 10_000
 

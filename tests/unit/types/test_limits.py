@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, Limits, RateLimit
 from perdure.errors import DefinitionError
-from perdure.types.bounds import Bounds, LimitUse, RunLimits
+from perdure.types.limits import Bounds, LimitUse, RunLimits
 
 
 def test_durations_are_seconds() -> None:

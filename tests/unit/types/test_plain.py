@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from temporalio.converter import DataConverter
 
-from perdure.loop.start import carry_over, continue_state
+from perdure.loop.lifecycle import carry_over, continue_state
 from perdure.providers.encoding import encode_json, parse_arguments
 from perdure.types.interface import Response, plain_output
 from perdure.types.messages import Message, ToolCallPart, canonical, parse_messages
-from perdure.types.plain import LEVELS, Json, as_plain, flaw, parse_json
+from perdure.types.plain_json import LEVELS, Json, as_plain, flaw, parse_json
 from perdure.types.state import PendingCall, RunState
-from perdure.types.wire import AsActivity, Call, ModelInput, ModelOutput
+from perdure.types.tool_calls import AsActivity, Call
+from perdure.types.wire import ModelInput, ModelOutput
 
 
 def nested(levels: int, leaf: Any = 1) -> Any:
@@ -61,7 +62,7 @@ def test_what_is_not_plain_json_is_named(value: Any, why: str) -> None:
 def test_a_value_that_holds_itself_again_and_again_is_walked_through_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("perdure.types.plain.LARGEST", 64 * 1024)
+    monkeypatch.setattr("perdure.types.plain_json.LARGEST", 64 * 1024)
     assert "larger than" in (flaw(shared(LEVELS - 1)) or "")
     assert flaw(shared(8)) is None
 

@@ -13,10 +13,10 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.activities import Agents
-from perdure.agent_files import load_agent
+from perdure.agent.agent_file import load_agent
 from perdure.errors import AgentNotFoundError, DefinitionError, InvalidInputError
-from perdure.worker import folder as folder_module
-from perdure.worker.folder import AgentFolder
+from perdure.worker import agent_folder as folder_module
+from perdure.worker.agent_folder import AgentFolder
 from tests.support.wait import eventually
 
 
@@ -181,7 +181,7 @@ async def test_a_file_that_takes_its_time_to_read_does_not_stop_the_worker(
         assert turned.wait(10), "the worker's loop stands still"
         return load_agent(path, **given)
 
-    monkeypatch.setattr("perdure.worker.folder.load_agent", slow)
+    monkeypatch.setattr("perdure.worker.agent_folder.load_agent", slow)
     async with folder.open():
         folder.write("one.json", instructions="1")
         await folder.serves(one="1")
@@ -195,7 +195,7 @@ async def test_what_nobody_expected_of_one_file_leaves_the_others(
             raise RecursionError("too deep")
         return load_agent(path, **given)
 
-    monkeypatch.setattr("perdure.worker.folder.load_agent", load)
+    monkeypatch.setattr("perdure.worker.agent_folder.load_agent", load)
     folder.write("a.json", instructions="a")
     folder.write("b.json", instructions="b")
     folder.open()

@@ -13,8 +13,8 @@ import pytest
 
 from perdure.activities import AuthorLoop
 from perdure.errors import DefinitionError, RuntimeSetupError
-from perdure.worker import resources
-from perdure.worker.resources import Resources
+from perdure.worker import engine
+from perdure.worker.engine import Resources
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def author() -> Iterator[AuthorLoop]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "LEAVE", 0.2)
-    monkeypatch.setattr(resources, "SLOW", 0.05)
-    monkeypatch.setattr(resources, "_CANCELLED", 0.2)
+    monkeypatch.setattr(engine, "LEAVE", 0.2)
+    monkeypatch.setattr(engine, "SLOW", 0.05)
+    monkeypatch.setattr(engine, "_CANCELLED", 0.2)
 
 
 async def test_it_is_entered_and_left_by_one_task_on_the_authors_loop(author: AuthorLoop) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.workflows.background import Children
+from perdure.workflows.child_workflows import Children
 from perdure.workflows.guard import Guard
 from perdure.workflows.host import hosted
 from tests.unit.loop.build import carried_over

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
 from perdure import loop
-from perdure.types.question import Question
 from perdure.types.state import RunState
+from perdure.types.tool_calls import Question
 from perdure.workflows import AgentWorkflow, host
 from perdure.workflows.host import Host, hosted
 from tests.unit.loop.build import asks, call, model, opened, says

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.workflows.guard import Guard
 from perdure.workflows.host import Host, hosted
-from perdure.workflows.work import Work
+from perdure.workflows.step_tasks import Work
 
 
 class Ticking:

@@ -1,0 +1,349 @@
+"""Hooks of an iteration beside those around the call: on messages as they join, on the answer, on errors.
+
+What a user's message has become is what is recorded, and what whoever follows is told. An ending records messages that
+no model was given: they go through the same hooks, and the ending is recorded whatever these do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ..agent.agent import Agent
+from ..errors import AbortError, AgentNotFoundError, DefinitionError, HookError, ParseError
+from ..hooks import Event, Given, Hook, HookSet, Veto, fire_all
+from ..hooks.dispatch import by_reference, message_from, text_from, withheld
+from ..loop.finish import REMINDER_ID
+from ..ports import ModelCall, ToolCall
+from ..tools import RunContext, SubagentTool, error_text
+from ..types.approvals import Asks, arguments_hash
+from ..types.messages import Message, ToolResultPart, clean
+from ..types.subagents import AsTell
+from ..types.tool_calls import AsCallback, AsSubagent, Before, Call, Refused
+from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
+from .author_loop import AuthorLoop
+
+# --- from delegating.py
+#
+# Hooks around subagents: before one is asked, behind the reply that asks; after it has answered, before the next
+# call.
+#
+# A subagent is a run of its own, which no activity stands around. So both run beside its parent's model calls: what
+# they
+# change is part of what these record.
+
+
+On = Callable[[Event, Agent], tuple[Hook, ...]]
+
+
+class Delegating:
+    """Runs the hooks that ``on`` gives for an event and an agent."""
+
+    def __init__(self, author: AuthorLoop, on: On) -> None:
+        self._author = author
+        self._on = on
+
+    async def before(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> ModelOutput:
+        """Let hooks change or veto what subagents are asked. Raises ``HookError``, ``AbortError``."""
+        hooks = self._on("before_subagent", agent)
+        if not hooks or not any(isinstance(call.disposition, AsSubagent | AsTell) for call in output.calls):
+            return output
+        return output.model_copy(update={"calls": tuple([await self._asked(hooks, told, one) for one in output.calls])})
+
+    async def _asked(self, hooks: Sequence[Hook], told: RunContext[Any], call: Call) -> Call:
+        how = call.disposition
+        if not isinstance(how, AsSubagent | AsTell):
+            return call
+        vetoes: list[Veto] = []
+
+        def take(hook: Hook, returned: Any, given: Given) -> bool:
+            if isinstance(returned, Veto):
+                vetoes.append(returned)
+            elif returned is not None:
+                given["message"] = _message(hook, returned)
+            return bool(vetoes)
+
+        given: Given = {
+            "agent": how.agent if isinstance(how, AsSubagent) else how.handle,
+            "message": how.message,
+            "name": call.name,
+            "call_id": call.id,
+            "ctx": told,
+        }
+        await fire_all(self._author.run, hooks, given, take)
+        if vetoes:
+            refused = Refused(text=clean(f"Vetoed: {vetoes[0].reason}"))
+            return call.model_copy(update={"disposition": refused, "approval": None})
+        if given["message"] == how.message:
+            return call
+        return call.model_copy(update={"disposition": how.model_copy(update={"message": given["message"]})})
+
+    async def after(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+        """Let hooks change what subagents have answered. Raises ``HookError``, ``AbortError``."""
+        hooks = self._on("after_subagent", agent)
+        if not hooks or not any(message.tool_results for message in call.fresh):
+            return
+        fresh = list(call.fresh)
+        for place, message in enumerate(fresh):
+            if message.tool_results:
+                parts = [await self._answered(hooks, agent, told, part) for part in message.parts]
+                fresh[place] = Message(role="tool", parts=tuple(parts))
+        call.fresh = fresh
+
+    async def _answered(self, hooks: Sequence[Hook], agent: Agent, told: RunContext[Any], part: Any) -> Any:
+        tool = agent.toolbox.get(part.name) if isinstance(part, ToolResultPart) else None
+        if not isinstance(tool, SubagentTool) or not tool.answers:
+            return part
+
+        def take(hook: Hook, returned: Any, given: Given) -> None:
+            if returned is not None:
+                given["result"] = _result(hook, returned, given["result"])
+
+        given: Given = {"name": part.name, "call_id": part.call_id, "result": part, "ctx": told}
+        await fire_all(self._author.run, hooks, given, take)
+        return given["result"]
+
+
+def _message(hook: Hook, returned: Any) -> str:
+    if not isinstance(returned, str):
+        raise _wrong(hook, f"returned {returned!r:.100}; it may return None, the message's text or Veto")
+    text = clean(returned)
+    if len(text.encode()) > INLINE_BYTES:
+        raise _wrong(hook, f"returned a message of {len(text.encode()):,} bytes; it may have {INLINE_BYTES:,}")
+    return text
+
+
+def _result(hook: Hook, returned: Any, before: ToolResultPart) -> ToolResultPart:
+    if isinstance(returned, str):
+        return before.model_copy(update={"content": clean(returned)})
+    if isinstance(returned, ToolResultPart):
+        return before.model_copy(update={"content": clean(returned.content), "is_error": returned.is_error})
+    raise _wrong(hook, f"returned {returned!r:.100}; it may return None, text or a ToolResultPart")
+
+
+def _wrong(hook: Hook, why: str) -> HookError:
+    return HookError(f"the hook {hook.name} ({hook.event}) {why}")
+
+
+logger = logging.getLogger("perdure.worker")
+
+Told = Callable[[], Awaitable[RunContext[Any]]]
+ON_MESSAGES: tuple[Event, Event] = ("on_user_message", "on_user_injection")
+
+
+class Firing:
+    """Runs the hooks of the worker, then those of the agent."""
+
+    def __init__(self, author: AuthorLoop, worker: HookSet) -> None:
+        self._author = author
+        self._worker = worker
+
+    def on(self, event: Event, agent: Agent | None) -> tuple[Hook, ...]:
+        """The hooks of ``event``, in their order; the worker's alone where nobody knows the agent."""
+        return (*self._worker.on(event), *(agent.hooks.on(event) if agent is not None else ()))
+
+    # --- messages
+
+    async def messages(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
+        """Let hooks change the users' messages among ``call.fresh``. Raises ``HookError``, ``AbortError``."""
+        hooks = {event: self.on(event, agent) for event in ON_MESSAGES}
+        if not any(hooks.values()):
+            return
+        fresh, users = list(call.fresh), 0
+        for place, message in enumerate(fresh):
+            if not _said_by_user(message):
+                continue
+            opens = call.input.iteration <= 1 and users == 0
+            users += 1
+            due = hooks["on_user_message"] + (() if opens else hooks["on_user_injection"])
+            fresh[place] = await self._message(due, message, (*call.prefix, *fresh[:place]), call, told)
+        self._heard(call, fresh)
+
+    async def at_the_end(
+        self, find: Callable[[str], Agent], call: ModelCall, told: Callable[[Agent | None], Any]
+    ) -> None:
+        """The same for messages that are recorded with an ending. What fails withholds them; it raises nothing."""
+        try:
+            agent = find(call.input.agent)
+        except AgentNotFoundError:
+            agent = None
+        if not any(self.on(event, agent) for event in ON_MESSAGES):
+            return
+        context: RunContext[Any] | None = None
+        try:
+            context = await told(agent)
+            await self.messages(agent, call, context)
+        except Exception as error:
+            logger.warning("messages of run %s are withheld from its transcript: %s", call.input.context_id, error)
+            why = f"{type(error).__name__} when it was recorded"
+            self._heard(call, [withheld(one, why) if _said_by_user(one) else one for one in call.fresh])
+        finally:
+            if context is not None:
+                context.memory.close()
+
+    async def _message(
+        self, hooks: Sequence[Hook], message: Message, before: Sequence[Message], call: ModelCall, told: RunContext[Any]
+    ) -> Message:
+        def take(hook: Hook, returned: Any, given: Given) -> bool:
+            given["message"] = message_from(hook, returned, given["message"])
+            return isinstance(returned, Veto)
+
+        given: Given = {"message": message, "messages": tuple(before), "ctx": told}
+        await fire_all(self._author.run, hooks, given, take)
+        changed: Message = given["message"]
+        if changed is message:
+            return message
+        (changed,), blobs = by_reference([changed])
+        call.blobs += blobs
+        call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
+        return changed
+
+    def _heard(self, call: ModelCall, fresh: Sequence[Message]) -> None:
+        call.fresh = fresh
+        call.heard([message for message in fresh if _said_by_user(message)])
+
+    # --- the answer, and errors
+
+    async def finished(
+        self, agent: Agent, call: ModelCall, told: RunContext[Any], reply: Message, output: ModelOutput
+    ) -> ModelOutput:
+        """Let hooks change the answer, where ``output`` has one. Raises ``HookError``, ``AbortError``."""
+        finish = output.finish
+        if finish is None or not (hooks := self.on("on_finish", agent)):
+            return output
+
+        def take(hook: Hook, returned: Any, given: Given) -> None:
+            content = text_from(hook, returned, given["content"])
+            if content != given["content"]:
+                changed = finish.model_copy(update={"content": content})
+                if finish.typed:
+                    _check_typed(agent, content)
+                given.update(content=content, output=changed.output)
+
+        given: Given = {
+            "content": finish.content,
+            "raw_content": reply.text,
+            "output": finish.output,
+            "messages": (*call.prefix, *call.fresh, reply),
+            "iterations": call.input.iteration,
+            "ctx": told,
+        }
+        await fire_all(self._author.run, hooks, given, take)
+        if given["content"] == finish.content:
+            return output
+        return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
+
+    async def asked(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> None:
+        """Tell hooks of the calls that wait for a person. Raises ``HookError``, ``AbortError``."""
+        hooks = self.on("on_approval", agent)
+        for call in output.calls if hooks else ():
+            how = call.approval or call.disposition
+            if isinstance(how, AsCallback) and how.around.before:
+                continue  # hooks see it first; the activity in which they do tells of it
+            if isinstance(how, Asks | AsCallback):
+                given: Given = {
+                    "kind": "approval" if isinstance(how, Asks) else "callback",
+                    "name": call.name,
+                    "arguments": dict(call.arguments or {}),
+                    "call_id": call.id,
+                    "hash": how.hash if isinstance(how, Asks) else None,
+                    "expires_in": how.expires,
+                    "reminder": 0,
+                    "question": None,
+                    "form": None if isinstance(how, Asks) else how.form,
+                    "ctx": told,
+                }
+                await fire_all(self._author.run, hooks, given)
+
+    async def reminded(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+        """Tell them again. One that fails is logged, for the run waits as it did. Raises ``AbortError``."""
+        arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
+        for one in call.input.reminders or ():
+            for hook in self.on("on_approval", agent):
+                asked = dict(arguments.get(one.call_id) or {})
+                given: Given = {
+                    "kind": "approval",
+                    "name": one.name,
+                    "arguments": asked,
+                    "call_id": one.call_id,
+                    "hash": arguments_hash(one.call_id, one.name, asked),
+                    "expires_in": one.expires_in,
+                    "reminder": one.number,
+                    "question": None,
+                    "form": None,
+                    "ctx": told,
+                }
+                try:
+                    await fire_all(self._author.run, [hook], given)
+                except AbortError as abort:
+                    raise abort.plain() from None
+                except Exception as wrong:
+                    logger.warning("%s", wrong)
+
+    async def waits(self, agent: Agent, call: ToolCall, output: ToolOutput, told: Told) -> ToolOutput:
+        """Tell hooks that a tool asks, or that a client is to run the call now.
+
+        One that fails makes the call an error: nobody may have heard of it.
+        """
+        hooks, side = self.on("on_approval", agent), call.input.side
+        client = side if output.cleared is not None and isinstance(side, Before) and side.client else None
+        asked = output.question or client
+        if not hooks or asked is None:
+            return output
+        context = await told()
+        given: Given = {
+            "kind": "question" if client is None else "callback",
+            "name": call.input.name,
+            "arguments": dict(call.arguments),
+            "call_id": call.input.call_id,
+            "hash": None,
+            "expires_in": asked.expires,
+            "reminder": 0,
+            "question": None if isinstance(asked, Before) else asked.text,
+            "form": asked.form,
+            "ctx": context,
+        }
+        try:
+            await fire_all(self._author.run, hooks, given)
+        except AbortError as error:
+            return ToolOutput(key=call.key, content=error_text(error.plain()), is_error=True, status="aborted")
+        except Exception as error:
+            return ToolOutput(key=call.key, content=error_text(error), is_error=True)
+        finally:
+            context.memory.close()
+        return output
+
+    async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
+        """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""
+        for hook in self.on("on_error", agent):
+            given: Given = {
+                "error": error,
+                "error_type": type(error).__name__,
+                "name": MODEL_ACTIVITY,
+                "attempt": call.attempt,
+                "ctx": told,
+            }
+            try:
+                await fire_all(self._author.run, [hook], given)
+            except AbortError as abort:
+                raise abort.plain() from error
+            except Exception as wrong:
+                logger.warning("%s", wrong)
+
+
+def _check_typed(agent: Agent, content: str) -> None:
+    """Raise ``DefinitionError`` for what whoever waits for the answer could not read as the agent's output."""
+    try:
+        agent.output_type.load(json.loads(content))
+    except (ValueError, ParseError) as error:
+        raise DefinitionError(
+            f"the answer of agent {agent.name!r} is of a type, and this is none: {error}",
+            hint="Return JSON of the output type, or None to leave the answer as it is.",
+        ) from error
+
+
+def _said_by_user(message: Message) -> bool:
+    """Reminders are the engine's own."""
+    return message.role == "user" and message.id != REMINDER_ID

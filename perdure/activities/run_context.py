@@ -1,0 +1,178 @@
+"""On whose behalf a call is made: what its run was given is opened, or its reference is resolved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from ..errors import AbortError, AuthContextUnavailableError, PerdureError, StoreError
+from ..ports import Memory as Kept
+from ..tools import Memory
+from ..tools.context import AuthContext, ResolveAuth, RunFacts
+from ..tools.memory import Writes
+from ..types.wire import CallFacts
+from .author_loop import AuthorLoop, OverdueError
+
+logger = logging.getLogger("perdure.worker")
+
+RESOLVING = 30.0
+"""Seconds that the author's ``resolve_auth`` may take."""
+
+
+class Opens(Protocol):
+    """Keys: see :class:`perdure.encryption.Keys`."""
+
+    def open(self, token: str, abouts: Iterator[str]) -> bytes:
+        """What the token was made of."""
+        ...
+
+
+class Authorising:
+    """Gives calls their ``auth_context``, each its own, once; nothing is kept behind it."""
+
+    def __init__(
+        self,
+        keys: Opens,
+        author: AuthorLoop,
+        resolve: ResolveAuth | None = None,
+        resources: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """``resolve`` is the author's ``resolve_auth``; ``resources`` gives what the lifespan yielded."""
+        self._keys = keys
+        self._author = author
+        self._resolve = resolve
+        self._resources = resources
+
+    async def __call__(self, task: CallFacts) -> AuthContext | None:
+        """None for a run that nobody gave any.
+
+        Raises ``AuthContextUnavailableError`` where it cannot be had here and now, ``AuthContextError`` where it never
+        will; and what ``resolve_auth`` raises of perdure's own, as ``AbortError``. The text of its other exceptions is
+        only logged.
+        """
+        if task.auth_context is not None:
+            return AuthContext(json.loads(self._keys.open(task.auth_context, bound_to(task))))
+        return None if task.auth_ref is None else AuthContext(await self._resolved(task.auth_ref, task))
+
+    async def _resolved(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
+        if self._resolve is None:
+            raise AuthContextUnavailableError(
+                "the run was started with an auth_ref, and this worker has nothing to resolve it with",
+                hint="Give every worker of the task queue resolve_auth=…; the run waits for it.",
+            )
+        facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
+        try:
+            found = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVING)
+        except OverdueError:
+            raise _unresolved(f"it did not return within {RESOLVING:g} s") from None
+        except AbortError as error:
+            raise error.plain() from None
+        except PerdureError:
+            raise
+        except Exception as error:
+            # Its text may have a credential, or an address with one: history gets the class, the worker's log the text.
+            logger.exception("resolve_auth failed for run %s", task.context_id)
+            raise _unresolved(f"it raised {type(error).__name__}, see the worker's log") from None
+        if not isinstance(found, Mapping):
+            raise _unresolved(f"it returned {type(found).__name__} and no mapping")
+        return found
+
+
+def bound_to(task: CallFacts) -> Iterator[str]:
+    """The conversations that a token of the run may be sealed for: its own, and those above it.
+
+    Its id alone proves nothing, as a client chooses it: Temporal has to confirm that the run is a child.
+    """
+    context_id = task.context_id
+    yield context_id
+    if task.lineage is None or not task.is_child:
+        return
+    while context_id != task.lineage.root and "/" in context_id:
+        context_id = context_id.rpartition("/")[0]
+        yield context_id
+
+
+def _unresolved(why: str) -> AuthContextUnavailableError:
+    return AuthContextUnavailableError(
+        f"resolve_auth failed: {why}",
+        hint="It is asked again, and the run waits; to end the run instead, let it raise AbortError.",
+    )
+
+
+# --- from memory.py
+#
+# Memory as authors' code sees it: the store belongs to the worker's loop, and the code runs elsewhere.
+
+
+T = TypeVar("T")
+
+_FIRST_DELAY = 0.2
+_LAST_DELAY = 5.0
+
+
+class StoredMemory:
+    """Gives each call its view of what is kept in the store.
+
+    ``waiting`` is told why a read has to wait for the store, and "" when it is over.
+    """
+
+    def __init__(self, store: Kept, waiting: Callable[[str], None] = lambda _: None) -> None:
+        self._store = store
+        self._waiting = waiting
+
+    def __call__(self, writes: Writes) -> Memory:
+        """The memory of one call, which writes into ``writes``. On the worker's loop."""
+        return Memory(_Reads(self._store, asyncio.get_running_loop(), self._waiting), writes)
+
+
+class _Reads:
+    """Asks the store on its own loop, for whatever thread."""
+
+    def __init__(self, store: Kept, loop: asyncio.AbstractEventLoop, waiting: Callable[[str], None]) -> None:
+        self._store = store
+        self._loop = loop
+        self._waiting = waiting
+        self.waits = 0
+        """Reads that wait for the store."""
+
+    def recall(self, namespace: str, key: str) -> Future[bytes | None]:
+        """One value."""
+        return self._ask(lambda: self._store.recall(namespace, key))
+
+    def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
+        """The first ``limit`` values under ``prefix``."""
+        return self._ask(lambda: self._store.recall_all(namespace, prefix, limit=limit))
+
+    def _ask(self, read: Callable[[], Awaitable[T]]) -> Future[T]:
+        answer = self._insist(read)
+        try:
+            return asyncio.run_coroutine_threadsafe(answer, self._loop)
+        except RuntimeError:  # closed: the worker has stopped
+            answer.close()
+            raise
+
+    async def _insist(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read as soon as the store can be read: that it cannot is no failure of the tool's. Its timeout bounds it."""
+        delay, waited = _FIRST_DELAY, False
+        try:
+            while True:
+                try:
+                    found = await read()
+                except StoreError as error:
+                    if not error.retryable:
+                        raise
+                    self.waits += not waited
+                    waited = True
+                    self._waiting(f"{type(error).__name__}: {error}")
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 2, _LAST_DELAY)
+                else:
+                    if waited:
+                        self._waiting("")
+                    return found
+        finally:
+            self.waits -= waited

@@ -1,0 +1,447 @@
+"""The step policy: the hooks on ``on_iteration``, run before every model call of a turn but the first.
+
+What they decide becomes part of the call: what the model is asked, what is recorded, what the loop keeps. An attempt
+that is lost has recorded nothing, and the policy runs again; one that finds the outcome does not run it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..agent.agent import Agent
+from ..agent.overrides import overridden
+from ..errors import BranchError, DefinitionError, PerdureError, from_type
+from ..hooks import Given, Hook, fire_all
+from ..hooks.branch import Branch, Branches, LeftError
+from ..hooks.dispatch import Inside, by_reference
+from ..hooks.step import Facts, Step
+from ..loop.finish import REMINDER_ID
+from ..loop.payload_limits import OVERRIDE_BYTES
+from ..loop.transcript import taken_over, unsound
+from ..loop.turns import merged
+from ..ports import Blob, Fork, ModelCall, ModelReply
+from ..tools import RunContext, read_result
+from ..tools.subagents import agent_name
+from ..types.events import MessageInjected, StepTaken
+from ..types.interface import KEPT, Kept, plain_output
+from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean
+from ..types.plain_json import size
+from ..types.subagents import BRANCHES, MODEL_BYTES, SAID_CHARS, BranchAsked, BranchOutcome
+from ..types.wire import INLINE_BYTES, Finish, ModelOutput
+from .agents import Agents
+from .author_loop import AuthorLoop
+from .hooks import Firing
+
+# --- from branching.py
+#
+# What a step policy may ask of other agents: ``step.branch``, from the conversation as the policy has it.
+
+
+Messages = Literal["all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The policy waits for branches: what the call comes to, in a reply's place."""
+
+    branches: tuple[BranchAsked, ...]
+    forks: tuple[Fork | None, ...]
+    blobs: tuple[Blob, ...]
+
+    def reply(self, call: ModelCall) -> ModelReply:
+        """Nothing of what the attempt did counts: the policy, and the hooks before it, run again."""
+        call.writes.clear()
+        call.blobs += self.blobs
+        return ModelReply(ModelOutput(branches=self.branches), message=None, forks=self.forks)
+
+
+class Branching:
+    """The branches of one attempt of a policy."""
+
+    def __init__(self, agents: Agents, call: ModelCall, known: Sequence[Message], recorded: int) -> None:
+        """``known``: the conversation, of which the first ``recorded`` messages are in the transcript already."""
+        self._agents = agents
+        self._call = call
+        self._known = self._without_order(known)
+        self._recorded = recorded
+        self._forks: dict[int, tuple[Fork | None, list[Blob]]] = {}
+        self._asked = len(call.branches)
+        self.branches = Branches(tuple(call.branches), self._answer)
+
+    def begin(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
+        """``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
+        found = self._agents.get(_name(agent))
+        if messages not in get_args(Messages):
+            raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
+        models = self._models(found, model)
+        text, typed = _said(found, message)
+        if text is None and messages == "none":
+            raise DefinitionError(
+                f"a branch to agent {found.name!r} without the conversation has nothing to answer",
+                hint='Give it a message, or messages="all".',
+            )
+        fork, blobs = self._fork(step, text) if messages == "all" else (None, [])
+        asked = _asked(found.name, text, typed, models, messages)
+        branch = self.branches.begin(asked)
+        if not branch.awaited:
+            self._forks[id(branch)] = fork, blobs
+            self._check_count()
+        return branch
+
+    def waits(self) -> Waits:
+        """What the policy waits for."""
+        new = self.branches.new
+        forks = [self._forks[id(branch)] for branch in new]
+        return Waits(
+            branches=tuple(branch.asked for branch in new),
+            forks=tuple(fork for fork, _ in forks),
+            blobs=tuple(blob for _, blobs in forks for blob in blobs),
+        )
+
+    def _check_count(self) -> None:
+        if self._asked + len(self.branches.new) > BRANCHES:
+            raise DefinitionError(
+                f"a step may have {BRANCHES} branches, and the policy begins one more",
+                hint="Ask an agent that has the others as subagents, or spread them over several steps.",
+            )
+
+    def _models(self, agent: Agent, model: Any) -> tuple[str, ...]:
+        if model is None:
+            return ()
+        given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
+        overridden(agent, {"model": given})  # what is wrong with it is said now
+        if (found := size(given)) > MODEL_BYTES:
+            raise DefinitionError(
+                f"step.branch(model=…) has {found:,} bytes as JSON and may have {MODEL_BYTES:,}",
+                hint="Give the name of a model, or a short list of names.",
+            )
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    def _fork(self, step: Step, text: str | None) -> tuple[Fork | None, list[Blob]]:
+        """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
+        call, known = self._call, self._known
+        now = self._without_order(step.messages)
+        if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
+            return Fork(call.head, tuple(known[self._recorded :])), []
+        sent = [*now, *([] if text is None else [Message.user(text)])]
+        if (why := unsound(sent)) is not None:
+            raise DefinitionError(
+                f"step.messages cannot be sent to another agent: {why}",
+                hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
+            )
+        edited, blobs = by_reference(taken_over(now, known))
+        unchanged = len(edited) >= self._recorded and all(
+            a is b or a == b for a, b in zip(edited, known[: self._recorded], strict=False)
+        )
+        return (Fork(call.head, tuple(edited[self._recorded :])) if unchanged else Fork(None, tuple(edited))), blobs
+
+    def _without_order(self, messages: Sequence[Message]) -> list[Message]:
+        """Without the engine's order to finish, which is for the agent of the run alone."""
+        if self._call.input.purpose != "force_finish":
+            return list(messages)
+        # Behind a reply without an answer there is a reminder too, under the same id: without it the reply came last.
+        order = next((one for one in reversed(self._call.fresh) if one.id == REMINDER_ID), None)
+        return [message for message in messages if message is not order]
+
+    def _answer(self, outcome: BranchOutcome) -> Any:
+        """The answer of a branch that has ended. Raises ``BranchError``."""
+        what = f"the branch {outcome.said} (run {self._call.input.context_id}/{outcome.op})"
+        if outcome.error_type is not None:
+            cause = from_type(outcome.error_type, outcome.error or "")
+            if isinstance(cause, BranchError):
+                raise BranchError(f"{what}: {cause.message}")
+            raise BranchError(f"{what} failed: {outcome.error_type}: {outcome.error}") from cause
+        kind = self._agents.get(outcome.agent).output_type
+        if kind.is_text:
+            return outcome.content
+        if not outcome.typed:
+            raise BranchError(f"{what} ended without an output; the agent said: {outcome.content[:SAID_CHARS]!r}")
+        try:
+            return kind.load(plain_output(outcome.content))
+        except PerdureError as error:
+            raise BranchError(f"{what}: {error}") from error
+
+
+def _name(agent: Any) -> str:
+    try:
+        return agent_name(agent)
+    except DefinitionError:
+        raise DefinitionError(
+            f"step.branch asks an Agent, or the name of one, not {agent!r:.100}",
+            hint='For instance await step.branch("critic", "Is this enough?").',
+        ) from None
+
+
+def _said(agent: Agent, message: Any) -> tuple[str | None, bool]:
+    """The text of what ``agent`` is asked, and whether it is JSON of its input type."""
+    if message is None:
+        return None, False
+    if isinstance(message, str) and message:
+        return clean(message), False
+    if isinstance(message, list | tuple | bytes | str) or not agent.takes_input:
+        raise DefinitionError(
+            f"a branch to agent {agent.name!r} is given text"
+            + (", or a value of its input type" if agent.takes_input else "")
+            + f", not {message!r:.100}",
+            hint="What the conversation has in it, files too, it sees by itself.",
+        )
+    return clean(json.dumps(agent.check_input(message), ensure_ascii=False)), True
+
+
+def _asked(agent: str, text: str | None, typed: bool, models: tuple[str, ...], messages: str) -> BranchAsked:
+    plain = json.dumps([agent, text, typed, models, messages])
+    said = agent if text is None else f"{agent}: {text}"
+    return BranchAsked(
+        key=hashlib.sha256(plain.encode()).hexdigest()[:32],
+        said=repr(said if len(said) <= SAID_CHARS else said[:SAID_CHARS] + "…"),
+        agent=agent,
+        message=text,
+        typed=typed,
+        model=models,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What the policy has made of a call; ``call.prefix`` and ``call.fresh`` are changed in place."""
+
+    agent: Agent
+    """As the call is made with."""
+    finish: Finish | None
+    """The answer, where no model is to be asked."""
+    kept: Kept | None
+    replaced: Replaced | None
+    """Where ``call.fresh`` is the whole conversation, and nothing of it follows the head: what was there before."""
+    value: Any = None
+    """The answer as it is before it becomes text: what output validators are given."""
+
+    def onto(self, reply: ModelReply, call: ModelCall) -> None:
+        """Add to ``reply`` what is to be recorded with it."""
+        if self.kept is not None:
+            reply.output = reply.output.model_copy(update={"overrides": self.kept})
+        if self.replaced is not None:
+            system = [Message.system(reply.system)] if reply.system else []
+            first, *rest = [*system, *call.fresh]
+            reply.rewritten = [first.model_copy(update={"replaces": self.replaced}), *rest]
+            call.prefix, call.fresh = reply.rewritten, ()
+
+
+class Stepping:
+    """Runs policies and carries out what they decide."""
+
+    def __init__(self, author: AuthorLoop, agents: Agents, firing: Firing) -> None:
+        self._author = author
+        self._agents = agents
+        self._firing = firing
+
+    async def step(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Stepped | Waits | None:
+        """Let the policy change ``call``; None where it has nothing to say. Raises ``HookError``, ``AbortError``."""
+        task = call.input
+        if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
+            return None
+        hooks = self._firing.on("on_iteration", agent)
+        return await _Attempt(self._agents, agent, call).run(self._author, hooks, told) if hooks else None
+
+
+class _Attempt:
+    """One run of the policy."""
+
+    def __init__(self, agents: Agents, agent: Agent, call: ModelCall) -> None:
+        self._agents = agents
+        self._agent = agent
+        self._call = call
+        self._recorded = [message for message in call.prefix if message.role != "system"]
+        self._known = [*self._recorded, *call.fresh]
+        self._blobs: list[Blob] = []
+        self._branching = Branching(agents, call, self._known, len(self._recorded))
+        self._inside = Inside(self._known)
+
+    async def run(self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]) -> Stepped | Waits | None:
+        step = Step(self._facts())
+        try:
+            for some in _together(hooks):
+                trial = step if some[0].on_error == "fail" else step.copy()
+                if await self._fire(author, some, trial, told):
+                    step = trial
+                if step.finished is not None:
+                    break
+        except LeftError:
+            return self._branching.waits()
+        finally:
+            self._inside.put_back()
+        return self._carried_out(step)
+
+    def _facts(self) -> Facts:
+        task, agent = self._call.input, self._agent
+        own = self._call.base.toolbox
+        instructions = agent.instructions
+        return Facts(
+            iteration=task.iteration - 1,
+            forced=task.purpose == "force_finish",
+            usage=task.used,
+            cost_usd=task.cost_usd,
+            messages=tuple(self._known),
+            models=agent.models,
+            settings=agent.settings,
+            instructions=None if callable(instructions) else instructions,
+            tools=tuple(tool.name for tool in agent.toolbox),
+            known=frozenset(tool.name for tools in (own, self._agents.tools) for tool in tools),
+            result=self._result,
+            branch=self._branching.begin,
+        )
+
+    async def _fire(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
+        """Whether they have done it; one that is only to be logged may have failed."""
+        done: list[Hook] = []
+
+        def show(given: Given) -> Given:
+            given.update(messages=tuple(step.messages), response=step.reply)
+            return given
+
+        def take(hook: Hook, _: Any, given: Given) -> bool:
+            self._branching.branches.check()
+            self._check(step)
+            show(given)
+            done.append(hook)
+            return step.finished is not None
+
+        run = self._branching.branches.around(author.run)
+        await fire_all(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
+        if not done:  # it was only logged that it failed
+            self._branching.branches.forget()
+        return bool(done)
+
+    def _check(self, step: Step) -> None:
+        """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
+        self._inside.check("step.messages[i]")
+        base, before = self._call.base, self._call.input.overrides or {}
+        changes = step.changes()
+        for some in (changes, *step.kept.values()):
+            if some:
+                overridden(base, merged(before, some), self._agents.tools)
+        if (found := size(step.kept)) > OVERRIDE_BYTES:
+            raise DefinitionError(
+                f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
+                hint="Say it in a message, or set it before each call.",
+            )
+        if not all(isinstance(one, Message) for one in step.messages):
+            raise DefinitionError(
+                "step.messages has something in it that is no Message", hint="For instance Message.user('…')."
+            )
+        if not _same(step.messages, self._known) and (why := unsound(step.messages)) is not None:
+            raise DefinitionError(
+                f"step.messages cannot be sent to a model: {why}",
+                hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
+            )
+        self._finish(step)
+
+    def _finish(self, step: Step) -> Finish | None:
+        """The answer that the policy gives. Raises ``DefinitionError`` for one that is not of the output type."""
+        if step.finished is None:
+            return None
+        kind = self._agent.output_type
+        try:
+            finish = kind.finish(kind.changed(step.finished[0]))
+        except ValueError as error:
+            raise DefinitionError(f"step.finish was given what the output cannot be: {error}") from error
+        # A text is an output under finish="tool" only if it was given as one, and this was.
+        return finish.model_copy(update={"called": kind.is_text and self._agent.finish == "tool"})
+
+    def _result(self, before: ToolResultPart, value: Any) -> ToolResultPart:
+        """What a policy makes of a result: a part of the same call, or anything that a tool may return."""
+        if isinstance(value, ToolResultPart):
+            if value.call_id != before.call_id:
+                raise DefinitionError(
+                    f"the result of the call {before.call_id!r} cannot be that of {value.call_id!r}",
+                    hint="Give its text, or part.model_copy(update={'content': …}) of the same part.",
+                )
+            text, files, is_error = clean(value.content), value.files, value.is_error
+        else:
+            result = read_result(value)
+            text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
+        (message,), blobs = by_reference([Message(role="tool", parts=files)])
+        self._blobs += blobs
+        kept = tuple(part for part in message.parts if isinstance(part, FilePart))
+        return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
+
+    # --- afterwards
+
+    def _carried_out(self, step: Step) -> Stepped | None:
+        changes, kept, finish = step.changes(), step.kept, self._finish(step)
+        same = _same(step.messages, self._known)
+        if same and not changes and not kept and finish is None:
+            return None
+        replaced = None if same else self._edit(step)
+        taken = self._told_of(step, changes, replaced)
+        self._call.steps = [taken, *map(_injected, step.injected)]
+        overrides = merged(self._call.input.overrides or {}, changes)
+        agent = self._call.base.overridden(overrides, self._agents.tools) if changes else self._agent
+        value = None if step.finished is None else agent.output_type.changed(step.finished[0])
+        return Stepped(agent, finish, Kept(**kept) if kept else None, replaced, value)
+
+    def _edit(self, step: Step) -> Replaced | None:
+        """Put the edited conversation into the call; what it replaces, where that was recorded already."""
+        call, recorded = self._call, len(self._recorded)
+        edited, blobs = by_reference(taken_over(step.messages, self._known))
+        blobs += self._blobs
+        call.blobs += blobs
+        call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
+        if _same(edited[:recorded], self._recorded):
+            call.fresh = edited[recorded:]
+            return None
+        assert call.head is not None, "what is recorded has a head"
+        before = Replaced(head=call.head, messages=len(call.prefix), kept=0)
+        call.head, call.prefix, call.fresh = None, (), edited
+        return before
+
+    def _told_of(self, step: Step, changes: dict[str, Any], replaced: Replaced | None) -> StepTaken:
+        return StepTaken(
+            iteration=self._call.input.iteration,
+            model=step.model if "model" in changes else None,
+            settings=changes.get("settings", {}),
+            instructions="instructions" in changes,
+            tools_added=tuple(changes.get("add_tools", ())),
+            tools_removed=tuple(changes.get("remove_tools", ())),
+            kept=tuple(scope for scope in KEPT if scope in step.kept),
+            results=self._changed_results(step),
+            injected=len(step.injected),
+            edited=replaced is not None,
+            head_before=replaced.head if replaced is not None else None,
+            finished=step.finished is not None,
+        )
+
+    def _changed_results(self, step: Step) -> tuple[str, ...]:
+        """Calls of the last reply whose results say something else now."""
+        before = {part.call_id: part for part in Step(self._facts()).results}
+        return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
+
+
+def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
+    """Those that fail the run go together; one that is only logged goes alone, so that it can be undone."""
+    some: list[Hook] = []
+    for hook in hooks:
+        if hook.on_error == "fail":
+            some.append(hook)
+            continue
+        if some:
+            yield some
+        yield [hook]
+        some = []
+    if some:
+        yield some
+
+
+def _same(messages: Sequence[Message], others: Sequence[Message]) -> bool:
+    return len(messages) == len(others) and all(a is b or a == b for a, b in zip(messages, others, strict=True))
+
+
+def _injected(message: Message) -> MessageInjected:
+    text, blob = message.text, None
+    if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
+        text, blob = "", Blob.of(text).ref  # the transcript keeps it there
+    files = tuple(part for part in by_reference([message])[0][0].parts if isinstance(part, FilePart))
+    return MessageInjected(by=message.by, content=text, blob=blob, files=files)

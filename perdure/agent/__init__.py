@@ -1,0 +1,5 @@
+"""Agents: their definition, validation, files and typed output."""
+
+from .agent import Agent
+
+__all__ = ["Agent"]

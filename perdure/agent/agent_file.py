@@ -1,0 +1,375 @@
+"""Agents as data: a JSON, TOML or YAML file that names a model, says what to do, and refers to tools by their names."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from stat import S_ISREG
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
+
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
+from typing_extensions import TypedDict
+
+from ..errors import DefinitionError, RuntimeSetupError
+from ..ports import Toolset
+from ..tools import Rule, Tool, Toolbox
+from ..tools.approvals import rule_from
+from ..types.compaction import Compaction
+from ..types.interface import FinishProtocol, OnLimit, Strict
+from ..types.limits import Limits
+from .agent import Agent
+
+# --- from from_schema.py
+#
+# A type from a JSON Schema, for agents that are data: what models can be held to, and nothing that is only checked.
+#
+# An object becomes a ``TypedDict``: its values are plain dictionaries with what the model gave.
+
+
+_PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+_BOUNDS = {
+    "minimum": "ge",
+    "maximum": "le",
+    "exclusiveMinimum": "gt",
+    "exclusiveMaximum": "lt",
+    "multipleOf": "multiple_of",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "pattern": "pattern",
+    "minItems": "min_length",
+    "maxItems": "max_length",
+}
+_OF = {
+    "string": {"minLength", "maxLength", "pattern"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "array": {"items", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties"},
+}
+_ANY = {"type", "description", "title", "examples", "$schema"}
+DEPTH = 20
+_typed_dict: Any = TypedDict  # called with names that are known at run time alone
+
+
+def type_from_schema(schema: Any, where: str) -> Any:
+    """A type that pydantic can take, of the values that fit ``schema``. ``where`` names it in errors.
+
+    Raises ``DefinitionError`` that names the place and the keyword.
+    """
+    return _type(schema, where, 0)
+
+
+def _type(schema: Any, where: str, depth: int) -> Any:
+    if not isinstance(schema, Mapping):
+        raise _wrong(where, f"a JSON Schema is an object, not {schema!r:.60}", 'For instance {"type": "string"}.')
+    if depth > DEPTH:
+        raise _wrong(where, f"it is more than {DEPTH} levels deep", "Make it flatter: models fill in flat ones better.")
+    said = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+    if "enum" in schema or "const" in schema:
+        return _described(_one_of(schema, where), said)
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and kinds:
+        found: Any = None
+        for number, kind in enumerate(kinds):
+            one = _type({**_only(schema, kind), "type": kind}, where, depth)
+            found = one if number == 0 else found | one
+        return _described(found, said)
+    if kinds is None and (strange := sorted(schema.keys() - _ANY - set().union(*_OF.values()))):
+        raise _wrong(where, f"{strange[0]!r} is not supported", "Say the type of each value, and what it consists of.")
+    if kinds not in (*_PLAIN, "array", "object"):
+        raise _wrong(
+            f"{where}.type",
+            f"{kinds!r:.60} is none of {', '.join([*_PLAIN, 'array', 'object'])}, or a list of them",
+            "Say the type of each value.",
+        )
+    if unknown := sorted(schema.keys() - _ANY - _OF.get(kinds, set())):
+        known = ", ".join(sorted(_ANY | _OF.get(kinds, set())))
+        raise _wrong(where, f"{unknown[0]!r} of {kinds} is not supported", f"There is: {known}; and enum, const.")
+    bounds = {_BOUNDS[name]: schema[name] for name in schema if name in _BOUNDS}
+    _check_bounds(where, list if kinds == "array" else _PLAIN.get(kinds), bounds)
+    if kinds == "array":
+        return _described(list[_type(schema.get("items", {}), f"{where}.items", depth + 1)], said | bounds)  # type: ignore[misc]  # a type made at run time
+    return _described(_object(schema, where, depth) if kinds == "object" else _PLAIN[kinds], said | bounds)
+
+
+def _check_bounds(where: str, kind: Any, bounds: Mapping[str, Any]) -> None:
+    """Raise ``DefinitionError`` for a pattern that is none, and a bound that is no number."""
+    if bounds:
+        try:
+            TypeAdapter(Annotated[kind, Field(**bounds)])
+        except (SchemaError, TypeError) as error:
+            why = str(error).strip().rpartition("\n")[2].strip()
+            raise _wrong(where, why, "Bounds are numbers, and a pattern is a regular expression.") from None
+
+
+def _object(schema: Mapping[str, Any], where: str, depth: int) -> Any:
+    given, required = schema.get("properties"), schema.get("required", ())
+    if not isinstance(given, Mapping) or not given:
+        raise _wrong(where, "an object has properties", 'For instance {"properties": {"answer": {"type": "string"}}}.')
+    if schema.get("additionalProperties", False) is not False:
+        raise _wrong(f"{where}.additionalProperties", "it can be false alone", "Name the properties that there may be.")
+    if not isinstance(required, Sequence) or isinstance(required, str) or not all(one in given for one in required):
+        raise _wrong(f"{where}.required", f"{required!r:.60} is no list of its properties", "List their names.")
+    fields = {name: _type(one, f"{where}.properties.{name}", depth + 1) for name, one in given.items()}
+    kinds = {name: kind if name in required else NotRequired[kind] for name, kind in fields.items()}
+    title = schema.get("title")
+    made = _typed_dict(title if isinstance(title, str) and title.isidentifier() else "Object", kinds)
+    made.__pydantic_config__ = ConfigDict(extra="forbid")
+    return made
+
+
+def _one_of(schema: Mapping[str, Any], where: str) -> Any:
+    values = schema["enum"] if "enum" in schema else [schema["const"]]
+    plain = isinstance(values, list) and all(isinstance(one, str | int | bool | None) for one in values)
+    if not plain or not values:
+        raise _wrong(f"{where}.enum", "it lists texts, whole numbers, true, false or null", 'For instance ["a", "b"].')
+    return Literal[tuple(values)]
+
+
+def _only(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """What ``schema`` says of one of its types."""
+    others = set().union(*_OF.values()) - _OF.get(kind, set()) if isinstance(kind, str) else set()
+    return {name: value for name, value in schema.items() if name not in others | {"description", "title"}}
+
+
+def _described(kind: Any, facts: Mapping[str, Any]) -> Any:
+    return Annotated[kind, Field(**facts)] if facts else kind
+
+
+def _wrong(where: str, why: str, hint: str) -> DefinitionError:
+    return DefinitionError(f"{where}: {why}", hint=hint)
+
+
+FILE_BYTES = 1024 * 1024
+VALUES = 100_000
+"""In one file, those that aliases of YAML stand for counted as often as they are named."""
+
+T = TypeVar("T")
+Values = dict[str, JsonValue]
+
+
+class AgentSpec(Strict):
+    """What an agent file may say. As in ``Agent``; only what refers to code is a name."""
+
+    name: str
+    model: str | list[str]
+    description: str = ""
+    instructions: str | None = None
+    input: Values | None = None
+    """JSON Schema, as ``output`` and ``context``."""
+    output: Values | None = None
+    context: Values | None = None
+    tools: tuple[str, ...] = ()
+    """Names of tools that the worker has."""
+    toolsets: tuple[str, ...] = ()
+    """Names of toolsets that the worker has."""
+    settings: Values | None = None
+    provider_options: Values | None = None
+    finish: FinishProtocol | None = None
+    parse_retries: int | None = None
+    max_iterations: int | None = None
+    on_limit: OnLimit | None = None
+    limits: Values | None = None
+    """As ``Limits``: ``{"cost_usd": 2.0, "turn": {"tokens": 50000}}``."""
+    approvals: list[Values] = Field(default=[])
+    """Rules: ``[{"allow": "read_*"}, {"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}]``."""
+    compaction: dict[str, Values] = Field(default={})
+    """As ``Compaction``, by way: ``{"window": {"tokens": 100000}}``."""
+
+
+def load_agent(
+    source: str | Path | Mapping[str, Any],
+    *,
+    tools: Iterable[Tool | Callable[..., Any]] = (),
+    toolsets: Iterable[Toolset] = (),
+) -> Agent:
+    """The agent that a file describes, or a mapping with the same fields.
+
+    ``tools`` and ``toolsets`` are what it may refer to by name. A file without a ``name`` gives its agent its own.
+    Raises ``DefinitionError`` that names the file and the field, ``RuntimeSetupError`` where nothing here reads YAML.
+    """
+    if isinstance(source, Mapping):
+        where, given = "the agent", dict(source)
+    else:
+        path = Path(source)
+        where, given = str(source), {"name": path.stem, **_read(path)}
+    try:
+        spec = AgentSpec.model_validate(given)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'it'}: {_in_json(one['msg'])}"
+            for one in error.errors(include_url=False)
+        )
+        known = ", ".join(AgentSpec.model_fields)
+        raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
+    try:
+        return _made(spec, Toolbox(tools), {one.name: one for one in toolsets})
+    except DefinitionError as error:
+        raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _in_json(message: str) -> str:
+    """What pydantic says, in the words of who writes files and no Python."""
+    return message.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
+
+
+_AS_THEY_ARE = {
+    "description",
+    "instructions",
+    "settings",
+    "provider_options",
+    "finish",
+    "parse_retries",
+    "max_iterations",
+    "on_limit",
+}
+
+
+def _made(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> Agent:
+    """Raises ``DefinitionError``."""
+    plain: dict[str, Any] = spec.model_dump(include=_AS_THEY_ARE, exclude_none=True)
+    for field in ("input", "output", "context"):
+        if (schema := getattr(spec, field)) is not None:
+            plain[field] = type_from_schema(schema, field)
+    return Agent(
+        spec.name,
+        spec.model,
+        tools=[_named("tools", name, {tool.name: tool for tool in tools}) for name in spec.tools],
+        toolsets=[_named("toolsets", name, toolsets) for name in spec.toolsets],
+        limits=None if spec.limits is None else _limits("limits", spec.limits),
+        approvals=[_rule(place, values) for place, values in enumerate(spec.approvals)],
+        compaction=[_compaction(way, values) for way, values in spec.compaction.items()] or None,
+        **plain,
+    )
+
+
+def _named(field: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        here = ", ".join(sorted(known)) or "none"
+        raise DefinitionError(
+            f"{field}: there is no {name!r} (there is: {here})",
+            hint=f"Give it to whoever loads the agent: {field}=[…]; for `perdure worker` a list {field} in its file.",
+        )
+    return known[name]
+
+
+def _limits(where: str, values: Values) -> Limits:
+    names = [field.name for field in fields(Limits)]
+    if unknown := sorted(values.keys() - set(names)):
+        raise DefinitionError(f"{where}: there is no limit {unknown[0]!r}", hint=f"There are: {', '.join(names)}.")
+    given: dict[str, Any] = dict(values)
+    if isinstance(turn := given.get("turn"), dict):
+        given["turn"] = _limits(f"{where}.turn", turn)
+    return Limits(**given)
+
+
+def _rule(place: int, values: Values) -> Rule:
+    try:
+        return rule_from(values)
+    except DefinitionError as error:
+        raise DefinitionError(f"approvals.{place}: {error.message}", hint=error.hint) from None
+
+
+_WAYS = ("truncate", "clear_results", "window", "summarise")
+
+
+def _compaction(way: str, values: Values) -> Compaction:
+    if way not in _WAYS:
+        raise DefinitionError(f"compaction: there is no {way!r}", hint=f"There are: {', '.join(_WAYS)}.")
+    try:
+        made: Compaction = getattr(Compaction, way)(**values)
+    except TypeError as error:  # a DefinitionError is one too, and says it better
+        if isinstance(error, DefinitionError):
+            raise
+        raise DefinitionError(f"compaction.{way}: {error}", hint=f"See Compaction.{way}.") from None
+    return made
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What stands in a file. Raises ``DefinitionError``."""
+    read = _READ.get(path.suffix.lower())
+    if read is None:
+        raise DefinitionError(f"{path}: an agent file ends in {', '.join(_READ)}", hint="Rename it.")
+    try:
+        found = read(_text(path))
+    except OSError as error:
+        raise DefinitionError(f"{path} cannot be read: {error.strerror or error}", hint="Check its path.") from None
+    except (ValueError, RecursionError) as error:
+        raise DefinitionError(f"{path} cannot be read: {error}", hint="Correct it there.") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise DefinitionError(f"{path}: an agent file has one object", hint='For instance {"model": "openai:gpt-5"}.')
+    if _has_more(found, VALUES):
+        raise DefinitionError(f"{path}: an agent file has at most {VALUES:,} values", hint="Make it shorter.")
+    return found
+
+
+def _text(path: Path) -> str:
+    """What stands in it. A pipe would be waited for, and a device has no end."""
+    if not S_ISREG(path.stat().st_mode):
+        raise DefinitionError(f"{path} is no file", hint="Put the agent's file in its place.")
+    with path.open("rb") as file:
+        body = file.read(FILE_BYTES + 1)
+    if len(body) > FILE_BYTES:
+        raise DefinitionError(f"{path}: an agent file has at most {FILE_BYTES:,} bytes", hint="Make it shorter.")
+    return body.decode()
+
+
+def _has_more(found: Any, most: int) -> bool:
+    """Whether there are more than ``most`` values in it: a few lines of YAML can stand for more than fit in memory."""
+    left = [found]
+    while left and most:
+        most -= 1
+        value = left.pop()
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(left)
+
+
+def _yaml(text: str) -> Any:
+    try:
+        yaml: Any = import_module("yaml")
+    except ImportError:
+        raise RuntimeSetupError(
+            "a YAML file needs the package pyyaml", hint='pip install "perdure[yaml]"; or write it as JSON or TOML.'
+        ) from None
+    try:
+        for node in _mappings(yaml, yaml.compose(text, yaml.SafeLoader)):
+            _no_twins([str(key.value) for key, _ in node.value])
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _mappings(yaml: Any, root: Any) -> Iterator[Any]:
+    """Its mappings, each once: an alias is the node that it stands for."""
+    left, seen = [root], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                yield node
+            left += [one for pair in node.value for one in (pair if isinstance(pair, tuple) else [pair])]
+
+
+def _json(text: str) -> Any:
+    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _no_twins([name for name, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=fields)
+
+
+def _no_twins(names: list[str]) -> None:
+    if twin := next((name for name, often in Counter(names).items() if often > 1), None):
+        raise ValueError(f"{twin!r:.100} stands there twice")
+
+
+_READ: dict[str, Callable[[str], Any]] = {".json": _json, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
+SUFFIXES = tuple(_READ)
+"""Of agent files."""

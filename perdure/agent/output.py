@@ -1,0 +1,355 @@
+"""The type of an agent's answers: the ``__finish__`` tool that a model gives them by, and what it gave as a value."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic_core import to_json
+
+from ..errors import DefinitionError, InvalidInputError, ParseError
+from ..ports import ToolSpec
+from ..tools.context_type import ContextType
+from ..tools.json_schema import PlainSchema, explained, runs_code, untitled
+from ..types.interface import FINISH_TOOL, FinishProtocol
+from ..types.messages import clean
+from ..types.plain_json import flaw
+from ..types.wire import Finish
+from .xml import filled_in, from_xml, template, to_xml
+
+TEMPLATE = "finish"
+"""Root of the XML that a model may give its answer in, instead of a call."""
+_ENDS = (
+    "Ends the task with your answer. Call it alone, when everything else is done: "
+    "only what you give here is returned, and other calls beside it are not run."
+)
+
+
+class OutputError(ValueError):
+    """What a model gave is not of the type; the message is written for the model."""
+
+
+class OutputType:
+    """A type that pydantic can take, built once. What is no object is wrapped into one: every tool takes an object."""
+
+    def __init__(self, agent: str, kind: Any) -> None:
+        """Raises ``DefinitionError`` for what pydantic cannot take."""
+        self._agent = agent
+        self._name = getattr(kind, "__name__", None) or repr(kind)
+        self.is_text = kind is str
+        """Whether an answer is text, and no JSON."""
+        if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
+            raise self._wrong("is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …")
+        try:
+            tool = _of_text() if self.is_text else _tool(kind)
+        except Exception as error:  # a type's own schema hook may raise anything
+            why = str(error).strip().partition("\n")[0]
+            raise self._wrong(
+                f"has no JSON Schema: {why}", "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
+            ) from error
+        self._adapter, self._given = tool.adapter, tool.given
+        self.inside = tool.inside
+        """The one argument that is the answer; None where all arguments together are."""
+        self.schema = tool.schema
+        """JSON Schema of the tool's arguments."""
+        self.runs_code = runs_code(self._adapter.core_schema)
+        """Whether reading it may run a function of the author's, which must not block the worker's loop."""
+        self.spec = ToolSpec(FINISH_TOOL, _ENDS, self.schema)
+        """The tool, as the model sees it."""
+
+    def read(self, arguments: Mapping[str, Any]) -> Any:
+        """The value that a model gave. Validators of the author's run in it. Raises ``OutputError``."""
+        try:
+            found = self._given.validate_json(_encoded(arguments))
+        except ValidationError as error:
+            title = f"the arguments of {FINISH_TOOL} are not valid:"
+            raise OutputError(explained(error, title, self.schema.get("properties", {}))) from error
+        except Exception as error:  # a validator of the author's, or values that are not JSON
+            raise OutputError(
+                f"the arguments of {FINISH_TOOL} could not be read: {type(error).__name__}: {error}"
+            ) from error
+        return getattr(found, "inside") if self.inside else found  # noqa: B009  # a field made at run time
+
+    def read_xml(self, text: str) -> dict[str, Any] | None:
+        """The arguments that a model wrote into the template; None where ``text`` has nothing of it."""
+        try:
+            found = filled_in(text, self.schema, TEMPLATE)
+        except RecursionError:  # hundreds of elements in each other
+            return None
+        return found if isinstance(found, dict) else ({} if found is not None else None)
+
+    @property
+    def template(self) -> str:
+        """What a model without ``tool_choice`` is to fill in."""
+        return template(self.schema, TEMPLATE)
+
+    def changed(self, value: Any) -> Any:
+        """``value``, which code of the author's gave, as one of the type. Raises ``OutputError``."""
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as error:
+            raise OutputError(explained(error, f"it is no {self._name}:", self.schema.get("properties", {}))) from error
+        except Exception as error:  # a validator of the author's
+            raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
+
+    def finish(self, value: Any) -> Finish:
+        """``value`` as the answer of a turn. Raises ``OutputError`` for what no JSON can carry."""
+        if self.is_text:
+            return Finish(content=clean(value), called=True)
+        try:
+            plain = self._adapter.dump_python(value, mode="json", by_alias=True, round_trip=True, warnings=False)
+        except Exception as error:  # a serializer of the author's
+            raise OutputError(f"the answer cannot be written as JSON: {type(error).__name__}: {error}") from error
+        if why := flaw(plain):
+            raise OutputError(f"the answer must be plain JSON: {why}")
+        return Finish(content=json.dumps(plain, ensure_ascii=False), called=True, typed=True)
+
+    def load(self, plain: Any) -> Any:
+        """A ``Response.output``, plain JSON, as a value of the type. Raises ``ParseError``."""
+        if plain is None or self.is_text:
+            return plain  # without output: the turn was stopped, or ended at a limit
+        try:
+            return self._adapter.validate_json(json.dumps(plain), by_alias=True, by_name=True)  # as it was written
+        except Exception as error:  # a validator of the author's may raise anything
+            raise ParseError(
+                f"the output does not fit the type {self._name} of agent {self._agent!r}: {error}",
+                hint="The run may have been served by other code. client.run(id).result() gives it as plain JSON.",
+            ) from error
+
+    def _wrong(self, why: str, hint: str) -> DefinitionError:
+        return DefinitionError(f"agent {self._agent!r}: output={self._name:.100} {why}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    adapter: TypeAdapter[Any]
+    """Of the type; ``given`` reads the arguments, ``schema`` is theirs."""
+    given: TypeAdapter[Any]
+    schema: dict[str, Any]
+    inside: str | None
+
+
+def _tool(kind: Any) -> _Tool:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
+    schema = _at_top(untitled(adapter.json_schema(schema_generator=PlainSchema)))
+    if schema.get("type") == "object" and "properties" in schema:
+        json.dumps(schema, allow_nan=False)
+        return _Tool(adapter, adapter, schema, None)
+    name = "content" if kind is str else "value"
+    wrapper: type[BaseModel] = create_model(
+        "Finish",
+        __config__=ConfigDict(extra="forbid"),
+        inside=(kind, Field(alias=name, description="The answer")),
+    )
+    wrapped: TypeAdapter[Any] = TypeAdapter(wrapper)
+    schema = untitled(wrapped.json_schema(schema_generator=PlainSchema))
+    json.dumps(schema, allow_nan=False)
+    return _Tool(adapter, wrapped, schema, name)
+
+
+@cache
+def _of_text() -> _Tool:
+    """Most agents answer with text: one for all of them."""
+    return _tool(str)
+
+
+def _at_top(schema: dict[str, Any]) -> dict[str, Any]:
+    """A type that holds itself is a reference into its own definitions; APIs want an object at the top."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return schema
+    defs = schema.get("$defs", {})
+    return {**defs.get(reference.rpartition("/")[2], {}), "$defs": defs}
+
+
+def _encoded(arguments: Mapping[str, Any]) -> bytes:
+    try:
+        return to_json(arguments)
+    except ValueError:  # a lone surrogate
+        return clean(json.dumps(arguments, ensure_ascii=False)).encode()
+
+
+# --- from validators.py
+#
+# Output validators: functions of the author's that look at an answer before it is one.
+
+
+_TAKES = "It takes the output, or the output and a RunContext: def check(output, ctx): …"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputValidator:
+    """A function, sync or async. It gives the answer, changed or not (None is as it was), or raises ``ModelRetry``."""
+
+    fn: Callable[..., Any]
+    name: str
+    takes_context: bool
+
+    def arguments(self, output: Any, context: Any) -> tuple[Any, ...]:
+        """What ``fn`` is called with."""
+        return (output, context) if self.takes_context else (output,)
+
+
+def checked_validators(agent: str, validators: Any) -> tuple[OutputValidator, ...]:
+    """``validators`` of ``agent``. Raises ``DefinitionError`` for what is none."""
+    if callable(validators) or isinstance(validators, str) or not isinstance(validators, Iterable):
+        raise DefinitionError(
+            f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
+            hint="For instance output_validators=[check].",
+        )
+    return tuple(checked_validator(agent, one) for one in validators)
+
+
+def checked_validator(agent: str, fn: Any) -> OutputValidator:
+    """One of them. Raises ``DefinitionError``."""
+    if isinstance(fn, OutputValidator):
+        return fn
+    if not callable(fn):
+        raise DefinitionError(f"agent {agent!r}: {fn!r:.100} is no output validator", hint=_TAKES)
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    places = [
+        parameter
+        for parameter in inspect.signature(fn).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = [
+        parameter
+        for parameter in inspect.signature(fn).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if not places or len(needed) > 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise DefinitionError(f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_TAKES)
+    return OutputValidator(fn, name, len(places) > 1)
+
+
+# --- from typed.py
+#
+# What an agent declares of its input and its output, and what its own code can do with the two.
+
+
+Validator = TypeVar("Validator", bound=Callable[..., Any])
+
+PARSE_RETRIES = 2
+
+
+class Typed:
+    """The part of an ``Agent`` that knows its types."""
+
+    name: str
+
+    def _declare(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
+        """Check and keep what the agent was given. Raises ``DefinitionError``."""
+        self.input = input
+        """The declared type of what a run is asked; ``str`` is text and files."""
+        self._input = None if input is str else ContextType(self.name, input, "input")
+        self.output = output
+        """The declared type of the answers."""
+        self.output_type = OutputType(self.name, output)
+        self.finish: FinishProtocol = checked_finish(self.name, self.output_type, finish)
+        self.parse_retries = _checked_retries(self.name, parse_retries)
+        """How often an answer that is not of the type goes back to the model before the run fails."""
+        self.output_validators: tuple[OutputValidator, ...] = checked_validators(self.name, validators)
+
+    def output_validator(self, fn: Validator) -> Validator:
+        """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
+
+        It returns the output, changed if need be, or raises ``ModelRetry("why")``: then the model is told, and gives
+        another answer. It counts as one that is not of the type. Raises ``DefinitionError``.
+        """
+        self.output_validators = (*self.output_validators, checked_validator(self.name, fn))
+        return fn
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether it declares an input type."""
+        return self._input is not None
+
+    def check_input(self, value: Any) -> dict[str, Any]:
+        """``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run is given.
+
+        Raises ``InvalidInputError`` that names the field.
+        """
+        if self._input is None:
+            raise InvalidInputError(
+                f"agent {self.name!r} takes text and files, not {value!r:.100}",
+                hint=f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__}).",
+            )
+        return self._input.check(value)
+
+    def render_input(self, plain: Mapping[str, Any]) -> str:
+        """What the model is shown of an input: the value with its defaults, as XML. Validators of the author's run in
+        it. Raises ``InvalidInputError``."""
+        if self._input is None:
+            raise InvalidInputError(
+                f"agent {self.name!r} declares no input type, and was given one",
+                hint="Send it a message: text, or texts and files.",
+            )
+        adapter = self._input.adapter
+        whole = adapter.dump_python(self._input.read(plain), mode="json", by_alias=True, round_trip=True)
+        return to_xml(whole, adapter.json_schema())
+
+    def input_schema(self) -> dict[str, Any]:
+        """JSON Schema of the input type: an object."""
+        assert self._input is not None, "an agent with an input type"
+        schema: dict[str, Any] = untitled(self._input.adapter.json_schema(schema_generator=PlainSchema))
+        return {"type": "object", "properties": {}, **schema}
+
+    def read_output(self, plain: Any) -> Any:
+        """A ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) as a value of the agent's
+        output type. Raises ``ParseError``."""
+        return self.output_type.load(plain)
+
+
+def checked_finish(name: str, output: OutputType, finish: Any) -> FinishProtocol:
+    """The finish protocol, which has to be one that can carry the output. Raises ``DefinitionError``."""
+    allowed: tuple[FinishProtocol, ...] = get_args(FinishProtocol)
+    if finish is None:
+        return "text" if output.is_text else "tool"
+    if finish not in allowed:
+        raise DefinitionError(
+            f"agent {name!r}: finish is {finish!r:.100}, it can be {', '.join(allowed)}",
+            hint="Leave it out for the one that fits the output.",
+        )
+    if finish != "tool" and not output.is_text:
+        raise DefinitionError(
+            f"agent {name!r}: finish={finish!r} gives text, and the output is of a type",
+            hint="Leave finish out: an output of a type comes by finish='tool'.",
+        )
+    return finish  # type: ignore[no-any-return]  # it is one of the allowed
+
+
+def _checked_retries(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise DefinitionError(
+            f"agent {name!r}: parse_retries must be a whole number from 0, not {value!r:.100}",
+            hint="For instance parse_retries=2.",
+        )
+    return value
+
+
+# --- from __init__.py
+#
+# Typed input and output: what a run is asked and answers as values of the author's types, and as XML for models.
+#
+# :mod:`.output` is the ``__finish__`` tool, :mod:`.typed` what an agent declares; :mod:`.xml` and :mod:`.xml_reader`
+# are
+# both ways between values and what stands in a message.
+
+
+__all__ = [
+    "OutputError",
+    "OutputType",
+    "OutputValidator",
+    "Typed",
+    "filled_in",
+    "from_xml",
+    "template",
+    "to_xml",
+]

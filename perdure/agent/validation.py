@@ -1,0 +1,201 @@
+"""What is checked when an agent is defined, field by field: each error names the agent, the field and the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import DefinitionError
+from ..ports import ModelRef, Toolset
+from ..ports.toolset import ON_CHANGE
+from ..providers.pricing import has_price
+from ..providers.registry import check_stream, parse_model
+from ..types.compaction import Compactions, compactions
+from ..types.limits import Limits
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def checked_name(name: Any) -> str:
+    """The name of an agent. Raises ``DefinitionError``, as everything here."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DefinitionError(
+            f"the agent name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}",
+            hint="Give it a short name; the description may say the rest.",
+        )
+    return name
+
+
+def checked_models(name: str, model: Any) -> tuple[ModelRef, ...]:
+    """A model, or a chain of them: each ``"<provider>:<model>"`` or a ``Provider`` object."""
+    if not isinstance(model, list | tuple):
+        return (_checked_model(name, model),)
+    if not model:
+        raise DefinitionError(
+            f"agent {name!r}: the list of models is empty",
+            hint="Name one at least: model=['anthropic:claude-sonnet-4-5', 'openai:gpt-5'].",
+        )
+    chain = tuple(_checked_model(name, one) for one in model)
+    for number, one in enumerate(chain):
+        if one in chain[:number]:
+            raise DefinitionError(
+                f"agent {name!r}: the chain of models has {one} twice",
+                hint="A model that failed is asked again by itself, with the next attempt.",
+            )
+    return chain
+
+
+def _checked_model(name: str, model: Any) -> ModelRef:
+    if isinstance(model, str):
+        return ModelRef(*parse_model(model))
+    if isinstance(model, type) or not callable(getattr(model, "stream", None)):
+        raise DefinitionError(
+            f"agent {name!r}: the model must be '<provider>:<model>' or a Provider with a stream method, not {model!r}",
+            hint=f"Pass an instance: {model.__name__}(…)."
+            if isinstance(model, type)
+            else "For instance 'openai:gpt-5'.",
+        )
+    check_stream(f"agent {name!r}: model {type(model).__name__}", model)
+    return ModelRef(type(model).__name__, "custom", model)
+
+
+def checked_limits(name: str, limits: Any) -> Limits:
+    """``Limits``; None is no limit."""
+    if limits is not None and not isinstance(limits, Limits):
+        raise DefinitionError(
+            f"agent {name!r}: limits must be Limits, not {limits!r:.100}",
+            hint='For instance limits=Limits(cost_usd=2.0, wall_time="1h").',
+        )
+    return limits or Limits()
+
+
+def no_price(agent: str, model: str) -> DefinitionError:
+    """An agent has a limit of cost, and calls of ``model`` would count as free."""
+    return DefinitionError(
+        f"agent {agent!r} has a limit of cost_usd, and no price of {model!r} is known: the limit would not hold",
+        hint='Say it: register_price("<provider>:<model>", input=…, output=…), in dollars per million tokens. '
+        "Or limit tokens.",
+    )
+
+
+def no_usage(agent: str, model: str, limit: str) -> DefinitionError:
+    """An agent has a limit of what is counted by tokens, and replies of ``model`` come without a count."""
+    return DefinitionError(
+        f"agent {agent!r} has a limit of {limit}, and {model!r} reports no usage: the limit would not hold",
+        hint="Have its provider give Completed(…, usage=Usage(…)), or its endpoint report usage of streamed replies. "
+        "Or limit iterations, wall_time or tool_calls.",
+    )
+
+
+def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits, compaction: Compactions | None = None) -> None:
+    """Raise ``DefinitionError`` for a limit of cost, and a model whose calls would count as free.
+
+    What is not known here, the first reply shows: models of providers that are not perdure's own, and overrides.
+    ``compaction`` may name one that sums up.
+    """
+    if limits.limits_cost:
+        summing = compaction.summarise.model if compaction is not None and compaction.summarise is not None else None
+        for one in (*chain, *(() if summing is None else checked_models(name, summing))):
+            if one.own is None and not has_price(one.provider, one.name):
+                raise no_price(name, str(one))
+
+
+def checked_compaction(name: str, compaction: Any) -> Compactions | None:
+    """One ``Compaction``, or a list of them, by kind; None is none."""
+    ways = compactions(name, compaction)
+    if ways is not None and ways.summarise is not None and ways.summarise.model is not None:
+        checked_models(name, ways.summarise.model)
+    return ways
+
+
+def checked_instructions(name: str, instructions: Any) -> Any:
+    """Text, a function, or None."""
+    if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
+        raise DefinitionError(
+            f"agent {name!r}: instructions must be text or a function of RunContext, not {instructions!r}",
+            hint="For text from parts: instructions='\\n'.join(parts).",
+        )
+    return instructions
+
+
+def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
+    """Toolsets, each of a name of its own."""
+    given = listed(name, "toolsets", toolsets, "[Artifacts()]")
+    known: dict[str, Toolset] = {}
+    for one in given:
+        if not isinstance(one, Toolset):
+            raise DefinitionError(
+                f"agent {name!r}: a toolset is an instance of perdure.Toolset, not {one!r:.100}",
+                hint=f"Pass an instance: {one.__name__}(…)." if isinstance(one, type) else "Tools go into tools=[…].",
+            )
+        where = f"agent {name!r}: toolset {type(one).__name__}"
+        if type(one).list is Toolset.list:
+            raise DefinitionError(f"{where} has no method `list`", hint="It says which tools there are: see Toolset.")
+        if not isinstance(one.name, str) or not _NAME.fullmatch(one.name):
+            raise DefinitionError(
+                f"{where}: the name {one.name!r} does not match [a-zA-Z0-9_-]{{1,64}}", hint='For instance name="crm".'
+            )
+        if one.name in known:
+            raise DefinitionError(f"agent {name!r}: two toolsets are called {one.name!r}", hint="Rename one of them.")
+        if one.on_change not in ON_CHANGE:
+            raise DefinitionError(
+                f"{where}: on_change is {one.on_change!r}, it can be {', '.join(ON_CHANGE)}", hint="Leave it out."
+            )
+        if not isinstance(one.timeout, int | float) or not one.timeout > 0:
+            raise DefinitionError(f"{where}: timeout={one.timeout!r} is not a positive number of seconds")
+        known[one.name] = one
+    return tuple(given)
+
+
+def listed(name: str, field: str, value: Any, example: str) -> list[Any]:
+    """A list, tuple or other iterable that is no text and no dictionary."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise DefinitionError(
+            f"agent {name!r}: {field} must be a list, not {value!r:.100}", hint=f"For instance {field}={example}."
+        )
+    return list(value)
+
+
+def mapping(name: str, field: str, value: Any) -> dict[str, Any]:
+    """A dictionary by names; None is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise DefinitionError(
+            f"agent {name!r}: {field} must be a dictionary by names, not {value!r:.100}",
+            hint=f'For instance {field}={{"temperature": 0.2}}.',
+        )
+    return dict(value)
+
+
+def one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
+    """One of ``allowed``, of which the first is the default."""
+    if value not in allowed:
+        raise DefinitionError(
+            f"agent {name!r}: {field} is {value!r}, it can be {', '.join(allowed)}",
+            hint=f"Leave it out for {allowed[0]!r}.",
+        )
+    return value
+
+
+DEFAULT_ITERATIONS = 50
+"""Of a turn."""
+
+
+def iterations(name: str, value: Any, limits: Limits) -> int:
+    """``max_iterations``, a whole number of at least 1: given as that, or as the turn's limit."""
+    of_turn = limits.turn.iterations if limits.turn is not None else None
+    if value is None:
+        return DEFAULT_ITERATIONS if of_turn is None else of_turn
+    if of_turn is not None:
+        raise DefinitionError(
+            f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit",
+            hint=f"Give one of them: max_iterations={value!r:.20}.",
+        )
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
+        raise DefinitionError(
+            f"agent {name!r}: max_iterations must be a whole number of at least 1, not {value!r}",
+            hint="1 is a single model call; leave it out for 50.",
+        )
+    return value

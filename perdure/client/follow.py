@@ -1,0 +1,453 @@
+"""Events of a run, in order, from the store: those that are there, then those that come, until the run has ended.
+
+    store ── rows behind `after` ──► event ──► whoever follows
+      ▲                                          │ no more rows
+      └── changed(), or it is over ◄─────────────┘
+
+Whoever follows may go away at any time and come back with the number of the last event that it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.service import RPCError
+
+from ..errors import PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
+from ..ports import Batch, EventRow, NewEvent, Store, token
+from ..temporal_service import run_error
+from ..types.approvals import WaitsFor
+from ..types.events import (
+    ApprovalDecided,
+    ApprovalRequested,
+    BranchStarted,
+    Event,
+    ModelStarted,
+    QuestionAnswered,
+    QuestionAsked,
+    RunEvent,
+    ToolCompleted,
+    ToolStarted,
+    TurnEvent,
+    read_event,
+)
+from ..types.interface import Status
+from .event_reader import GLANCE, PAGE, PATIENCE, WAIT, Reader, insist
+
+if TYPE_CHECKING:
+    from .run import Run
+    from .turn import Turn
+
+
+# --- from told.py
+#
+# What the events of a run tell, and the run itself has not heard yet.
+#
+# An activity tells of a call that waits, or that the run has to pause, with what it records. The run hears of it as
+# the
+# activity ends: a moment later, or after a crash some time later. Whoever acts on what he was told waits for that.
+
+
+EARLY = 30.0
+"""Seconds for which an update that comes too early is repeated: a worker may have died before it told the run."""
+_FIRST, _LONGEST = 0.02, 1.0
+"""Seconds between two attempts: at first, and in the end."""
+_BACK = 500
+"""Numbers of events that are read: what the run has not heard of was told last."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the last events of a run say."""
+
+    waits: dict[str, WaitsFor] = field(default_factory=dict)
+    """Calls that wait for a person, by id."""
+    begins: dict[str, str] = field(default_factory=dict)
+    """Runs that calls, by id, are to begin."""
+    paused: str | None = None
+    """When the run had to pause: ISO 8601, UTC."""
+
+
+def delays() -> Iterator[float]:
+    """Seconds before each further look, or attempt, until what is waited for is given up."""
+    delay, until = _FIRST, time.monotonic() + EARLY
+    while time.monotonic() < until:
+        yield delay
+        delay = min(delay * 1.5, _LONGEST)
+
+
+async def again(left: Iterator[float]) -> bool:
+    """Wait for the next of what is ``left`` of :func:`delays`; false where there is none."""
+    if (delay := next(left, None)) is None:
+        return False
+    await asyncio.sleep(delay)
+    return True
+
+
+async def waiting(run: Run, *, approval: bool) -> Status:
+    """The status of ``run``, with the calls that wait for approval, or for an answer: also those of which the store
+    knows before the run itself. Raises as ``run.status()``."""
+    left = delays()
+    while True:
+        status = await run.status()
+        there = any((one.kind == "approval") == approval for one in status.approvals)
+        if there or not await _unheard(run, status, approval=approval) or not await again(left):
+            return status
+
+
+async def pause_heard(run: Run) -> None:
+    """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
+    left = delays()
+    while True:
+        if (paused := (await _told(run)).paused) is None:
+            return
+        try:
+            status = await run.status()
+        except PerdureError:
+            return  # what it is told now, it hears when it has a worker again: after the pause
+        if status.state != "running" or status.since is None:
+            return
+        if datetime.fromisoformat(paused) < datetime.fromisoformat(status.since) or not await again(left):
+            return
+
+
+async def to_begin(run: Run) -> bool:
+    """Whether the run above ``run`` tells of it: it is begun as soon as that has heard of the call."""
+    above = run.id.rpartition("/")[0]
+    told = await _told(run, above) if above else Told()
+    return run.id in [child for call_id, child in told.begins.items() if call_id not in told.waits]
+
+
+async def _unheard(run: Run, status: Status, *, approval: bool) -> bool:
+    """Whether the store tells of a call that ``status`` does not show yet."""
+    if status.doing == "nothing" and status.state in ("running", "waiting"):  # no worker answers for the run
+        return any((kind == "approval") == approval for kind in (await _told(run)).waits.values())
+    if status.doing not in (("model",) if approval else ("model", "tools")):
+        return False  # of approvals the model's activity tells alone
+    known = {call.call_id for call in status.calls}
+    past = {one.call_id for one in status.decided if approval or one.state != "approved"}
+    kinds = (await _told(run)).waits
+    waits = (call_id for call_id, kind in kinds.items() if (kind == "approval") == approval and call_id not in past)
+    # The model's activity tells of calls that the run has not heard of at all; that of a call, of its own.
+    return any((call_id in known) == (status.doing == "tools") for call_id in waits)
+
+
+async def _told(run: Run, of: str | None = None) -> Told:
+    """By ``run``, or another one (``of``). Nothing where the store cannot say: what the run itself says counts then."""
+    of = of or run.id
+    if not run.has_store:
+        return Told()
+    rows: list[EventRow] = []
+    try:
+        store = await run.store()
+        behind = max(await store.changed(of, 0, 0.0) - _BACK, 0)
+        while page := await store.events(of, after=behind, limit=_BACK, children=False):
+            rows += page
+            behind = page[-1].seq
+    except PerdureError:
+        return Told()
+    read = (read_event(of, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
+    return _read(event for event in read if event is not None)
+
+
+def _read(events: Iterable[Event]) -> Told:
+    """What stands at the end of ``events``."""
+    told = Told()
+    for event in events:
+        match event:
+            case ApprovalRequested(call_id=call_id):
+                told.waits[call_id] = "approval"
+            case QuestionAsked(call_id=call_id, kind=kind):
+                told.waits[call_id] = kind
+            case ApprovalDecided(call_id=call_id) | QuestionAnswered(call_id=call_id) | ToolCompleted(call_id=call_id):
+                told.waits.pop(call_id, None)
+                told.begins.pop(call_id, None)
+            case ToolStarted(call_id=call_id, child_context_id=str(child)):
+                told.begins[call_id] = child
+            case RunEvent(state="paused", at=at):
+                told.paused = at
+            case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
+                told = Told()
+            case _:
+                pass
+    return told
+
+
+# --- from ended.py
+#
+# How a run ended, as the server says: what no worker could write down is recorded by the first who follows the run.
+
+
+logger = logging.getLogger("perdure.client")
+
+_AGAIN = 1.0
+"""Seconds until a server that did not answer is asked again."""
+
+State = Literal["completed", "failed", "cancelled", "terminated", "timed_out"]
+_STATES: dict[WorkflowExecutionStatus, State] = {
+    WorkflowExecutionStatus.COMPLETED: "completed",
+    WorkflowExecutionStatus.FAILED: "failed",
+    WorkflowExecutionStatus.CANCELED: "cancelled",
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of an execution, where the store may not have it."""
+
+    event: RunEvent
+    key: str
+    """By which the store keeps it once."""
+    run_id: str
+
+
+async def until_ended(run: Run, store: Store) -> End | None:
+    """Wait until the run has ended and its events say so. One long poll, which adds nothing to its history.
+
+    A server that is out of reach is waited for: events may still come, from the store. Returns the end where the store
+    did not take it. Raises ``StoreMismatchError`` where the run is kept in another store.
+    """
+    # Without a run id: a conversation that was opened again is not over.
+    latest = run.client.run(run.id)
+    while True:
+        try:
+            await _closed(latest)
+            end = await end_of(run, store)
+            if end is not None:
+                recorded = await _record(run, store, end)
+                # Opened again meanwhile, it goes on.
+                if (await run.describe()).run_id == end.run_id:
+                    return None if recorded else end
+        except ServerUnreachableError:
+            await asyncio.sleep(_AGAIN)
+        except RunNotFoundError:  # forgotten meanwhile: nothing more will come
+            return None
+
+
+async def end_of(run: Run, store: Store, patience: float = PATIENCE) -> End | None:
+    """How the last execution of the run ended, as the server says; None where it has not ended. Writes nothing.
+
+    ``patience``: see :func:`~perdure.client.event_reader.insist`.
+    Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
+    """
+    seen = await run.describe()
+    state = None if seen.status is None else _STATES.get(seen.status)
+    if state is None or seen.close_time is None:
+        return None
+    await check_place(run, store, patience)
+    at = seen.close_time.astimezone(UTC).isoformat(timespec="microseconds")
+    event = (await _how(run, seen, state)).model_copy(update={"at": at})
+    return End(event, f"ended/{seen.run_id}/{state}", seen.run_id)
+
+
+async def _record(run: Run, store: Store, end: End) -> bool:
+    """Record it, whoever else follows once. Tried once: a follower that cannot write is shown the end all the same."""
+    batch = Batch(run.id, [NewEvent(end.event, key=end.key)], token(end.event.at), advances=True)
+    try:
+        await store.append(batch)
+    except StoreError as error:  # another follower who can write will record it
+        logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
+        return False
+    return True
+
+
+async def check_place(run: Run, store: Store, patience: float = PATIENCE) -> None:
+    """Raise ``StoreMismatchError`` where the store does not know the run because that is kept in another one."""
+    if await insist(lambda: store.run(run.id), patience) is None:
+        run.check_store((await run.status()).store_id, store.store_id, store.place)
+
+
+async def _closed(run: Run) -> None:
+    try:
+        await run.client.temporal.get_workflow_handle(run.id).result()
+    except WorkflowFailureError:
+        pass
+    except RPCError as error:
+        raise run.translated(error) from error
+
+
+async def _how(run: Run, seen: WorkflowExecutionDescription, state: State) -> RunEvent:
+    if state in ("completed", "cancelled"):  # as a worker says it
+        return RunEvent(state=state)
+    execution = run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id)
+    try:
+        await execution.result(follow_runs=False)
+    except WorkflowFailureError as error:
+        cause = run_error(run.id, error)
+        return RunEvent(state=state, error_type=type(cause).__name__, error=cause.message)
+    except RPCError as error:
+        raise run.translated(error) from error
+    return RunEvent(state=state)
+
+
+_STRANGE = 5.0
+"""Seconds without anything of a run in the store after which the run is asked whether it is kept there."""
+_SOON, _LATEST = 0.02, 1.0
+"""Seconds between two questions whether a turn is over whose end was said."""
+
+
+async def follow(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+    """The events of ``run`` behind number ``after``, until it has ended; without ``wait`` those that are there.
+
+    With those of the runs below it, unless ``children`` is false.
+    Raises ``RunNotFoundError``, ``TranscriptUnavailableError`` where the client has no store, ``StoreMismatchError``
+    where it has another one than the run, ``StoreError``.
+    """
+    store = await run.store()
+    over = asyncio.ensure_future(_over(run, store, wait=wait))
+    reader = Reader(run.id, store, after, children=children, patience=PATIENCE if wait else GLANCE)
+    async with aclosing(_until(over, reader, wait=wait)) as events:
+        async for event in events:
+            yield event
+    if (end := over.result()) is not None and (untold := await reader.untold(end.event)) is not None:
+        yield untold
+
+
+async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+    """The events of one turn behind number ``after``, until it has ended; without ``wait`` those that are there.
+
+    Raises as :func:`follow`; ``RunNotFoundError`` for a turn that nobody knows, too.
+    """
+    store = await turn.run.store()
+    if not await _named(turn):
+        return
+    said = asyncio.Event()
+    over = asyncio.ensure_future(_turn_over(turn, store, said, wait=wait))
+    patience = PATIENCE if wait else GLANCE
+    reader = Reader(turn.run.id, store, after, turn.task_id, children=children, patience=patience)
+    async with aclosing(_until(over, reader, wait=wait)) as events:
+        async for event in events:
+            if event.path:  # another run's turn
+                pass
+            elif isinstance(event, TurnEvent):
+                said.set() if event.state != "started" else said.clear()
+            elif not isinstance(event, RunEvent):
+                said.clear()  # a message has extended it
+            yield event
+
+
+async def _until(over: asyncio.Future[Any], reader: Reader, *, wait: bool) -> AsyncGenerator[Event]:
+    """What ``reader`` reads until ``over`` is done, to the last that is there then. Raises what ``over`` raises.
+
+    Without ``wait`` nothing is read before: ``over`` is done soon.
+    """
+    try:
+        if not wait:
+            await asyncio.wait([over])
+        while True:
+            last = over.done()
+            if last:
+                over.result()
+            while rows := await reader.rows():
+                for row in rows:
+                    if (event := await reader.event(row)) is not None:
+                        yield event
+                if len(rows) < PAGE and not last:
+                    break
+            if last:
+                return
+            await reader.more(over)
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
+
+
+# --- when it is over
+
+
+async def _over(run: Run, store: Store, *, wait: bool) -> End | None:
+    """Until the run has ended and its events say so; without ``wait`` as far as it has. Returns an end that its events
+    may not say: without ``wait`` nothing is written.
+
+    Raises ``RunNotFoundError`` where neither the server nor the store knows the run.
+    """
+    left = delays()
+    while True:
+        try:
+            await run.describe()
+            break
+        except RunNotFoundError:
+            if await store.run(run.id) is not None or await store.events(run.id, limit=1):
+                return None  # long ago
+            if not wait or not await to_begin(run) or not await again(left):
+                raise
+    return await _ended(run, store) if wait else await end_of(run.client.run(run.id), store, GLANCE)
+
+
+async def _ended(run: Run, store: Store) -> End | None:
+    ended = asyncio.ensure_future(until_ended(run, store))
+    try:
+        await asyncio.wait([ended], timeout=_STRANGE)
+        if not ended.done():
+            await check_place(run, store)
+        return await ended
+    finally:
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
+
+
+async def _named(turn: Turn) -> bool:
+    """Wait until it is known which turn is meant; false where the run has ended without one."""
+    delay = _SOON
+    while turn.task_id is None:
+        if await turn.over():
+            return turn.task_id is not None
+        if turn.task_id is None:  # nobody answers for the workflow yet
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, _LATEST)
+    return True
+
+
+async def _turn_over(turn: Turn, store: Store, said: asyncio.Event, *, wait: bool) -> None:
+    """Until the turn is over. The workflow is asked: at first, when an end was ``said``, and now and then.
+
+    The store has an end before the workflow knows it, and a message that it is given meanwhile extends the turn. Raises
+    ``RunNotFoundError`` for a turn that nobody knows.
+    """
+    if await turn.over() or not wait:
+        return
+    run = asyncio.ensure_future(_ended(turn.run, store))
+    run.add_done_callback(lambda _: said.set())
+    delay = _SOON
+    try:
+        while not await turn.over():
+            if run.done():
+                run.result()
+            if not (said.is_set() or run.done()):
+                delay = _SOON
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WAIT):
+                        await said.wait()
+            else:
+                await asyncio.sleep(delay)
+                delay = min(delay * 1.5, _LATEST)
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+# --- from begun.py
+#
+# The runs that a run has begun, as its events say.
+
+
+async def begun(run: Run) -> dict[str, bool]:
+    """Ids in their order, with whether each goes on in background. Raises as :func:`perdure.client.follow`."""
+    found: dict[str, bool] = {}
+    async with aclosing(follow(run, wait=False, children=False)) as events:
+        async for event in events:
+            if isinstance(event, ToolStarted) and event.child_context_id is not None:
+                found.setdefault(event.child_context_id, event.background)
+            elif isinstance(event, BranchStarted):
+                found.setdefault(event.child_context_id, False)
+    return found

@@ -1,0 +1,196 @@
+"""What waits for people, over all runs: to be looked at, approved, denied and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
+from ..types.approvals import DecidedApproval, PendingApproval, WaitsFor
+from ..types.interface import PENDING, WAITING, WORKFLOW, Status
+from .decisions import answer, decide
+from .visibility import MAY_WAIT, agent_of_run, closed_status, listed, of_agent
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowExecution
+
+    from .client import Client
+    from .run import Run
+
+
+# --- from noted.py
+#
+# What waits in a run, as Temporal itself has it: no worker is asked.
+
+
+logger = logging.getLogger("perdure.client")
+
+_WAITING = TypeAdapter(tuple[PendingApproval, ...])
+
+
+async def noted(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
+    """What waits in the run that was ``seen``; None where only the run can say.
+
+    That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, or
+    the run has just continued as new. Number and list are written at once.
+    """
+    pending = next((pair.value for pair in seen.typed_search_attributes if pair.key.name == PENDING), None)
+    if not isinstance(pending, int):
+        return None
+    if pending == 0:
+        return ()
+    try:
+        found = _WAITING.validate_python((await seen.memo()).get(WAITING) or ())
+    except Exception as error:  # a codec that is away, or not this client's; or anybody has written it
+        logger.warning("what waits in run %s cannot be read from its memo: %s", seen.id, error)
+        return None
+    return found if len(found) == pending else None
+
+
+_AT_ONCE = 5
+"""Runs that are asked at once what waits in them. More are no quicker where the worker has to load them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A call that waits for somebody's approval or answer, and the way to give it."""
+
+    run: Run
+    agent: str
+    call_id: str
+    tool: str
+    arguments: dict[str, Any] | None
+    """None where they are too large for history: ``run.transcript()`` has them."""
+    since: datetime | None
+    expires: datetime | None
+    """When the wait ends by itself, and the call is denied or, if its tool says so, approved."""
+    hash: str
+    """Names the call with these arguments, or what it asks: what is decided or answered holds for no other."""
+    kind: WaitsFor = "approval"
+    """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
+    question: str | None = None
+    """What its tool asks."""
+    form: dict[str, Any] | None = None
+    """JSON Schema of the answer; None takes anything."""
+
+    @property
+    def run_id(self) -> str:
+        """Id of the conversation."""
+        return self.run.id
+
+    async def approve(
+        self,
+        *,
+        by: str | None = None,
+        comment: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        always: bool = False,
+    ) -> DecidedApproval:
+        """See ``Run.approve``."""
+        return await self._decide("approve", by=by, comment=comment, arguments=arguments, always=always)
+
+    async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
+        """See ``Run.deny``."""
+        return await self._decide("deny", by=by, comment=comment)
+
+    async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
+        """See ``Run.answer``."""
+        since = self.since.isoformat() if self.since else None
+        return await answer(self.run, self.call_id, value, error=error, by=by, digest=self.hash, since=since)
+
+    async def _decide(self, decision: str, **said: Any) -> DecidedApproval:
+        since = self.since.isoformat() if self.since else None
+        return await decide(self.run, self.call_id, decision, digest=self.hash, since=since, **said)
+
+
+async def approvals(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
+    """See ``Client.approvals``."""
+    asking = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(seen: WorkflowExecution) -> list[PendingCall] | None:
+        async with asking:
+            return await _of_run(client, seen, agent)
+
+    open_runs = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
+    narrower = (MAY_WAIT, *(() if agent is None else (of_agent(agent),)))
+    runs = [seen async for seen in listed(client, open_runs, *narrower)]
+    random.shuffle(runs)  # so that several who look at once do not ask for the same one at the same moment
+    found = await asyncio.gather(*map(ask, runs))
+    silent = [seen for seen, some in zip(runs, found, strict=True) if some is None]
+    if silent and len(silent) < len(runs):  # there is a worker
+        found += (again := await asyncio.gather(*map(ask, silent)))
+        silent = [seen for seen, some in zip(silent, again, strict=True) if some is None]
+    for seen in silent:
+        logger.warning("run %s does not say what waits in it: no worker has answered", seen.id)
+    waiting = [one for some in found for one in some or ()]
+    waiting.sort(key=lambda one: (one.since.timestamp() if one.since else 0.0, one.run_id, one.call_id))
+    return waiting[:limit]
+
+
+async def pending_of(run: Run) -> list[PendingCall]:
+    """What waits in ``run`` and in its subagents."""
+    status = await run.status()
+    waiting = [_call(run, status.agent, one) for one in status.approvals]
+    below = [call.context_id for call in status.calls if call.context_id is not None]
+    below += [one.context_id for one in status.background if one.state == "running"]
+    for child in dict.fromkeys(below):
+        with suppress(RunNotFoundError):  # it has not begun yet
+            waiting += await pending_of(run.client.run(child))
+    return waiting
+
+
+async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall] | None:
+    """None where nobody has answered."""
+    name = await agent_of_run(client, seen)
+    if agent is not None and name not in ("", agent):
+        return []
+    run = client.run(seen.id)
+    try:
+        now = await run.describe()  # what was listed may be a moment old
+        if closed_status(now) is not None:
+            return []
+        name = name or await agent_of_run(client, now)
+        if name and (known := await noted(now)) is not None:
+            return [_call(run, name, one) for one in known if agent in (None, name)]
+        status = Status.model_validate(await run.ask_workflow("status"))
+    except NoWorkerError:
+        return None
+    except RunClosedError:
+        return []
+    except PerdureError as error:
+        logger.warning("run %s cannot say what waits in it: %s", seen.id, error)
+        return []
+    if agent is not None and status.agent != agent:
+        return []
+    return [_call(run, status.agent, one) for one in status.approvals]
+
+
+def _call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
+    return PendingCall(
+        run=run,
+        agent=agent,
+        call_id=one.call_id,
+        tool=one.name,
+        arguments=one.arguments,
+        since=_moment(one.since),
+        expires=_moment(one.expires),
+        hash=one.hash,
+        kind=one.kind,
+        question=one.question,
+        form=one.form,
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+__all__ = ["PendingCall", "approvals", "pending_of"]

@@ -1,0 +1,373 @@
+"""Messages to conversations, as update-with-start: the answer says which turn took them, and an ended one goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from temporalio import exceptions as temporal
+from temporalio.client import (
+    WithStartWorkflowOperation,
+    WorkflowExecutionDescription,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..encryption import resealed
+from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError, from_type
+from ..loop import parse_start
+from ..ports import Blob, Commit
+from ..temporal_service import MEMO_AGENT, TASK_TIMEOUT, begin, forget, of_start, refuses, unreachable
+from ..types.files import Asked, Content, Dataclass, File, pieces
+from ..types.interface import WORKFLOW, Override, Start, Status, UserMessage
+from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
+from ..types.plain_json import as_plain
+from .follow import EARLY
+from .turn import Turn
+from .visibility import closed_status
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .run import Run
+
+
+_ATTEMPTS = 20
+"""How often a conversation may end under a message that is on its way to it."""
+_GONE = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_EXISTS)
+"""The conversation ended, or somebody else opened it, in the same moment."""
+
+
+async def deliver(
+    run: Run,
+    message: Asked | None,
+    *,
+    message_id: str | None = None,
+    task_id: str | None = None,
+    override: Override | Mapping[str, Any] | None = None,
+    by: str | None = None,
+    auth: Mapping[str, str] | None = None,
+    start: dict[str, Any] | None = None,
+    task_queue: str | None = None,
+) -> Turn:
+    """Give ``message`` to a conversation; ``auth`` is what :func:`~perdure.encryption.sealed` gives.
+
+    ``start`` opens the conversation if need be; without one it is what opened it before.
+    """
+    client = run.client
+    if message_id is not None and run.has_store:
+        known = await (await run.store()).turn_of(run.id, message_id)
+        if known is not None:  # also by an execution that has ended since, which Temporal's own check would miss
+            return Turn(run, known)
+    if task_id is not None and run.has_store:
+        named = await (await run.store()).turn(run.id, task_id)
+        if named is not None and named.status != "running":  # of an execution that is over, maybe: its row stays
+            task_id = None
+    sent = await client.as_message(message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override)
+    sent = sent.model_copy(update=dict(auth or {}))
+    if start is None:
+        seen = await run.describe()
+        start, task_queue = await reopening(run), seen.task_queue
+        if closed_status(seen) is None:  # by the time that it ends, its first message will be in the transcript
+            start.pop("message", None)
+    watch = asyncio.ensure_future(run.warn_without_worker())
+    try:
+        task_id = await _deliver(run, sent, start, task_queue or client.task_queue)
+    finally:
+        watch.cancel()
+    run.handle = client.temporal.get_workflow_handle(run.id)  # it may be another execution that goes on now
+    return Turn(run, task_id)
+
+
+async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queue: str) -> str:
+    """The ``task_id``. The message's id makes it safe to try again, whatever became of the last attempt."""
+    said = sent.model_dump(mode="json")
+    payload = {name: value for name, value in said.items() if value is not None or name == "content"}
+    attributes = await of_start(run.client.temporal, start["agent"])
+    for attempt in range(_ATTEMPTS):
+        if attempt and run.has_store:  # taken by the execution that ended just then, before it could say so
+            known = await (await run.store()).turn_of(run.id, str(sent.id))
+            if known is not None:
+                return known
+        operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+            WORKFLOW,
+            start,
+            id=run.id,
+            task_queue=task_queue,
+            task_timeout=TASK_TIMEOUT,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            memo={MEMO_AGENT: start["agent"]},
+            search_attributes=attributes,
+        )
+        try:
+            taken = await run.client.temporal.execute_update_with_start_workflow(
+                "send_message", payload, id=sent.id, start_workflow_operation=operation
+            )
+        except WorkflowUpdateFailedError as error:
+            await _refused(run, await operation.workflow_handle(), error)
+        except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+            _raise_cancelled()
+            raise unreachable(run.client.temporal, "no answer to a message; sent again, its id counts once") from error
+        except temporal.WorkflowAlreadyStartedError:
+            continue
+        except RPCError as error:
+            if refuses(error):  # an attribute that was there a minute ago
+                forget(run.client.temporal)
+                attributes = TypedSearchAttributes.empty
+                continue
+            if error.status not in _GONE or "amespace" in error.message:
+                raise run.translated(error) from error
+        else:
+            return str(taken["task_id"])
+    raise RunError(f"run {run.id!r} ended {_ATTEMPTS} times while a message was on its way to it")
+
+
+async def _refused(run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUpdateFailedError) -> None:
+    """Wait for an execution that is ending, so that the next attempt opens the run again. Raises what else is wrong.
+
+    Not for the run: somebody else may have opened it again by now.
+    """
+    cause = error.cause
+    kind = cause.type if isinstance(cause, temporal.ApplicationError) else None
+    if kind not in (RunClosedError.__name__, "AcceptedUpdateCompletedWorkflow"):
+        raise from_type(kind, getattr(cause, "message", str(cause))) from error
+    try:
+        await ending.result()
+    except WorkflowFailureError:
+        pass
+    except RPCError as gone:
+        raise run.translated(gone) from gone
+
+
+def _raise_cancelled() -> None:
+    """The SDK puts an error of its own in the place of a cancellation: this undoes it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def ended(run: Run) -> Status | None:
+    """How the run has ended; None while it is open, as far as Temporal knows.
+
+    Whoever follows the events is told of a failure as soon as it is recorded, a moment before Temporal is: that is
+    waited for, but not for long.
+    """
+    seen = await run.describe()
+    if closed_status(seen) is None and await _failure_is_recorded(run, seen):
+        watch = asyncio.ensure_future(run.warn_without_worker())
+        try:
+            async with asyncio.timeout(EARLY):
+                await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).result()
+        except (WorkflowFailureError, TimeoutError):
+            pass
+        except RPCError as gone:
+            raise run.translated(gone) from gone
+        finally:
+            watch.cancel()
+        seen = await run.describe()
+    return closed_status(seen)
+
+
+async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> bool:
+    if not run.has_store:
+        return False
+    try:
+        row = await (await run.store()).run(run.id)
+    except PerdureError:
+        return False  # what Temporal says counts then
+    if row is None or row.status not in ("failed", "cancelled"):
+        return False
+    # Not one of an earlier execution: a run that was reset goes on behind it.
+    return row.asked_at >= seen.start_time.isoformat(timespec="microseconds")
+
+
+async def reopening(run: Run) -> dict[str, Any]:
+    """What starts a new execution of a conversation: what its last one was started with, and to go on from its end.
+
+    The first message is among it only if no execution has recorded it. Raises ``RunNotFoundError``,
+    ``InvalidInputError`` for a run that was started wrongly.
+    """
+    raw, scope, recorded, parent_id = await _input(run)
+    state = raw.get("state")
+    if isinstance(state, dict):  # it had continued as new
+        raw = {**state, "override": state.get("overrides")}
+    start = {name: raw[name] for name in Start.model_fields if raw.get(name) is not None}
+    if run.has_store:
+        store = await run.store()
+        row = await store.run(run.id)
+        recorded = recorded or (row is not None and row.scope.startswith(scope))
+        if store.store_id:
+            start.setdefault("store_id", store.store_id)
+    if recorded:
+        start.pop("message", None)
+    if parent_id and (token := start.get("auth_context")):  # Temporal confirms no parent of the next execution
+        start["auth_context"] = resealed(run.client.temporal, token, parent_id, run.id)
+    parse_start(start)
+    return {**start, "resume": True}
+
+
+async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
+    """Start a run that did not complete once more, from where its conversation ended: a turn without a message."""
+    client = run.client
+    message = start.get("message") or {"content": None, "by": by or client.actor}
+    seen = await run.describe()
+    try:
+        return await begin(
+            client.temporal,
+            run.id,
+            {**start, "message": message},
+            task_queue=seen.task_queue,
+            reuse=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+        )
+    except temporal.WorkflowAlreadyStartedError:  # somebody else was quicker
+        return client.temporal.get_workflow_handle(run.id)
+
+
+async def _input(run: Run) -> tuple[dict[str, Any], str, bool, str]:
+    """The input of the run's last execution, the scope of its calls, whether one of them has recorded something, and
+    the id of the run that started it as its child."""
+    client = run.client.temporal
+    seen = await run.describe()
+    handle = client.get_workflow_handle(run.id, run_id=seen.run_id)
+    found: tuple[dict[str, Any], str] | None = None
+    parent_id = ""
+    async for event in handle.fetch_history_events():
+        if found is None:
+            started = event.workflow_execution_started_event_attributes
+            (raw,) = await client.data_converter.decode(started.input.payloads) or [None]
+            if not isinstance(raw, dict):
+                raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
+            found, parent_id = (raw, started.first_execution_run_id), started.parent_workflow_execution.workflow_id
+        elif event.HasField("activity_task_completed_event_attributes"):
+            return *found, True, parent_id
+    if found is None:
+        raise RunNotFoundError(f"run {run.id!r} has no history any more", hint="Start another one with history=….")
+    return *found, False, parent_id
+
+
+# --- from uploading.py
+#
+# What is said, as it is sent: long texts and the bytes of files go into the store, and a message refers to them.
+
+
+SENT_BYTES = 128 * 1024
+"""Of texts in one message; more go by way of the store: Temporal refuses what is larger than 2 MB, and history would
+keep it."""
+
+_WAY_OUT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
+
+Uploaded = str | BlobRef | tuple[ContentPart, ...]
+
+
+async def as_message(
+    client: Client,
+    content: Asked | None,
+    facts: dict[str, Any],
+    override: Override | Mapping[str, Any] | None = None,
+) -> UserMessage:
+    """See ``Client.as_message``. ``facts`` are the message's other fields."""
+    try:
+        message = UserMessage.model_validate({"content": None, **facts})
+    except ValidationError as error:
+        raise _invalid(error, "") from None
+    if override is not None:
+        message = message.model_copy(update={"override": _override(override)})
+    if content is None:
+        return message
+    if isinstance(content, Mapping | BaseModel | Dataclass):
+        return await _with_input(client, message, content)
+    said, store_id = await uploaded(client, content)
+    return message.model_copy(update={"content": said, "store_id": store_id})
+
+
+async def _with_input(client: Client, message: UserMessage, value: object) -> UserMessage:
+    """An input travels as plain JSON, for anybody to read; a long one as text does."""
+    try:
+        plain = as_plain(value)
+    except ValueError as error:
+        raise InvalidInputError(f"the input cannot be written as JSON: {error}", hint="Give plain values.") from None
+    text = json.dumps(plain, ensure_ascii=False)
+    if len(text) * 4 <= SENT_BYTES or len(text.encode()) <= SENT_BYTES:
+        return message.model_copy(update={"input": plain})
+    said, store_id = await uploaded(client, text)
+    return message.model_copy(update={"content": said, "store_id": store_id, "typed": True})
+
+
+def _override(given: Override | Mapping[str, Any]) -> Override:
+    if isinstance(given, Override):
+        return given
+    try:
+        return Override.model_validate(dict(given))
+    except ValidationError as error:
+        raise _invalid(error, "override.") from None
+
+
+def _invalid(error: ValidationError, where: str) -> InvalidInputError:
+    problem = error.errors(include_url=False)[0]
+    return InvalidInputError(f"{where}{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+
+
+async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | None]:
+    """``content`` as a message has it, and the id of the store that holds some of it, if any does.
+
+    Raises ``InvalidInputError`` for what is no message, and where a store is needed and the client has none.
+    """
+    blobs: list[Blob] = []
+    said: Uploaded
+    if isinstance(content, str):
+        text = _text(clean(content), SENT_BYTES, blobs)
+        said = text.blob or text.text
+    else:
+        said = await _parts(pieces(content), blobs)
+    if not blobs:
+        return said, None
+    if client.store_url is None:
+        _refuse(said, blobs)
+    store = await client.store(create=True)
+    await store.commit(Commit(blobs=blobs))
+    return said, store.store_id
+
+
+async def _parts(content: list[str | File], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+    parts: list[ContentPart] = []
+    left = SENT_BYTES
+    for piece in content:
+        if isinstance(piece, str):
+            part = _text(clean(piece), left, blobs)
+            left -= len(part.text.encode())
+            parts.append(part)
+        elif piece.data is None:
+            parts.append(piece.part)
+        else:
+            blob = await asyncio.to_thread(Blob.of, piece.data)
+            blobs.append(blob)
+            parts.append(FilePart(media_type=piece.media_type, name=piece.name, blob=blob.ref))
+    return tuple(parts)
+
+
+def _text(text: str, room: int, blobs: list[Blob]) -> TextPart:
+    if len(text) * 4 <= room or len(text.encode()) <= room:
+        return TextPart(text=text)
+    blob = Blob.of(text)
+    blobs.append(blob)
+    return TextPart(blob=blob.ref)
+
+
+def _refuse(said: Uploaded, blobs: list[Blob]) -> None:
+    if not isinstance(said, str | BlobRef) and any(isinstance(part, FilePart) and part.blob for part in said):
+        raise InvalidInputError(
+            "files go by way of the store, and this client has none", hint=f"{_WAY_OUT} Or send File.at(url)."
+        )
+    size = sum(len(blob.body) for blob in blobs)
+    raise InvalidInputError(
+        f"the message has {size:,} bytes; more than {SENT_BYTES:,} go by way of the store, and this client has none",
+        hint=_WAY_OUT,
+    )

@@ -1,0 +1,245 @@
+"""What ``call(on_approval=…)`` does beside waiting for an answer: it decides on calls that wait for a person."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import select
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+from ..agent.agent import Agent
+from ..errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    ApprovalPendingError,
+    InvalidInputError,
+    PerdureError,
+    RunClosedError,
+    RunNotFoundError,
+    ServerUnreachableError,
+    StoreError,
+)
+from ..ports import Toolset
+from ..terminal import printable
+from ..tools import CallbackTool, SubagentTool
+from ..types.forms import misfit
+from .inbox import PendingCall, pending_of
+from .run import Run
+
+# --- from prompting.py
+#
+# Asking on the terminal about a call that waits for a person: ``call(on_approval="prompt")``.
+
+
+async def prompt(one: PendingCall) -> Any:
+    """What somebody types: a decision, or an answer. None where they leave it to somebody else.
+
+    All of the call is shown, and nothing of it steers the terminal: a model has written it.
+    """
+    return await (_decision(one) if one.kind == "approval" else _answer(one))
+
+
+def shown(one: PendingCall, most: int | None = None) -> str:
+    """The call, in a line; ``most`` characters of its arguments."""
+    said = "…" if one.arguments is None else json.dumps(one.arguments, ensure_ascii=False)
+    cut = most is not None and len(said) > most
+    return printable(f"{one.tool}({said[:most]}{'…' if cut else ''})")
+
+
+async def _decision(one: PendingCall) -> bool | None:
+    said = await _typed(f"\napprove {shown(one)}? [y/N] ")
+    return said.strip().lower() in ("y", "yes") if said else None
+
+
+async def _answer(one: PendingCall) -> Any:
+    """Asked until the answer fits; an empty line leaves it to somebody else."""
+    asks = f"asks: {printable(one.question)}" if one.question else "is yours to run."
+    form = "" if one.form is None else f"form: {printable(json.dumps(one.form, ensure_ascii=False))}\n"
+    before = f"\n{shown(one)} {asks}\n{form}"
+    while True:
+        if not (said := (await _typed(f"{before}answer: ")).strip()):
+            return None
+        try:
+            value = said if one.form is None or misfit(one.form, said) is None else json.loads(said)
+        except ValueError:
+            value = said
+        if one.form is None or (why := misfit(one.form, value)) is None:
+            return value
+        before = f"it does not fit: {printable(why)}\n"
+
+
+async def _typed(text: str) -> str:
+    """The line that somebody types behind ``text``; empty at the end of the input. A wait that is cancelled leaves
+    nothing behind: neither a thread that the program would wait for, nor one that takes what is typed later."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    stopped, stop = os.pipe()
+    reading = asyncio.ensure_future(asyncio.to_thread(_line, stopped))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        sys.stderr.write("\n")
+        raise
+    finally:
+        os.write(stop, b"\0")
+        await asyncio.wait([reading])
+        os.close(stop)
+        os.close(stopped)
+
+
+def _line(stopped: int) -> str:
+    """A line of the standard input; empty where there is something to read from ``stopped`` before."""
+    try:
+        typed = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    except OSError:  # it has none: it is a stand-in
+        typed = []
+    if typed and sys.platform != "win32":  # a terminal gives a line at a time, so none is in Python's buffer
+        ready, _, _ = select.select([*typed, stopped], [], [])
+        if stopped in ready:
+            return ""
+    return sys.stdin.readline()
+
+
+__all__ = ["prompt", "shown"]
+
+
+T = TypeVar("T")
+
+OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
+"""A function, sync or async, of a call that waits: True approves, False denies, None leaves it to somebody else. Of one
+that asks something, or that a client is to run (``kind``), it returns the answer."""
+_WAYS = ("prompt", "raise", "wait", "approve")
+_FIRST, _LONGEST = 0.05, 1.0
+"""Seconds between two looks at what waits: at first, and in the end."""
+_SHOWN = 300
+"""Characters of a call's arguments in an error."""
+_PASSING = (ServerUnreachableError, StoreError, RunNotFoundError)
+"""What looking may fail with while the answer is still to come: it is looked again."""
+
+
+def checked_way(how: Any) -> OnApproval:
+    """``on_approval``; None is ``"prompt"`` on a terminal, else ``"raise"``. Raises ``InvalidInputError``."""
+    if how is None:
+        return "prompt" if sys.stdin.isatty() and sys.stderr.isatty() else "raise"
+    if how not in _WAYS and not callable(how):
+        raise InvalidInputError(
+            f"on_approval is {how!r:.100}", hint=f"It can be {', '.join(map(repr, _WAYS))}, or a function."
+        )
+    return how  # type: ignore[no-any-return]  # just checked
+
+
+class Deciding:
+    """Looks at what waits in ``run`` while something else is waited for. Asks nothing where no call can wait."""
+
+    def __init__(self, run: Run, agent: Agent, how: OnApproval) -> None:
+        self._run = run
+        self._how = how
+        self._known: set[tuple[str, str | None]] = set()
+        self._idle = how == "wait" or not _may_wait(agent)
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` comes to. Raises ``ApprovalPendingError`` where nobody is to decide here."""
+        if self._idle:
+            return await work
+        working, looking = asyncio.ensure_future(work), asyncio.ensure_future(self._look())
+        try:
+            await asyncio.wait([working, looking], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await looking
+            return await working
+        finally:
+            working.cancel()
+            looking.cancel()
+            await asyncio.gather(working, looking, return_exceptions=True)
+
+    async def _look(self) -> None:
+        delay = _FIRST
+        while True:
+            with suppress(*_PASSING):
+                for one in await pending_of(self._run):
+                    if _seen(one) not in self._known:
+                        await self._decide(one)
+                        self._known.add(_seen(one))
+                        delay = _FIRST
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, _LONGEST)
+
+    async def _prompted(self, one: PendingCall) -> Any:
+        """What is typed; None as soon as somebody else has decided."""
+        asking = asyncio.ensure_future(prompt(one))
+        try:
+            while not (await asyncio.wait([asking], timeout=_LONGEST))[0]:
+                with suppress(*_PASSING):
+                    if _seen(one) not in map(_seen, await pending_of(self._run)):
+                        return None
+            return await asking
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _decide(self, one: PendingCall) -> None:
+        match self._how:
+            case "raise":
+                raise _pending(one)
+            case "approve":
+                if one.kind != "approval":  # nobody knows the answer
+                    raise _pending(one)
+                said: Any = True
+            case "prompt":
+                said = await self._prompted(one)
+            case _:
+                assert callable(self._how), "else nothing is looked at"
+                said = self._how(one)
+                said = await said if inspect.isawaitable(said) else said
+        if said is None:
+            return
+        with suppress(ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # somebody else was quicker
+            if one.kind != "approval":
+                await one.answer(said)
+            elif said is True:
+                await one.approve()
+            elif said is False:
+                await one.deny()
+            else:
+                raise InvalidInputError(f"on_approval returned {said!r:.100}", hint="It gives True, False or None.")
+
+
+def _seen(one: PendingCall) -> tuple[str, str | None]:
+    return one.hash, one.since.isoformat() if one.since else None
+
+
+def _may_wait(agent: Agent) -> bool:
+    """Whether a call of ``agent`` may come to wait for a person: a tool that is given the context may ask."""
+    if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # its branches may
+        return True
+    if any(_may_ask(one) for one in agent.toolsets):
+        return True
+    return any(
+        tool.needs_approval or tool.context_parameter is not None or isinstance(tool, SubagentTool | CallbackTool)
+        for tool in agent.toolbox
+    )
+
+
+def _may_ask(toolset: Toolset) -> bool:
+    """Whether its calls are code that is given the context: those of perdure's own toolsets do not ask."""
+    return not type(toolset).__module__.startswith("perdure.")
+
+
+def _pending(one: PendingCall) -> PerdureError:
+    if one.kind != "approval":
+        asked = f"for the answer to {one.question!r:.300} of" if one.question else "for a client to run"
+        return ApprovalPendingError(
+            f"run {one.run_id!r} waits {asked} {shown(one, _SHOWN)}",
+            hint=f"The run stays open: perdure answer {one.run_id} …. "
+            'on_approval="wait" waits for that, "prompt" asks on the terminal, a function returns the answer.',
+        )
+    return ApprovalPendingError(
+        f"run {one.run_id!r} waits for approval of {shown(one, _SHOWN)}",
+        hint=f"The run stays open: perdure approve {one.run_id}, or deny. "
+        'on_approval="wait" waits for that, "approve" or a function decides.',
+    )

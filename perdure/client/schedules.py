@@ -1,0 +1,481 @@
+"""``Schedule``: what begins a run at its times, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from temporalio import client as api
+from temporalio.client import Client as TemporalClient
+from temporalio.client import (
+    ScheduleActionExecutionStartWorkflow,
+    ScheduleActionStartWorkflow,
+    ScheduleBackfill,
+    ScheduleCalendarSpec,
+    ScheduleDescription,
+    ScheduleHandle,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    ScheduleRange,
+    ScheduleSpec,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..encryption import Auth, sealed
+from ..errors import InvalidInputError, PerdureError, ScheduleExistsError, ScheduleNotFoundError
+from ..temporal_service import scheduled, translated
+from ..types.files import Asked
+from ..types.interface import WORKFLOW, Mode, Override
+from ..types.limits import seconds
+from ..types.messages import clean
+from ..types.plain_json import flaw
+from .start import ID_BYTES, History, checked_input, start_input
+from .visibility import RunSummary, runs_of_schedule
+
+if TYPE_CHECKING:
+    from ..agent.agent import Agent
+    from .client import Client
+
+
+# --- from timetable.py
+#
+# When a schedule is due: from the arguments that say it to Temporal's spec, and from that back to text.
+
+
+_EXAMPLE = 'For instance cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h".'
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_WHOLE = {"minute": (0, 59), "hour": (0, 23), "day_of_month": (1, 31), "month": (1, 12), "day_of_week": (0, 6)}
+"""The fields of a cron expression, in its order, and what ``*`` means in each."""
+
+
+def timetable(
+    cron: str | Sequence[str] | None, every: float | str | timedelta | None, timezone: str | None
+) -> ScheduleSpec:
+    """The union of all that is said. What a cron expression or a time zone may be, the server says.
+
+    Raises ``InvalidInputError``.
+    """
+    listed: list[Any] = list(cron) if isinstance(cron, list | tuple) else [] if cron is None else [cron]
+    for one in listed:
+        if not isinstance(one, str) or not one.strip() or one != clean(one):
+            raise InvalidInputError(f"cron: {one!r:.100} is no cron expression", hint=_EXAMPLE)
+    if not listed and every is None:
+        raise InvalidInputError("a schedule needs cron or every: when is it due?", hint=_EXAMPLE)
+    if timezone is not None and not listed:
+        raise InvalidInputError("a time zone says what cron means, and there is none", hint=_EXAMPLE)
+    if timezone is not None and (not isinstance(timezone, str) or timezone != clean(timezone)):
+        raise InvalidInputError(f"{timezone!r:.100} is no time zone", hint=_EXAMPLE)
+    intervals = [] if every is None else [ScheduleIntervalSpec(every=_interval(every))]
+    return ScheduleSpec(cron_expressions=listed, intervals=intervals, time_zone_name=timezone)
+
+
+def when(spec: ScheduleSpec) -> tuple[str, ...]:
+    """The same as text: ``("0 7 * * 1-5", "every 1h")``. The server keeps calendars where it was told cron."""
+    return (*spec.cron_expressions, *map(_cron, spec.calendars), *map(_every, spec.intervals))
+
+
+def _interval(every: float | str | timedelta) -> timedelta:
+    try:
+        found = seconds(every)
+    except ValueError as error:
+        raise InvalidInputError(f"every: {error}") from None
+    if found != int(found):
+        raise InvalidInputError(f"every: a schedule counts whole seconds, not {found:g}")
+    return timedelta(seconds=found)
+
+
+def _cron(calendar: ScheduleCalendarSpec) -> str:
+    """Five fields; with seconds or years, seven."""
+    fields = [_field(getattr(calendar, name), *whole) for name, whole in _WHOLE.items()]
+    if calendar.year or [(one.start, one.end) for one in calendar.second] not in ([], [(0, 0)]):
+        fields = [_field(calendar.second, 0, 59), *fields, _field(calendar.year, -1, -1)]
+    return " ".join(fields)
+
+
+def _field(ranges: Sequence[ScheduleRange], first: int, last: int) -> str:
+    return ",".join(_range(one, first, last) for one in ranges) or "*"
+
+
+def _range(one: ScheduleRange, first: int, last: int) -> str:
+    end = max(one.end, one.start)
+    text = "*" if (one.start, end) == (first, last) else str(one.start) if one.start == end else f"{one.start}-{end}"
+    return text if one.step <= 1 else f"{text}/{one.step}"
+
+
+def _every(interval: ScheduleIntervalSpec) -> str:
+    text = f"every {_length(interval.every)}"
+    return f"{text} from {_length(interval.offset)}" if interval.offset else text
+
+
+def _length(time: timedelta) -> str:
+    def parts(left: int) -> Iterator[str]:
+        for unit, size in _UNITS:
+            if left >= size:
+                yield f"{left // size}{unit}"
+                left %= size
+
+    return "".join(parts(int(time.total_seconds()))) or "0s"
+
+
+Overlap = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
+"""What becomes of a run that is due while the last one is not over: Temporal's own policies, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """A run that a schedule has begun. Times are UTC."""
+
+    id: str
+    due: datetime
+    started: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """How a schedule stands. Times are UTC."""
+
+    id: str
+    agent: str
+    """"" where this client cannot read what the schedule starts (another codec), or it is no start of a run."""
+    when: tuple[str, ...]
+    """Cron expressions and intervals, as Temporal keeps them: ``("0 7 * * 1-5", "every 1h")``."""
+    timezone: str | None
+    overlap: str
+    paused: bool
+    note: str | None
+    next: tuple[datetime, ...]
+    """When it is due next, up to ten times; none if it never is."""
+    begun: int
+    """Runs that it has begun so far."""
+    skipped: int
+    """Times at which the run before was not over."""
+    running: tuple[str, ...]
+    """Ids of its runs that are not over."""
+    recent: tuple[ScheduledRun, ...]
+    """The last ten that it has begun, the oldest first."""
+    start: dict[str, Any] = field(default_factory=dict)
+    """The input of its runs, plain JSON: agent, message, context, …"""
+
+
+class Schedule:
+    """A schedule. Making one asks nothing of the server. ``handle`` is Temporal's own, which can do more."""
+
+    def __init__(self, client: Client, handle: ScheduleHandle) -> None:
+        self.client = client
+        self.handle = handle
+
+    @property
+    def id(self) -> str:
+        """Its id; its runs have the time appended: ``<id>-2026-11-21T07:00:00Z``."""
+        return self.handle.id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    async def describe(self) -> ScheduleStatus:
+        """How it stands. Raises ``ScheduleNotFoundError``, as all of these do."""
+        try:
+            return await _status(self.client.temporal, await self.handle.describe())
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    async def pause(self, *, note: str | None = None, by: str | None = None) -> None:
+        """It begins nothing until it is resumed, unless it is triggered. ``note`` says why."""
+        try:
+            await self.handle.pause(note=self._note("paused", note, by))
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    async def resume(self, *, note: str | None = None, by: str | None = None) -> None:
+        """Go on. What was due meanwhile is not made up for: see :meth:`backfill`."""
+        try:
+            await self.handle.unpause(note=self._note("resumed", note, by))
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    async def trigger(self, *, overlap: Overlap | None = None) -> None:
+        """Begin a run now, also while it is paused. With the overlap policy "skip", while the last run is not over,
+        nothing begins: give another ``overlap`` for this time."""
+        try:
+            await self.handle.trigger(overlap=None if overlap is None else policy(overlap))
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
+        """Begin the runs that were due after ``start`` and up to ``end``, as if it were then; both with a time zone."""
+        if not all(isinstance(one, datetime) and one.tzinfo is not None for one in (start, end)):
+            raise InvalidInputError(
+                "a backfill wants times with a time zone", hint="For instance datetime(2026, 1, 1, tzinfo=UTC)."
+            )
+        if start >= end:
+            raise InvalidInputError(f"a backfill from {start} to {end} is of no time", hint="The earlier one is first.")
+        try:
+            await self.handle.backfill(ScheduleBackfill(start, end, policy(overlap)))
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    async def delete(self) -> None:
+        """Take it away. Runs that it has begun go on."""
+        try:
+            await self.handle.delete()
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    async def runs(self, *, limit: int = 50) -> list[RunSummary]:
+        """The runs that it has begun, the newest first, as Temporal's list has them: a new one is in it after a moment,
+        and one that Temporal has forgotten is not. ``describe().recent`` knows the last ten at once."""
+        try:
+            return await runs_of_schedule(self.client, self.id, limit)
+        except RPCError as error:
+            raise self._translated(error) from error
+
+    def _note(self, verb: str, note: str | None, by: str | None) -> str:
+        return clean(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
+
+    def _translated(self, error: RPCError) -> PerdureError:
+        return schedule_error(self.client.temporal, self.id, error)
+
+
+def policy(overlap: str) -> ScheduleOverlapPolicy:
+    """Temporal's. Raises ``InvalidInputError``."""
+    if overlap not in get_args(Overlap):
+        raise InvalidInputError(f"overlap is one of {', '.join(get_args(Overlap))}, not {overlap!r:.100}")
+    return ScheduleOverlapPolicy[overlap.upper()]
+
+
+def checked_note(note: str | None) -> str | None:
+    """As it can be kept. Raises ``InvalidInputError``."""
+    if note is not None and not isinstance(note, str):
+        raise InvalidInputError(f"a schedule's note is text, not {note!r:.100}")
+    return None if note is None else clean(note)
+
+
+def schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
+    """What Temporal's refusal means for schedule ``id``."""
+    if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
+        return ScheduleNotFoundError(
+            f"there is no schedule {id!r:.100}", hint="`perdure schedule list` shows the schedules there are."
+        )
+    if error.status == RPCStatusCode.INVALID_ARGUMENT:
+        return InvalidInputError(f"Temporal refuses schedule {id!r:.100}: {error.message}")
+    return translated(temporal, id, error)
+
+
+def is_ours(seen: ScheduleDescription) -> bool:
+    """Whether it starts runs of agents, and not somebody's own workflow."""
+    action = seen.schedule.action
+    return isinstance(action, ScheduleActionStartWorkflow) and action.workflow == WORKFLOW
+
+
+async def _status(temporal: TemporalClient, seen: ScheduleDescription) -> ScheduleStatus:
+    if not is_ours(seen):
+        raise InvalidInputError(f"schedule {seen.id!r} starts no agent: it is somebody's own")
+    spec, info, state = seen.schedule.spec, seen.info, seen.schedule.state
+    start = await _input(temporal, seen)
+    recent = [
+        ScheduledRun(one.action.workflow_id, one.scheduled_at, one.started_at)
+        for one in info.recent_actions
+        if isinstance(one.action, ScheduleActionExecutionStartWorkflow)
+    ]
+    running = [one.workflow_id for one in info.running_actions if isinstance(one, ScheduleActionExecutionStartWorkflow)]
+    return ScheduleStatus(
+        id=seen.id,
+        agent=str(start.get("agent", "")),
+        when=when(spec),
+        timezone=spec.time_zone_name,
+        overlap=seen.schedule.policy.overlap.name.lower(),
+        paused=state.paused,
+        note=state.note,
+        next=tuple(info.next_action_times),
+        begun=info.num_actions,
+        skipped=info.num_actions_skipped_overlap,
+        running=tuple(running),
+        recent=tuple(recent),
+        start=start,
+    )
+
+
+async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[str, Any]:
+    action = seen.schedule.action
+    assert isinstance(action, ScheduleActionStartWorkflow), "asked before"
+    try:
+        found = await temporal.data_converter.decode(list(action.args))
+    except Exception:  # somebody else's codec wrote it
+        return {}
+    start = found[0] if found else None
+    if not isinstance(start, dict):
+        return {}
+    try:
+        read: dict[str, Any] = json.loads(clean(json.dumps(start, ensure_ascii=False)))
+    except RecursionError:
+        return {}
+    return {} if flaw(read) else read  # no run would begin with it
+
+
+# --- from scheduling.py
+#
+# What a client does with schedules: begins, lists and finds them. Part of :class:`perdure.client.Client`.
+
+
+SCHEDULE_ID_BYTES = ID_BYTES - 100
+"""Of the id of a schedule: its runs have 21 more, and their subagents some."""
+_AT_ONCE = 10
+
+
+class Scheduling:
+    """The verbs."""
+
+    temporal: TemporalClient
+
+    async def schedule(
+        self,
+        agent: str | Agent,
+        message: Asked,
+        *,
+        id: str,
+        cron: str | Sequence[str] | None = None,
+        every: float | str | timedelta | None = None,
+        timezone: str | None = None,
+        overlap: Overlap = "skip",
+        paused: bool = False,
+        note: str | None = None,
+        if_exists: Literal["error", "replace"] = "error",
+        mode: Mode = "run",
+        context: Any = None,
+        auth_context: Auth | None = None,
+        auth_ref: str | None = None,
+        history: History | None = None,
+        override: Override | Mapping[str, Any] | None = None,
+        idle_timeout: float | str | None = None,
+        max_history_events: int | None = None,
+        by: str | None = None,
+    ) -> Schedule:
+        """Begin a run at certain times, by a schedule of Temporal's: ``cron`` (one expression or several, in
+        ``timezone``, else in UTC), ``every`` so long (seconds, or text like ``"1h"``), or both.
+
+        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` is what becomes of one that is due while the
+        last one is not over, for instance as it waits for an approval: "skip" leaves it out. ``if_exists="replace"``
+        puts this one in the place of a schedule of that id; one that is paused stays so. The rest is as of
+        :meth:`start`; but an ``auth_context`` is sealed for one run: it is an ``auth_ref`` here.
+
+        Raises ``ScheduleExistsError``, and as :meth:`start`.
+        """
+        client = cast("Client", self)
+        _check(id, message, auth_context, if_exists)
+        note, paused = checked_note(note), _checked_paused(paused)
+        spec, policies = timetable(cron, every, timezone), api.SchedulePolicy(overlap=policy(overlap))
+        start = await start_input(
+            client,
+            agent,
+            await client.as_message(checked_input(agent, message), by=by),
+            mode=mode,
+            context=context,
+            history=history,
+            override=override,
+            idle_timeout=idle_timeout,
+            max_history_events=max_history_events,
+            # A time that is made up for twice, or triggered twice within its second, has the same id.
+            resume=True,
+        )
+        start |= sealed(client.temporal, id, None, auth_ref)
+        wanted = api.Schedule(
+            action=scheduled(id, start, task_queue=client.task_queue),
+            spec=spec,
+            policy=policies,
+            state=api.ScheduleState(note=note, paused=paused),
+        )
+        return Schedule(client, await _create(client.temporal, id, wanted, if_exists))
+
+    def get_schedule(self, id: str) -> Schedule:
+        """The schedule of that id; nothing is asked of the server yet."""
+        return Schedule(cast("Client", self), self.temporal.get_schedule_handle(id))
+
+    async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
+        """The schedules that start agents, or ``agent``, by their ids; a new one is among them after a moment."""
+        found: list[ScheduleStatus] = []
+        one_of, each = asyncio.Semaphore(_AT_ONCE), max(1, limit)
+
+        async def see(id: str) -> ScheduleStatus | None:
+            async with one_of:
+                try:
+                    return await self.get_schedule(id).describe()
+                except (ScheduleNotFoundError, InvalidInputError):  # deleted meanwhile, or somebody's own since
+                    return None
+
+        ours = await schedule_ids(self.temporal)
+        for at in range(0, len(ours), each):
+            if len(found) >= limit:
+                break
+            seen = await asyncio.gather(*map(see, ours[at : at + each]))
+            found += [one for one in seen if one is not None and agent in (None, one.agent)]
+        return found[: max(0, limit)]
+
+
+async def schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
+    """Of all schedules that start agents, those that begin with ``prefix``, sorted."""
+    try:
+        listed = [one async for one in await temporal.list_schedules()]
+    except RPCError as error:
+        raise schedule_error(temporal, "", error) from error
+    return sorted(one.id for one in listed if _starts(one) == WORKFLOW and one.id.startswith(prefix))
+
+
+def _starts(listed: api.ScheduleListDescription) -> str | None:
+    action = listed.schedule.action if listed.schedule else None
+    return action.workflow if isinstance(action, api.ScheduleListActionStartWorkflow) else None
+
+
+def _check(id: str, message: Asked | None, auth_context: Auth | None, if_exists: str) -> None:
+    """Raises ``InvalidInputError``."""
+    if not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > SCHEDULE_ID_BYTES:
+        raise InvalidInputError(f"the id of a schedule is a text of 1 to {SCHEDULE_ID_BYTES} bytes, not {id!r:.100}")
+    if message is None:
+        raise InvalidInputError("a scheduled run needs a message: without one it would wait for somebody")
+    if auth_context is not None:
+        raise InvalidInputError(
+            "an auth_context is sealed for one run, and a schedule begins many",
+            hint="Give an auth_ref, which the worker resolves at each run: Worker(resolve_auth=…).",
+        )
+    if if_exists not in ("error", "replace"):
+        raise InvalidInputError(f'if_exists is "error" or "replace", not {if_exists!r:.100}')
+
+
+def _checked_paused(paused: bool) -> bool:
+    if not isinstance(paused, bool):
+        raise InvalidInputError(f"paused is True or False, not {paused!r:.100}")
+    return paused
+
+
+async def _create(temporal: TemporalClient, id: str, wanted: api.Schedule, if_exists: str) -> api.ScheduleHandle:
+    try:
+        return await temporal.create_schedule(id, wanted)
+    except api.ScheduleAlreadyRunningError:
+        if if_exists == "error":
+            raise ScheduleExistsError(
+                f"there is a schedule {id!r} already",
+                hint='Give this one another id, or put it in its place with if_exists="replace".',
+            ) from None
+    except RPCError as error:
+        raise schedule_error(temporal, id, error) from error
+
+    def renewed(given: api.ScheduleUpdateInput) -> api.ScheduleUpdate:
+        if not is_ours(given.description):
+            raise InvalidInputError(
+                f"schedule {id!r} starts no agent: it is somebody's own", hint="Give this one another id."
+            )
+        before = given.description.schedule.state
+        if not before.paused:
+            return api.ScheduleUpdate(wanted)
+        note = wanted.state.note or before.note
+        return api.ScheduleUpdate(replace(wanted, state=replace(wanted.state, paused=True, note=note)))
+
+    handle = temporal.get_schedule_handle(id)
+    try:
+        await handle.update(renewed)
+    except RPCError as error:
+        raise schedule_error(temporal, id, error) from error
+    return handle

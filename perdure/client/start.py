@@ -1,0 +1,192 @@
+"""From the arguments of a start to the workflow's input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel
+
+from ..errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
+from ..loop import parse_start
+from ..loop.transcript import open_calls
+from ..ports import Commit
+from ..store import Chain
+from ..types.files import Asked, Dataclass, File, unfit_file
+from ..types.interface import Mode, Override, Response, UserMessage
+from ..types.messages import Message, clean, file_parts
+from ..types.plain_json import flaw
+from ..types.session_form import from_session
+from .run import Run
+
+if TYPE_CHECKING:
+    from ..agent.agent import Agent
+    from .client import Client
+
+
+History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
+"""What a conversation may go on from: a head, another run, its response, messages, or a session in the flat form of
+:mod:`perdure.types.session_form`."""
+
+ID_BYTES = 1000
+"""What Temporal takes for a workflow id."""
+_HEAD = re.compile(r"[0-9a-f]{64}")
+
+
+async def start_input(
+    client: Client,
+    agent: str | Agent,
+    message: UserMessage | None,
+    *,
+    mode: Mode,
+    context: Any = None,
+    history: History | None = None,
+    override: Override | Mapping[str, Any] | None = None,
+    idle_timeout: float | str | None = None,
+    resume: bool = False,
+    max_history_events: int | None = None,
+) -> dict[str, Any]:
+    """Plain JSON of a ``Start``. What the agent's code says of it is checked where the code is here.
+
+    Raises ``InvalidInputError``, ``DefinitionError``, ``TranscriptUnavailableError``.
+    """
+    if mode not in get_args(Mode):
+        raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
+    head, store_id = await _head(client, history)
+    start = {
+        "agent": name_of(agent),
+        "message": message.model_dump(mode="json", exclude_none=True) if message else None,
+        "mode": mode,
+        "context": plain_context(agent, context),
+        "history": head,
+        "resume": resume,
+        "idle_timeout": idle_timeout,
+        "override": plain_override(agent, override),
+        "store_id": (message.store_id if message else None) or store_id,
+        "max_history_events": max_history_events,
+    }
+    plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
+    # The type of a part is a default, and has to be said.
+    return plain | ({"message": start["message"]} if message else {})
+
+
+def name_of(agent: str | Agent) -> str:
+    """The name by which workers know it; what is neither a name nor an agent as it is, for the check of the input."""
+    return getattr(agent, "name", agent)  # type: ignore[arg-type]  # whoever calls may not check types
+
+
+def checked_id(id: str | None) -> str | None:
+    """Raises ``InvalidInputError`` for what cannot be the id of a run."""
+    if id is not None and (not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > ID_BYTES):
+        raise InvalidInputError(
+            f"the id of a run is a text of 1 to {ID_BYTES:,} bytes, not {id!r:.100}",
+            hint="Leave it out, and the run gets one.",
+        )
+    return id
+
+
+def checked_input(agent: str | Agent, message: Asked | None) -> Asked | None:
+    """``message``; an input, where the agent's code is here, as the plain JSON that fits it. Raises
+    ``InvalidInputError``."""
+    if isinstance(agent, str) or message is None or isinstance(message, str | bytes | Sequence | File):
+        return message
+    if not agent.takes_input and not isinstance(message, Mapping | BaseModel | Dataclass):
+        return message  # what may be said is checked where it is sent
+    return agent.check_input(message)
+
+
+def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
+    """Plain JSON; how large it may be is the loop's to say, for every client."""
+    if hasattr(agent, "check_context"):
+        return agent.check_context(context) or None
+    if not context:
+        return None
+    if hasattr(context, "model_dump"):
+        context = context.model_dump(mode="json")
+    try:
+        given = dict(context)
+        why = flaw(given)
+    except (TypeError, ValueError) as error:
+        why = str(error)
+    if why:
+        raise InvalidInputError(
+            f"the context of a run is a dictionary of plain JSON: {why}",
+            hint="Give ids, numbers and texts; tools load the rest.",
+        )
+    return given
+
+
+def plain_override(agent: str | Agent, override: Override | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What is said of the agent, and nothing else. Raises ``DefinitionError`` where the agent's code is here."""
+    if override is None:
+        return None
+    if hasattr(agent, "overridden"):
+        agent.overridden(override)
+    if isinstance(override, Override):
+        return override.model_dump(mode="json", exclude_unset=True)
+    return dict(override)
+
+
+async def _head(client: Client, history: History | None) -> tuple[str | None, str | None]:
+    """The head to go on from, and the store that has it."""
+    if history is None:
+        return None, None
+    if isinstance(history, str):
+        if not _HEAD.fullmatch(history):
+            raise InvalidInputError(
+                f"history: {history!r:.100} is not the head of a transcript",
+                hint="Give messages, a Run, a Response, or a head (64 hexadecimal digits); of a run: client.run(id).",
+            )
+        return history, None
+    if isinstance(history, Response):
+        return history.head, history.store_id
+    if isinstance(history, Run):
+        status = await history.status()
+        if status.head is None:
+            raise RunNotFoundError(f"run {history.id!r} has no transcript yet", hint="Wait for its first reply.")
+        return status.head, status.store_id
+    return await _written(client, history)
+
+
+async def _written(
+    client: Client, history: Sequence[Message] | Sequence[Mapping[str, Any]]
+) -> tuple[str | None, str | None]:
+    messages = _messages(history)
+    if missing := open_calls(messages):
+        raise InvalidInputError(
+            f"history: tool call {missing[0].id!r} of {missing[0].name} has no result, and no provider takes that",
+            hint="Add a message with its tool result, or leave the call out.",
+        )
+    if not messages:
+        return None, None
+    for part in file_parts(messages):
+        if why := unfit_file(part):
+            raise InvalidInputError(f"history: {why}")
+    store = await client.store(create=True)
+    chain = Chain(store)
+    try:
+        await chain.files(messages)
+    except TranscriptCorruptedError as error:
+        raise InvalidInputError(f"history: a file of it: {error.message}", hint="Give its bytes: File(data).") from None
+    # What a summary stands for is another conversation's, and may be in another store.
+    messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
+    node, blobs = chain.extend(None, messages)
+    await store.commit(Commit(nodes=[node], blobs=blobs))
+    return node.hash, store.store_id
+
+
+def _messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:
+    given = list(history)
+    messages = [one for one in given if isinstance(one, Message)]
+    if len(messages) == len(given):
+        return messages
+    entries = [one for one in given if isinstance(one, Mapping)]
+    if len(entries) == len(given):
+        return from_session(entries)
+    stranger = next((one for one in given if not isinstance(one, Message | Mapping)), given[0])
+    raise InvalidInputError(
+        "history: a list of Message, or of the dictionaries of a session, is expected, "
+        + (f"not of {type(stranger).__name__}" if not isinstance(stranger, Message | Mapping) else "not of both"),
+        hint='For instance [Message.user("hi"), Message.assistant("Hello.")].',
+    )

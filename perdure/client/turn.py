@@ -1,0 +1,271 @@
+"""``Turn``: one turn of a conversation, from a message to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError, WorkflowHandle
+
+from ..errors import (
+    PerdureError,
+    RunCancelledError,
+    RunClosedError,
+    RunNotFoundError,
+    ServerUnreachableError,
+    from_type,
+)
+from ..ports import EventRow, Store, TurnRow
+from ..temporal_service import has_news, run_error
+from ..types.events import Event
+from ..types.files import Asked
+from ..types.interface import Response, TurnStatus
+from .event_reader import PAGE, insist
+from .follow import follow_turn
+from .visibility import closed_status
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+# --- from turns.py
+#
+# Which turns a run had, where nobody answers for its workflow any more, or it has forgotten: its events say.
+
+
+async def last_turn(store: Store, seen: WorkflowExecutionDescription) -> str | None:
+    """The ``task_id`` of the run's last turn; None where it began none, or only before it was opened again."""
+    row = await insist(lambda: store.run(seen.id))
+    began = seen.raw_description.workflow_execution_info.first_run_id
+    if row is not None and not row.scope.startswith(began):  # nothing was recorded since
+        return None
+    last = None
+    async for task_id in _turns(store, seen.id):
+        last = task_id
+    return last
+
+
+async def had_turn(store: Store, context_id: str, task_id: str) -> bool:
+    """Whether the turn was begun, if it came to nothing else."""
+    async with aclosing(_turns(store, context_id)) as turns:
+        async for one in turns:
+            if one == task_id:
+                return True
+    return False
+
+
+async def _turns(store: Store, context_id: str) -> AsyncGenerator[str | None]:
+    """The ``task_id`` of every beginning and end of a turn."""
+    after = 0
+    while rows := await _page(store, context_id, after):
+        for row in rows:
+            if row.type == "turn":
+                yield row.task_id
+        after = rows[-1].seq
+
+
+async def _page(store: Store, context_id: str, after: int) -> Sequence[EventRow]:
+    return await insist(lambda: store.events(context_id, after=after, limit=PAGE, children=False))
+
+
+_FIRST, _LONGEST = 0.02, 0.2
+"""Seconds between two looks at the store."""
+_ASK = 2.0
+"""Seconds between two questions to the workflow itself, where the store says nothing new."""
+_ASK_FIRST, _ASK_LONGEST = 0.05, 1.0
+"""The same for a client without the store."""
+
+
+class Turn:
+    """A handle; making one asks nothing of the server. ``task_id`` is None until it is known which turn is meant."""
+
+    def __init__(self, run: Run, task_id: str | None = None) -> None:
+        self.run = run
+        self.task_id = task_id
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.task_id or 'present'} of {self.run.id}>"
+
+    async def status(self) -> TurnStatus:
+        """How the turn stands. Raises ``RunNotFoundError``; ``state`` is ``unknown`` for a turn that nobody knows."""
+        try:
+            seen = await self.run.describe()
+        except ServerUnreachableError:
+            return self._running()
+        except RunNotFoundError:  # long ago
+            if (recorded := await self._recorded()) is not None:
+                return recorded
+            raise
+        if closed_status(seen) is not None:
+            return await self._of_closed(seen)
+        try:
+            status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
+        except RunClosedError:  # in this very moment
+            return await self.status()
+        except PerdureError:  # no worker answers
+            return await self._unasked()
+        if status.state == "unknown":  # too long ago, or of an earlier execution
+            return await self._recorded() or await self._left(status)
+        self.task_id = self.task_id or status.task_id
+        return status
+
+    async def result(self) -> Response:
+        """Wait for the answer, with the messages up to it where this client has the store.
+
+        Raises the turn's error; ``RunCancelledError``; ``RunNotFoundError`` for a turn that nobody knows. Where no
+        worker is there for 10 s, a warning is logged.
+        """
+        watch = asyncio.ensure_future(self.run.warn_without_worker())
+        try:
+            return await self._result()
+        finally:
+            watch.cancel()
+
+    def events(self, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+        """What happens in the turn, behind number ``after``, until it has ended; without ``wait`` what happened so far.
+
+        With what happens in the runs that its calls of other agents begin, unless ``children`` is false.
+        Raises ``RunNotFoundError`` for a turn that nobody knows; else as :meth:`Run.events`.
+        """
+        return follow_turn(self, after, wait=wait, children=children)
+
+    async def over(self) -> bool:
+        """Whether the turn has ended for good. Raises ``RunNotFoundError`` for a turn that nobody knows."""
+        status = await self.status()
+        if status.state == "unknown":
+            raise self._unknown(status)
+        return status.state != "running"
+
+    async def interrupt(self, message: Asked | None = None, *, id: str | None = None, by: str | None = None) -> None:
+        """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
+        await self.run.interrupt(message, id=id, by=by)
+
+    async def _result(self) -> Response:
+        delay, answered = _ASK_FIRST, False
+        while True:
+            status = await self.status()
+            if status.state != "running":
+                return await self._ended(status)
+            if self.run.has_store and not answered:
+                answered = await self._change()
+            else:  # also where the workflow does not know the answer yet, or it was not the last one
+                await asyncio.sleep(delay)
+                delay = min(delay * 1.5, _ASK_LONGEST)
+
+    async def _ended(self, status: TurnStatus) -> Response:
+        if status.state == "completed" and status.response is not None:
+            return await self.run.with_messages(status.response)
+        if status.state == "failed":
+            raise from_type(status.error_type, status.error or "the turn failed")
+        if status.state == "cancelled":
+            why = f"run {self.run.id!r} was cancelled before this turn had its answer"
+            raise RunCancelledError(status.error or why)
+        raise self._unknown(status)
+
+    def _unknown(self, status: TurnStatus) -> RunNotFoundError:
+        hint = f"perdure events {self.run.id} shows the turns that it had."
+        if not self.run.has_store:
+            hint = "A turn of long ago is in the store: give this client store_url=…."
+        return RunNotFoundError(f"run {self.run.id!r} has no turn {status.task_id!r}", hint=hint)
+
+    def _running(self) -> TurnStatus:
+        return TurnStatus(task_id=self.task_id or "", state="running")
+
+    async def _unasked(self) -> TurnStatus:
+        """How the turn of an open run stands, where nobody answers for its workflow.
+
+        The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
+        too: until then a message may join the turn, and have an answer of its own.
+        """
+        if (recorded := await self._recorded()) is None:
+            return self._running()
+        seen = await self.run.describe()  # after the store was read: by now the call that wrote it may be pending
+        busy = seen.raw_description.pending_activities or await has_news(self.run.client.temporal, seen)
+        return self._running() if busy else recorded
+
+    async def _of_closed(self, seen: WorkflowExecutionDescription) -> TurnStatus:
+        """How a turn of a run stands that has ended. Without a word on it (terminated, timed out, refused) the turn is
+        over as the run is."""
+        if (recorded := await self._recorded()) is not None:
+            return recorded
+        latest = await last_turn(await self.run.store(), seen) if self.run.has_store else None
+        if self.task_id is None:
+            self.task_id = latest
+            if (recorded := await self._recorded()) is not None:
+                return recorded
+        known, said = latest is not None and self.task_id == latest, None
+        if not known:
+            said = await self.run.query_ended(str(seen.run_id), "turn", *([self.task_id] if self.task_id else []))
+        if said and (status := TurnStatus.model_validate(said)).state != "running":
+            if status.state == "unknown":
+                return await self._left(status)
+            self.task_id = self.task_id or status.task_id
+            return status
+        last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
+        over = await self._over_as_its_run(last, self._running())
+        if not self.run.has_store:  # where nobody answers, nobody can say whether it had its answer before a failure
+            return over if over.state == "completed" or said is not None else self._running()
+        return over if over.state != "running" else await self._left(over.model_copy(update={"state": "unknown"}))
+
+    async def _over_as_its_run(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
+        """``status``, or what the end of the run says of a turn that it ended, or that was the last one."""
+        try:
+            response = Response.model_validate(await last.result(follow_runs=False))
+        except WorkflowFailureError as error:
+            why = run_error(self.run.id, error)
+            state = "cancelled" if isinstance(why, RunCancelledError) else "failed"
+            over = {"task_id": status.task_id, "state": state, "error_type": type(why).__name__, "error": why.message}
+            return TurnStatus.model_validate(over)
+        if not response.task_id or status.task_id not in ("", response.task_id):
+            return status
+        self.task_id = response.task_id
+        return TurnStatus(task_id=response.task_id, state="completed", response=response)
+
+    async def _left(self, status: TurnStatus) -> TurnStatus:
+        """A turn that the store knows, and that the execution which had it never ended."""
+        if not await self._begun():
+            return status
+        why = f"run {self.run.id!r} was ended before this turn had its answer, and has been opened again since"
+        return TurnStatus(task_id=status.task_id, state="cancelled", error=why)
+
+    async def _change(self) -> bool:
+        """Until the store says that the turn has ended (True), or it is time to ask the workflow again.
+
+        Looking there costs the workers nothing. What the workflow says is what counts: a message may extend the turn.
+        """
+        until = asyncio.get_running_loop().time() + _ASK
+        delay = _FIRST
+        while asyncio.get_running_loop().time() < until:
+            row = await self._row()
+            if row is not None and row.status != "running":
+                return True
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.3, _LONGEST)
+        return False
+
+    async def _row(self) -> TurnRow | None:
+        if self.task_id is None or not self.run.has_store:
+            return None
+        return await (await self.run.store()).turn(self.run.id, self.task_id)
+
+    async def _begun(self) -> bool:
+        """Whether the store knows the turn; one that was cut off in its first model call has no row."""
+        if self.task_id is None or not self.run.has_store:
+            return False
+        return await self._row() is not None or await had_turn(await self.run.store(), self.run.id, self.task_id)
+
+    async def _recorded(self) -> TurnStatus | None:
+        """What the store says of a turn that has ended."""
+        row = await self._row()
+        if row is None or row.status == "running":
+            return None
+        said: dict[str, Any] = {"task_id": row.task_id, "state": row.status}
+        result = row.result or b"{}"
+        if row.status == "completed":
+            said["response"] = Response.model_validate_json(result)
+        else:
+            said |= {name: why for name, why in json.loads(result).items() if name in ("error_type", "error")}
+        return TurnStatus.model_validate(said)

@@ -1,0 +1,358 @@
+"""What can be told of runs from outside: lists, closed runs, and why one does not get on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from temporalio.api.common.v1 import Payload
+from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, GetWorkflowExecutionHistoryReverseRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.converter import DataConverter
+from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.service import RPCError, RPCStatusCode
+
+from .. import config
+from ..errors import InvalidInputError, StoreError
+from ..ports import Store
+from ..temporal_service import failing_task, refuses
+from ..types.interface import AGENT, PENDING, STATUS, WORKFLOW, Status
+
+if TYPE_CHECKING:
+    from .client import Client
+
+
+# --- from listed.py
+#
+# Runs as Temporal's visibility lists them: by their search attributes, where the namespace has them.
+
+
+MAY_WAIT = f"({PENDING} > 0 OR {PENDING} IS NULL)"
+"""A run that has not said how much waits in it may be the one that began to wait a moment ago; or no worker of it can
+say. Such a run is asked."""
+
+
+def of_agent(agent: str) -> str:
+    """Runs of ``agent``, and those that have not said whose they are."""
+    quoted = agent.replace("\\", "\\\\").replace("'", "\\'")
+    return f"({AGENT} = '{quoted}' OR {AGENT} IS NULL)"
+
+
+async def listed(client: Client, query: str, *narrower: str) -> AsyncIterator[WorkflowExecution]:
+    """What ``query`` finds; of it what ``narrower`` lets through, where the namespace has the attributes in it."""
+    found = _iterate(client, " AND ".join((query, *narrower)))
+    try:
+        first = await anext(found, None)
+    except RPCError as error:
+        if not narrower or not refuses(error):
+            raise
+        found = _iterate(client, query)
+        first = await anext(found, None)
+    if first is not None:
+        yield first
+        async for seen in found:
+            yield seen
+
+
+async def of_status(client: Client, query: str, status: str) -> AsyncIterator[WorkflowExecution]:
+    """What ``query`` finds of runs with that ``PerdureStatus``. Raises ``InvalidInputError`` where there is none."""
+    try:
+        async for seen in _iterate(client, f"{query} AND {STATUS} = '{status}'"):
+            yield seen
+    except RPCError as error:
+        if not refuses(error):
+            raise
+        raise InvalidInputError(
+            f"the namespace has no search attribute {STATUS}, so it cannot tell which runs are {status}",
+            hint="`perdure server setup` registers it. Without: `perdure approvals` asks every open run.",
+        ) from None
+
+
+def status_of(seen: WorkflowExecution) -> str | None:
+    """The ``PerdureStatus`` of a run, where it has told it."""
+    found = [pair.value for pair in seen.typed_search_attributes if pair.key.name == STATUS]
+    return str(found[0]) if found else None
+
+
+def indexed_agent(seen: WorkflowExecution) -> str:
+    """The ``PerdureAgent`` of a run; "" where it has not told it."""
+    found = [pair.value for pair in seen.typed_search_attributes if pair.key.name == AGENT]
+    return str(found[0]) if found else ""
+
+
+async def _iterate(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
+    async for seen in client.temporal.list_workflows(query):
+        yield seen
+
+
+logger = logging.getLogger("perdure.client")
+
+_ASKED, _LAST_EVENTS = 100, 50
+"""Runs, and the last events of each, among which a store is looked for before one is made."""
+_POLL = timedelta(seconds=70)
+"""How long a worker may go without beginning a new poll, and a little more."""
+_STATUS = {
+    WorkflowExecutionStatus.RUNNING: "running",
+    WorkflowExecutionStatus.COMPLETED: "completed",
+    WorkflowExecutionStatus.FAILED: "failed",
+    WorkflowExecutionStatus.CANCELED: "cancelled",
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
+    WorkflowExecutionStatus.TIMED_OUT: "timed out",
+}
+
+
+_OPEN = ("waiting", "paused")
+"""What an open run may be besides at work, as its search attribute says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A line of ``perdure list``. Times are UTC. ``status`` of an open run is "running"; "waiting" for a person or
+    "paused" where Temporal's visibility knows (``perdure server setup``)."""
+
+    id: str
+    agent: str
+    status: str
+    started: datetime | None = None
+    closed: datetime | None = None
+
+
+async def list_runs(
+    client: Client, *, agent: str | None = None, status: str | None = None, limit: int = 50
+) -> list[RunSummary]:
+    """Runs, the newest first. An execution that continued as new is not a run of its own.
+
+    Raises ``InvalidInputError`` where ``status`` is one that only search attributes tell, and there are none.
+    """
+    found: dict[str, RunSummary] = {}
+    known: set[str] = set()
+    # Temporal lists all that are open before any that has ended, and takes no other order from us.
+    for listing in _listings(client, agent, status):
+        matched = 0
+        async for seen in listing:
+            if seen.id in known:
+                continue
+            known.add(seen.id)
+            summary = await _summary(client, seen)
+            if _wanted(summary, agent, status):
+                found[seen.id] = summary
+                matched += 1
+            if matched >= limit:
+                break
+    if client.store_url is not None and len(found) < limit and status not in _OPEN:
+        for row in await (await client.store()).runs(agent=agent, status=status, limit=limit):
+            started = datetime.fromisoformat(row.created_at)
+            if row.context_id not in known:  # Temporal knows better: a terminated run tells the store nothing
+                found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
+    newest = sorted(found.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
+    return newest[:limit]
+
+
+async def make_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
+    """Make the store, unless runs of the task queue are kept in one: then that is away, and an empty one in its place
+    would strand them.
+
+    Temporal is asked, once in a store's life. Raises ``StoreError``.
+    """
+    if not config.new_store():
+        quoted = task_queue.replace("\\", "\\\\").replace("'", "\\'")
+        query = f"WorkflowType = '{WORKFLOW}' AND TaskQueue = '{quoted}'"
+        way_out = "To begin with an empty store, in which such runs cannot go on, start once with PERDURE_NEW_STORE=1."
+        try:
+            async for seen in temporal.list_workflows(query, limit=_ASKED):
+                if (store_id := await _store_of(temporal, seen)) is not None:
+                    await store.open(create=False)
+                    if store.store_id:  # another worker, which started with this one, has made it
+                        return
+                    raise StoreError(
+                        f"there is no store at {store.place}, and run {seen.id!r} of task queue {task_queue!r} is kept "
+                        f"in store {store_id}",
+                        hint=f"Put that store back there (is its volume mounted?), or correct PERDURE_STORE_URL. "
+                        f"{way_out}",
+                    )
+        except RPCError as error:
+            raise StoreError(
+                f"there is no store at {store.place}, and Temporal does not say whether runs of task queue "
+                f"{task_queue!r} are kept in one: {error.message}",
+                hint=f"Let this client list and read workflows. {way_out}",
+            ) from error
+    await store.open()
+    logging.getLogger("perdure.store").info(
+        "made a new store, %s, at %s: no run of task queue %r has one", store.store_id, store.place, task_queue
+    )
+
+
+async def _store_of(temporal: TemporalClient, seen: WorkflowExecution) -> str | None:
+    """The ``store_id`` that the last events of a run carry; None where it has used no store yet."""
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=temporal.namespace,
+        execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id),
+        maximum_page_size=_LAST_EVENTS,
+    )
+    try:
+        answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request)
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    for event in answer.history.events:
+        carried = (
+            event.activity_task_scheduled_event_attributes.input,
+            event.activity_task_completed_event_attributes.result,
+            event.workflow_execution_started_event_attributes.input,
+            event.workflow_execution_completed_event_attributes.result,
+        )
+        for payload in (payload for payloads in carried for payload in payloads.payloads):
+            try:
+                [value] = await temporal.data_converter.decode([payload])
+            except Exception:  # noqa: S112  # another client's codec or converter wrote it
+                continue
+            if isinstance(value, dict):
+                state = value.get("state")
+                for facts in (value, state if isinstance(state, dict) else {}):
+                    if isinstance(store_id := facts.get("store_id"), str) and store_id:
+                        return store_id
+    return None
+
+
+async def runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
+    """The runs that schedule ``id`` has begun, the newest first."""
+    quoted = id.replace("\\", "\\\\").replace("'", "\\'")
+    ours = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
+    query = f"{ours} AND TemporalScheduledById = '{quoted}'"
+    seen = [one async for one in client.temporal.list_workflows(query)]
+    newest = sorted(seen, key=lambda one: one.start_time, reverse=True)[:limit]
+    return [await _summary(client, one) for one in newest]
+
+
+def _listings(client: Client, agent: str | None, status: str | None) -> list[AsyncIterator[WorkflowExecution]]:
+    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus "
+    if status in _OPEN:
+        return [of_status(client, f"{query} = 'Running'", status)]
+    narrower = () if agent is None else (of_agent(agent),)
+    which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
+    return [listed(client, query + each, *narrower) for each in which]
+
+
+async def _summary(client: Client, seen: WorkflowExecution) -> RunSummary:
+    state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
+    if state == "running" and (told := status_of(seen)) in _OPEN:
+        state = told
+    return RunSummary(seen.id, await agent_of_run(client, seen), state, seen.start_time, seen.close_time)
+
+
+async def agent_of_run(client: Client, seen: WorkflowExecution) -> str:
+    """The agent of a run, as Temporal has it; the store's word for one that a plain Temporal client started.
+
+    "" where neither knows: a list is worth more than a name that is missing in it.
+    """
+    if named := indexed_agent(seen):
+        return named
+    try:
+        named = str((await seen.memo()).get("agent", ""))
+    except Exception:  # somebody else's codec wrote it
+        named = ""
+    if named or client.store_url is None:
+        return named
+    try:
+        row = await (await client.store()).run(seen.id)
+    except StoreError:
+        return ""
+    return row.agent if row is not None else ""
+
+
+def _wanted(run: RunSummary, agent: str | None, status: str | None) -> bool:
+    if agent is not None and run.agent != agent:
+        return False
+    return status in (None, run.status) or (status == "running" and run.status in _OPEN)
+
+
+def closed_status(seen: WorkflowExecutionDescription) -> Status | None:
+    """The status of a run that has ended; None while it is open."""
+    if seen.status is None or seen.status == WorkflowExecutionStatus.RUNNING:
+        return None
+    said = _STATUS.get(seen.status, "failed")
+    state = said if said in ("completed", "cancelled") else "failed"
+    reason = None if said in ("completed", "cancelled", "failed") else said
+    since = seen.close_time.isoformat() if seen.close_time else None
+    return Status.model_validate({"state": state, "agent": "", "context_id": seen.id, "since": since, "reason": reason})
+
+
+async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
+    """Why the run does not get on, in a line: what its activities wait for or failed with."""
+    if (failing := await failing_task(client.temporal, seen)) is not None:
+        return f"{failing}. {failing.way_out}"
+    raw = seen.raw_description
+    converter = client.temporal.data_converter
+    for pending in raw.pending_activities:
+        name = pending.activity_type.name
+        begun = pending.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        # An attempt that is under way says more than the one that failed before it.
+        if begun and (waiting := await _waiting(converter, pending.heartbeat_details.payloads)):
+            return f"{name} waits: {_line(waiting)}"
+        if pending.HasField("last_failure"):
+            failed = f"{name}, attempt {pending.attempt}: {await _failure(converter, pending.last_failure)}"
+            # A provider may ask for an hour (Retry-After).
+            due = pending.next_attempt_schedule_time.ToDatetime(UTC) if not begun else None
+            waits = due is not None and pending.HasField("next_attempt_schedule_time")
+            return f"{failed} (next attempt at {due:%Y-%m-%d %H:%M:%S} UTC)" if waits else failed
+        if not begun:
+            return f"{name} waits for a worker"
+    if raw.HasField("pending_workflow_task") and raw.pending_workflow_task.attempt > 1:
+        return f"its worker was lost in a workflow task; attempt {raw.pending_workflow_task.attempt} is under way"
+    return None
+
+
+async def _failure(converter: DataConverter, failure: Failure) -> str:
+    """Class and message of what an attempt failed with."""
+    try:
+        error = await converter.decode_failure(failure)
+    except Exception as unreadable:  # a codec is anybody's code, often a server: it may be away
+        return f"{failure.message} (it cannot be decoded: {_line(str(unreadable))})"
+    if isinstance(error, FailureError):
+        kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
+        return f"{kind or 'Failure'}: {_line(error.message)}"
+    return f"{type(error).__name__}: {_line(str(error))}"
+
+
+def _line(message: str) -> str:
+    """An error and its way out, which stand on lines of their own, in one."""
+    return " ".join(message.split())
+
+
+async def has_poller(client: Client, run: WorkflowExecutionDescription, *, lately: bool = False) -> bool:
+    """Whether a worker has polled the run's task queue since the run started, and, if asked, ``lately``.
+
+    The server names pollers for minutes after they are gone; but one that lives would have taken the run at once, and
+    begins a new poll every minute.
+    """
+    request = DescribeTaskQueueRequest(
+        namespace=client.temporal.namespace,
+        task_queue=TaskQueue(name=run.task_queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+    )
+    described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
+    seen = (poller.last_access_time.ToDatetime(UTC) for poller in described.pollers)
+    since = max(run.start_time, datetime.now(UTC) - _POLL) if lately else run.start_time
+    return any(moment >= since for moment in seen)
+
+
+async def _waiting(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:
+    """What the engine's heartbeats say that the activity waits for, if anything."""
+    try:
+        decoded = await converter.decode(payloads) if payloads else []
+    except Exception:  # a codec that is away, or a tool's own details of a type that is not known here
+        return None
+    for details in decoded:
+        if isinstance(details, dict) and isinstance(details.get("waiting"), str):
+            return str(details["waiting"])
+    return None

@@ -1,0 +1,309 @@
+"""What stops a step, a turn or the run: failures, cancellation, interrupts, pauses, closing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import InvalidInputError
+from ..types.interface import Start, UserMessage
+from ..types.limits import Bounds, RunLimits
+from ..types.plain_json import size
+from ..types.state import Answer, Failure, Pause, RunState, read_state
+from ..types.wire import NewResult
+from .apply import collect, drop_reminder, end_at_limit
+from .children import drop_branches, waiting
+from .external_calls import withheld
+from .limits import BUDGETS, exceeded, failure, release, unused
+from .messages import carried, in_part, nearest, open_turn, place, receive, refuse, send, unfit, unfit_override
+from .payload_limits import CONTEXT_BYTES
+from .turns import leave_unanswered
+from .waits import asks, let_go
+
+# --- from settling.py
+#
+# A turn at a limit: it ends, or its run waits for a person, who may raise the limit.
+
+
+def settle(state: RunState) -> None:
+    """End the turn where a budget is used up and nobody is to be asked: neither the model nor a person.
+
+    Nothing may be in flight. ``on_limit="finish"`` asks the model once: a turn that finds the run's budget used up, or
+    goes on after it was told to finish, ends as it stands.
+    """
+    release(state)
+    turn = state.turn
+    if turn is None or turn.failure or state.cancelled or state.pause or state.calls or waiting(state):
+        return
+    if turn.answer is not None and not state.inbox:
+        return
+    use, how = exceeded(state), state.limits.on_limit
+    if use is None or use.name == "max_iterations" or how == "pause":
+        return
+    if how == "finish" and turn.iteration and not turn.forced:
+        return
+    turn.reached = use
+    state.recorded = False
+    drop_reminder(state)
+    drop_branches(state)
+    leave_unanswered(state)
+    if how == "error":
+        turn.failure = failure(state, use)
+        return
+    last = turn.answer or Answer(content=turn.last_text, blob=turn.last_blob)
+    turn.answer = last.model_copy(update={"finish_reason": "limit"})
+    state.carry += state.inbox
+    state.inbox = []
+
+
+def raise_limits(state: RunState, raw: Any) -> bool:
+    """Take the limits of ``{"limits": {"cost_usd": 5}, "by": …}``; False if they cannot be taken.
+
+    They hold for the run, those of a turn for the present one. Of several people who raise a limit the highest counts.
+    """
+    given = raw.get("limits") if isinstance(raw, dict) else None
+    if given is None:
+        return True
+    try:
+        limits = read_limits(given)
+    except InvalidInputError as error:
+        refuse(state, error.message)
+        return False
+    state.raised = _higher(state.raised, limits.model_dump(exclude={"turn"}))
+    if limits.turn is not None and state.turn is not None:
+        state.turn.raised = _higher(state.turn.raised, limits.turn.model_dump())
+    return True
+
+
+def read_limits(raw: Any) -> RunLimits:
+    """Limits as somebody sends them. Raises ``InvalidInputError`` that names what is wrong."""
+    try:
+        return RunLimits.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(("limits", *map(str, first["loc"])))
+        names = ", ".join(("max_iterations", *RunLimits.model_fields))
+        raise InvalidInputError(f"{where}: {first['msg']}", hint=f"There are: {names}.") from None
+
+
+def _higher(one: Bounds | None, other: dict[str, Any]) -> Bounds | None:
+    most = {
+        name: max((value for value in (getattr(one, name, None), other[name]) if value is not None), default=None)
+        for name in BUDGETS
+    }
+    return None if all(value is None for value in most.values()) else Bounds.model_validate(most)
+
+
+OPS_OF_A_REPLY = 1000
+"""Operation numbers that a model call which was stopped may have used: a worker that was taken for lost may still be
+running inline tools of its reply, each under a number behind the call's own."""
+PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
+"""Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
+ENDING = frozenset({"AgentNotFoundError"})
+"""Failures of a tool call that the next model call would have too, after its own wait: the run fails with the first."""
+
+
+def fail(state: RunState, type: str, message: str) -> None:
+    """The run cannot go on: it ends as failed, with its transcript closed."""
+    if state.turn is None:
+        open_turn(state)
+    assert state.turn is not None
+    state.turn.failure = Failure(type=type, message=message)
+    _ending(state, "not finished: the run failed")
+
+
+def cancel(state: RunState) -> None:
+    """Somebody cancelled the run: finished results stay, every other call gets one that says so."""
+    state.cancelled = True
+    _ending(state, "Cancelled: the run was cancelled before this call had finished")
+
+
+def _ending(state: RunState, text: str) -> None:
+    """Record the ending, over an earlier one too. A model call in flight has used up its operation number."""
+    state.op += 1
+    state.recorded = False
+    state.pause = None
+    state.interrupt = None
+    drop_reminder(state)
+    drop_branches(state)
+    _close_calls(state, text)
+
+
+def _close_calls(state: RunState, text: str) -> None:
+    """A result for every call that has none: a provider refuses a transcript with an open call."""
+    for pending in state.calls:
+        if pending.result is None:
+            if asks(pending):
+                unused(state, pending)
+            call = pending.call
+            pending.result = NewResult(
+                call_id=call.id,
+                name=call.name,
+                text=text + withheld(pending),
+                is_error=True,
+                decided=let_go(pending),
+            )
+    collect(state)
+
+
+def interrupt(state: RunState, raw: Any = None) -> None:
+    """Somebody interrupts, to say something (``raw``, a message) or to stop the turn (None, or an empty object).
+
+    Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`stopped`.
+    """
+    says = not (raw is None or raw == "" or (isinstance(raw, dict) and not (raw.get("content") or raw.get("input"))))
+    running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
+    if says and not receive(state, raw):
+        return  # seen before, or refused: nothing of it is carried out
+    if running and not state.cancelled and state.turn is not None and state.turn.failure is None:
+        state.interrupt = "go on" if says else "stop"
+
+
+def stopped(state: RunState) -> None:
+    """Nothing is in flight any more: close what was interrupted, and end the turn unless there is something to say."""
+    how, state.interrupt = state.interrupt, None
+    turn = state.turn
+    if turn is not None and turn.failure is not None and state.calls:
+        _close_calls(state, "not run: the run was aborted")
+    if how is None or turn is None:
+        return
+    state.op += OPS_OF_A_REPLY
+    state.pause = None
+    drop_branches(state)
+    _close_calls(state, "Interrupted: the user interrupted before this call had finished")
+    if how == "go on":
+        end_at_limit(state)
+    elif turn.failure is None:
+        drop_reminder(state)
+        if turn.answer is None:
+            last = (turn.last_text, turn.last_blob) if turn.at_limit else ("", None)
+            turn.answer = Answer(content=last[0], blob=last[1], finish_reason="interrupted")
+        elif state.inbox:  # an answer, but not to what was said since
+            turn.answer.finish_reason = "interrupted"
+        state.carry += state.inbox
+        state.inbox = []
+        state.recorded = False
+        turn.at_limit = False
+
+
+def pause(state: RunState, reason: str, since: str, *, fault: bool = False) -> None:
+    """The run waits for an operator; ``fault``: for an engine without the fault that it came upon."""
+    state.pause = Pause(reason=reason, since=since, fault=fault)
+
+
+def resume(state: RunState, raw: Any = None) -> None:
+    """The operator says that the cause is gone, or raises limits: ``{"limits": {"cost_usd": 5}}``."""
+    if raise_limits(state, raw):
+        state.pause = None
+        state.resend = True
+
+
+def close(state: RunState) -> None:
+    """A session ends after its current turn; a run that waits for its first message ends at once."""
+    state.closed = True
+    state.recorded = False
+
+
+# --- from start.py
+#
+# From a start's JSON to the first state.
+
+
+CARRIED, CONTINUES = "state", "continues"
+"""The keys of the input of an execution that continues an earlier one: its state, and its run id.
+
+A client cannot write such an input: Temporal makes run ids as runs start, so the id of the execution that the new one
+continues is known to that execution alone.
+"""
+
+
+def continues(raw: Any, continued_run_id: str | None) -> bool:
+    """Whether ``raw`` was written by ``continued_run_id``, the execution that this one continues, as Temporal says."""
+    is_carried = isinstance(raw, dict) and raw.keys() == {CARRIED, CONTINUES}
+    return is_carried and continued_run_id is not None and raw[CONTINUES] == continued_run_id
+
+
+def continue_state(raw: dict[str, Any], context_id: str) -> RunState:
+    """The state in the input of an execution that continues an earlier one (:func:`continues`).
+
+    Raises ``NewerStateError``, ``InvalidInputError``.
+    """
+    state = read_state(raw[CARRIED])
+    if state.context_id != context_id:
+        raise InvalidInputError(f"state: it is that of run {state.context_id!r:.200}")
+    return state
+
+
+def open_state(raw: Any, context_id: str, scope: str, parent_id: str | None = None) -> RunState:
+    """The state of a new run. ``parent_id`` is the workflow that started it as its child, as Temporal says.
+
+    Raises ``InvalidInputError`` that names what is wrong with ``raw``.
+    """
+    start = parse_start(raw)
+    is_child = start.parent is not None and start.parent.context_id == parent_id
+    parent = start.parent
+    if parent is not None and not is_child:  # opened again by a client: what restricts it holds, and no more
+        parent = parent.model_copy(update={"background": False})
+    state = RunState(
+        context_id=context_id,
+        agent=start.agent,
+        mode=start.mode,
+        scope=parent.scope if parent is not None and is_child else scope,
+        parent=parent,
+        is_child=is_child,
+        context=start.context,
+        auth_context=start.auth_context,
+        auth_ref=start.auth_ref,
+        overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,
+        max_history_events=start.max_history_events,
+        idle_timeout=start.idle_timeout,
+        store_id=start.store_id,
+        head=start.history,
+        resume=start.resume,
+    )
+    if start.message is not None:
+        message = _whole(start.message)
+        state.resend = start.resume and message.content is None  # opened again by ``Run.resume``
+        send(state, message)
+    return state
+
+
+def carry_over(state: RunState, run_id: str) -> dict[str, Any]:
+    """The input of the execution that goes on from ``state`` of ``run_id``; read back by :func:`continue_state`."""
+    return {CARRIED: state.model_dump(mode="json", exclude_none=True), CONTINUES: run_id}
+
+
+def parse_start(raw: Any) -> Start:
+    """The start of a run. Raises ``InvalidInputError`` that names the wrong field and what is expected."""
+    expected = 'Start it with {"agent": "<name>", "message": "<text>"}.'
+    if not isinstance(raw, dict):
+        raise InvalidInputError(f"the input must be one JSON object, not {type(raw).__name__}", hint=expected)
+    try:
+        start = Start.model_validate(raw)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        if any(in_part(problem) for problem in found):
+            found = nearest(found)
+        problems = "; ".join(f"{place(problem) or 'input'}: {problem['msg']}" for problem in found)
+        raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
+    _check_sizes(start)
+    return start
+
+
+def _check_sizes(start: Start) -> None:
+    """What came in at one size may go out at three times of it; a run that cannot be carried on must not begin."""
+    found = size(start.context)
+    if found > CONTEXT_BYTES:
+        raise InvalidInputError(
+            f"the context has {found:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
+            hint="Every step of the run is told all of it: keep large data elsewhere, and give a tool its key.",
+        )
+    if why := unfit_override(start.override):
+        raise InvalidInputError(why)
+    if start.message is not None and (why := unfit(_whole(start.message))):
+        raise InvalidInputError(why)
+
+
+def _whole(message: str | UserMessage) -> UserMessage:
+    return UserMessage(content=message) if isinstance(message, str) else carried(message)

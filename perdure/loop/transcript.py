@@ -1,0 +1,267 @@
+"""Tool calls of a reply: each gets an id that no other call of the conversation has, and a clear refusal where it
+cannot run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
+from ..types.plain_json import flaw, parse_json
+
+_FIT = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+"""Ids that every wire format takes as they are."""
+
+
+@dataclass(slots=True)
+class _Streamed:
+    """A call of which a piece was streamed: its id, and the provider's as far as that is known."""
+
+    id: str
+    given: str
+
+
+class CallIds:
+    """The ids of one reply's calls: the provider's own where no call of the conversation has had it, else ours.
+
+    An approval names a call by its id, and some servers repeat theirs (``call_1`` in each reply), leave them out, or
+    put a signature there. A conversation that was rewritten may lack the ids of earlier calls: then all are ours.
+    """
+
+    def __init__(self, said: Sequence[Message], scope: str, op: int, *, edited: bool = False) -> None:
+        """``said`` is the conversation so far. ``edited``: it lacks messages that it had before this call."""
+        self._said = said
+        self._taken: set[str] = set()
+        self._rewritten = edited
+        self._seed = f"{scope}/{op}"
+        self._made = 0
+        self._streamed: dict[int, _Streamed] = {}
+        self._final: set[str] = set()
+
+    def streamed(self, index: int, given: str) -> str:
+        """The id of the call at place ``index`` of the stream. It stays the one that its first piece was shown with."""
+        known = self._streamed.get(index)
+        if known is None:
+            known = self._streamed[index] = _Streamed(self._new(given), given)
+        known.given = given or known.given
+        return known.id
+
+    def restart(self) -> None:
+        """Another model is asked; what was streamed does not count."""
+        self._streamed.clear()
+
+    def of_reply(self, parts: Iterable[Part], origin: str) -> list[Part]:
+        """``parts`` of the whole reply, each call under its id. ``origin`` is where a provider's id may go back to."""
+        fixed, given = list[Part](), {""}
+        for part in parts:
+            if isinstance(part, ToolCallPart):
+                call_id = self._shown(part.id) or self._new(part.id)
+                self._final.add(call_id)
+                # Two calls of one reply cannot go back under one id: their results would not tell which is whose.
+                goes_back = call_id != part.id and part.id not in given
+                given.add(part.id)
+                if goes_back:
+                    kept = {"provider_id": clean(part.id), "provider": part.provider or origin or None}
+                    part = part.model_copy(update={"id": call_id, **kept})
+                else:
+                    part = part.model_copy(update={"id": call_id})
+            fixed.append(part)
+        return fixed
+
+    def of_hook(self, parts: Iterable[Part]) -> list[Part]:
+        """``parts`` of a reply that a hook has changed: calls that it has put in get ids too."""
+        left, fixed = set(self._final), list[Part]()
+        for part in parts:
+            if isinstance(part, ToolCallPart):
+                if part.id not in left:
+                    part = part.model_copy(update={"id": self._new(part.id), "provider_id": None})
+                left.discard(part.id)
+                self._final.add(part.id)
+            fixed.append(part)
+        return fixed
+
+    def _shown(self, given: str) -> str | None:
+        """The id under which the call that the provider names ``given`` was streamed."""
+        index = next((index for index, one in self._streamed.items() if one.given == given), None)
+        return None if index is None else self._streamed.pop(index).id
+
+    def _read(self) -> None:
+        """Read the conversation, which may be long: a reply without calls does not need it."""
+        for message in self._said:
+            if message.role == "assistant":
+                self._taken.update([part.id for part in message.parts if isinstance(part, ToolCallPart)])
+            elif message.replaces is not None:  # of a user or the system: a conversation begins with them
+                self._rewritten = True
+        self._said = ()
+
+    def _new(self, given: str) -> str:
+        if self._said:
+            self._read()
+        call_id = given
+        if self._rewritten or not _FIT.fullmatch(given) or given in self._taken:
+            self._made += 1
+            call_id = f"call_{hashlib.sha256(f'{self._seed}/{self._made}'.encode()).hexdigest()[:24]}"
+        self._taken.add(call_id)
+        return call_id
+
+
+def sound_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """``parts`` as they can be stored and read back: text without lone surrogates, and plain JSON.
+
+    Whatever a provider lets through must not fail: the reply is paid for. Arguments that are not plain JSON make a
+    malformed call; what is for the provider alone is left out.
+    """
+    return tuple(sound for part in parts if (sound := _sound_part(part)) is not None)
+
+
+def _sound_part(part: Part) -> Part | None:
+    if isinstance(part, OpaquePart):
+        return None if flaw(part.data) else part
+    update: dict[str, Any] = {}
+    if isinstance(part, ToolCallPart):
+        if why := flaw(part.arguments):
+            update |= {"arguments": {}, "malformed": part.malformed or _written(part.arguments) or why}
+        if (named := (clean(part.id), clean(part.name))) != (part.id, part.name):
+            update |= {"id": named[0], "name": named[1]}
+        if part.provider_id is not None and (sound := clean(part.provider_id)) != part.provider_id:
+            update["provider_id"] = sound
+    elif isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
+        update["text"] = sound
+    if isinstance(part, TextPart | ThinkingPart | ToolCallPart) and part.opaque is not None and flaw(part.opaque):
+        update |= {"provider": None, "opaque": None}
+    return part.model_copy(update=update) if update else part
+
+
+def _written(arguments: dict[str, Any]) -> str:
+    """The JSON of ``arguments``, which is not plain; empty where there is none."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False)
+        return text if clean(text) is text else json.dumps(arguments)  # which shows a lone surrogate as it is
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def unknown(name: str, known: Sequence[str]) -> str:
+    """What the model is told of a tool that there is not."""
+    there_is = f"there is: {', '.join(known)}" if known else "there are no tools"
+    return f"tool not found: {name} ({there_is})"
+
+
+def malformed(part: ToolCallPart) -> str:
+    """What the model is told of arguments that are no JSON object."""
+    raw = part.malformed or ""
+    shown = raw if len(raw) <= 500 else raw[:500] + "…"
+    try:
+        why = "" if isinstance(parse_json(raw), dict) else " (this is another JSON value)"
+    except ValueError as error:
+        why = f" ({error})"
+    return f"ArgumentsError: the arguments of {part.name} must be one JSON object{why}, they were: {shown}"
+
+
+def open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
+    """The calls of a transcript that have no result, in order. Providers refuse a transcript that has any."""
+    waiting: dict[str, ToolCallPart] = {}
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                waiting[part.id] = part
+            elif isinstance(part, ToolResultPart):
+                waiting.pop(part.call_id, None)
+    return list(waiting.values())
+
+
+def closed_calls(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
+    """What closes the calls at the end of ``prefix`` that ``fresh`` has no results for.
+
+    Only a run that was terminated, or ran out of time, leaves any: nobody could close its transcript.
+    """
+    if not prefix or not prefix[-1].tool_calls:
+        return []
+    given = {result.call_id for message in fresh for result in message.tool_results}
+    missing = [part for part in prefix[-1].tool_calls if part.id not in given]
+    text = "OutcomeUnknown: the run was ended before this call reported back. It may have happened or not."
+    parts = tuple(ToolResultPart(call_id=part.id, name=part.name, content=text, is_error=True) for part in missing)
+    return [Message(role="tool", parts=parts)] if parts else []
+
+
+# --- from edited.py
+#
+# Conversations that an author's code has changed: whether a model can be sent them, and what was sealed in them.
+
+
+def unsound(messages: Sequence[Message]) -> str | None:
+    """Why no model can be sent ``messages``; None where any can."""
+    if not messages:
+        return "no message is left"
+    if messages[0].role != "user":
+        return f"it begins with a message of the {messages[0].role}, and has to begin with a user's"
+    if messages[-1].role == "assistant":
+        return "it ends with a reply, so there is nothing to answer"
+    for index, message in enumerate(messages):
+        if message.role == "system":
+            return f"message {index} is a system prompt; step.instructions is the place for it"
+        before = messages[index - 1].tool_calls if index else ()
+        if why := _unanswered(index, message, before):
+            return why
+    return None
+
+
+def _unanswered(index: int, message: Message, calls: Sequence[ToolCallPart]) -> str | None:
+    """Why ``message`` cannot follow a message with ``calls``."""
+    asked = [part.id for part in calls]
+    given = [part.call_id for part in message.tool_results]
+    if sorted(asked) != sorted(given):
+        missing = [one for one in asked if one not in given]
+        if missing:
+            return f"the call {missing[0]!r} of message {index - 1} has no result right behind it"
+        return f"message {index} has a result that no call of the message before it asked for, or has it twice"
+    allowed = {"tool": ("tool_result",), "user": ("text", "file")}.get(message.role)
+    if allowed is not None and any(part.type not in allowed for part in message.parts):
+        return f"message {index} is a {message.role}'s and may consist of {' and '.join(allowed)} alone"
+    if message.role == "assistant" and given:
+        return f"message {index} is a reply with results in it"
+    if message.role in ("tool", "user") and not message.parts:
+        return f"message {index} is empty"
+    return None
+
+
+def taken_over(edited: Sequence[Message], known: Sequence[Message]) -> list[Message]:
+    """``edited`` as it can be stored and sent: a reply that is none of ``known`` any more is nobody's, since what a
+    provider sealed in it covers what stood beside it."""
+    taken, at = [], 0
+    for message in edited:
+        place = next((n for n in range(at, len(known)) if known[n] is message), None)
+        at = at if place is None else place + 1  # most edits keep the order
+        taken.append(message if place is not None else _sound(message, known))
+    return taken
+
+
+def _sound(message: Message, known: Sequence[Message]) -> Message:
+    parts = sound_parts(message.parts)
+    if message.role == "assistant" and message not in known:
+        parts = tuple(part for one in parts if (part := _open(one)) is not None)
+    return message.model_copy(update={"parts": parts})
+
+
+def _open(part: Part) -> Part | None:
+    if isinstance(part, OpaquePart) or (isinstance(part, ThinkingPart) and part.opaque):
+        return None
+    if isinstance(part, ToolCallPart) and part.provider_id is not None:
+        return part.model_copy(update={"provider": None, "opaque": None, "provider_id": None})
+    if isinstance(part, TextPart | ToolCallPart) and part.opaque:
+        return part.model_copy(update={"provider": None, "opaque": None})
+    return part
+
+
+def trimmed(messages: Sequence[Message], keep: int) -> list[Message]:
+    """The first user's message and the last ``keep`` messages, and what these need: a result its call."""
+    start = max(0, len(messages) - keep)
+    while 0 < start < len(messages) and messages[start].role == "tool":
+        start -= 1
+    first = next((index for index, message in enumerate(messages) if message.role == "user"), start)
+    opening = [messages[first]] if first < start else []
+    return [*opening, *messages[start:]]

@@ -1,0 +1,509 @@
+"""The feed of a model call: what is streamed becomes events, written a few times a second for whoever follows.
+
+    asking, emit ──► parts in order ──► every 25 ms: adjacent deltas as one ──► the store
+                          └── what is left at the end: deltas are thrown away, the rest goes with the outcome
+
+A reply that is whole before the first write adds none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ..errors import StoreError, TranscriptCorruptedError
+from ..ports import (
+    Batch,
+    Completed,
+    Events,
+    ModelCall,
+    ModelReply,
+    NewEvent,
+    NextModel,
+    NextTool,
+    Restarted,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCall,
+    ToolCallDelta,
+    token,
+)
+from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, event_body
+from ..types.interface import FINISH_TOOL
+from ..types.messages import FilePart, Message, clean
+from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput
+from .event_builders import began, build_model_started, build_reply_events, closed, facts, failed, reminded, retracted
+from .retries import agent_missing, verdict
+
+# --- from batch.py
+#
+# The events of a call as the store is given them.
+
+
+def batch_of(
+    call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
+) -> Batch:
+    """Of the conversation that ``call`` is of, where its events stand. See ``Batch`` for ``token`` and ``advances``."""
+    return Batch(call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None)
+
+
+# --- from heard.py
+#
+# What whoever follows is told of users' messages where hooks may change them: what they have become, and not before.
+#
+# A message that a hook withholds, or fails at, must not be read in the events either.
+
+
+def taken_out(events: list[NewEvent]) -> list[NewEvent]:
+    """Take the events of users' messages out of ``events``."""
+    said = [one for one in events if isinstance(one.event, MessageInjected)]
+    events[:] = [one for one in events if not isinstance(one.event, MessageInjected)]
+    return said
+
+
+def as_heard(said: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
+    """The events of ``messages``, which are those of ``said`` in their order, or some of them."""
+    return list(_paired(list(said), messages))
+
+
+def _paired(said: list[NewEvent], messages: Sequence[Message]) -> Iterator[NewEvent]:
+    for message in messages:
+        while said and _id(said[0]) != message.id:  # the conversation had heard it before
+            said.pop(0)
+        if said:
+            yield _of(said.pop(0), message)
+
+
+def _id(new: NewEvent) -> str | None:
+    return new.event.id if isinstance(new.event, MessageInjected) else None
+
+
+def _of(new: NewEvent, message: Message) -> NewEvent:
+    """The same event, saying what the message says now; of a text that is large, its beginning."""
+    event = new.event
+    assert isinstance(event, MessageInjected), "no other was taken out"
+    text = message.text
+    if event.blob is not None and len(text.encode()) == event.blob.size:
+        return new  # as it was sent
+    if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
+        text = text.encode()[:INLINE_BYTES].decode(errors="ignore") + "…"
+    files = tuple(part for part in message.parts if isinstance(part, FilePart))
+    return replace(new, event=event.model_copy(update={"content": text, "blob": None, "files": files}))
+
+
+# --- from writer.py
+#
+# Writes events beside a call that goes on: one batch at a time, no more often than is asked, and never in its way.
+
+
+logger = logging.getLogger("perdure.worker")
+
+AGAIN = 1.0
+"""Seconds until a store that failed is asked again."""
+PATIENCE = 1.0
+"""Seconds that a call which has failed waits for its last events; what is not there by then is not needed."""
+
+_under_way: set[asyncio.Future[bool]] = set()
+"""Writes that nobody may wait for any more; an event loop forgets tasks that nobody holds."""
+
+
+class Writer:
+    """Writes what ``take`` gives when it is time; None is nothing. A batch that failed is written again as it was."""
+
+    def __init__(self, store: Events, take: Callable[[], Batch | None], interval: float) -> None:
+        """``interval``: seconds from the end of one write to the next."""
+        self._store = store
+        self._take = take
+        self._interval = interval
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._writing: asyncio.Future[bool] | None = None
+        self._stopped = False
+        self.unwritten: Batch | None = None
+        """What was taken and is not known to be written."""
+        self.late = False
+        """The store says that another attempt has taken over."""
+
+    def within(self, delay: float) -> None:
+        """Write in ``delay`` seconds at the latest, or as soon after that as it may be."""
+        if self._stopped or self._writing is not None:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + delay
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._timer, self._due = loop.call_at(due, self._write), due
+
+    def stop(self) -> None:
+        """Begin no more writes."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def settled(self) -> None:
+        """Until what is being written is written, for a while at most."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=PATIENCE)
+
+    def _write(self) -> None:
+        self._timer = None
+        batch = self.unwritten or self._take()
+        if batch is None or self._stopped:
+            return
+        self.unwritten = batch
+        self._writing = start(self._store, batch)
+        self._writing.add_done_callback(self._written)
+
+    def _written(self, writing: asyncio.Future[bool]) -> None:
+        self._writing = None
+        delay = self._interval
+        if writing.cancelled():
+            self.stop()
+        elif error := writing.exception():
+            delay = AGAIN
+            if not isinstance(error, StoreError):
+                self.stop()
+        else:
+            self.unwritten = None
+            if not writing.result():
+                self.late = True
+                self.stop()
+        self.within(delay)
+
+
+def start(store: Events, batch: Batch) -> asyncio.Future[bool]:
+    """Write ``batch`` whoever waits for it. That it failed is no fault of the call: a line in the log."""
+    writing = asyncio.ensure_future(store.append(batch))
+    _under_way.add(writing)
+    writing.add_done_callback(_over)
+    return writing
+
+
+def _over(writing: asyncio.Future[bool]) -> None:
+    _under_way.discard(writing)
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        # What is not a failure of the store is a fault in the engine, and somebody should hear of it.
+        level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
+        logger.log(level, "events could not be written: %s: %s", type(error).__name__, error)
+
+
+async def say(store: Events, batch: Batch) -> None:
+    """Write ``batch`` for a call that has failed. Waits for a while at most, and raises nothing."""
+    if batch.events:
+        await asyncio.wait([start(store, batch)], timeout=PATIENCE)
+
+
+# --- from failures.py
+#
+# The failures stage: an attempt that failed is said to have failed, wherever in the stages behind it that was.
+
+
+class FailuresStage:
+    """Records the errors of attempts, inline tools' each as their own. Passes every error on."""
+
+    def __init__(self, store: Events) -> None:
+        self._store = store
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Around a model call."""
+        try:
+            return await next(call)
+        except Exception as error:
+            await self._say(call, error, token(call.asked_at, call.attempt))
+            raise
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call. An exception of the tool itself does not come here: it is a result."""
+        try:
+            return await next(call)
+        except Exception as error:
+            await self._say(call, error, token(call.asked_at))
+            raise
+
+    async def _say(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
+        if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
+            return  # it is down, or not the run's
+        events = [*call.pending, *failed(call, verdict(error, call.attempt, agent_missing(error)))]
+        advances = isinstance(call, ModelCall)
+        await say(self._store, batch_of(call, events, token, advances=advances))
+
+
+DELTA_INTERVAL = 0.025
+"""Seconds between two writes, and from the first delta to the first."""
+SILENCE = 0.1
+"""Seconds until it is written that a call has begun of which nothing has come yet."""
+MOST = 1024 * 1024
+"""Characters that wait for the store. A reply that gets further ahead of it is followed no longer, only completed."""
+
+Kind = Literal["text", "thinking", "tool_call"]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Adjacent deltas of one text, one thinking or one call's arguments."""
+
+    kind: Kind
+    index: int
+    at: str
+    texts: list[str] = field(default_factory=list)
+
+
+class Feed:
+    """Of one attempt. All methods belong to the worker's event loop, and none but ``settled`` waits."""
+
+    def __init__(self, store: Events, call: ModelCall, *, stream: bool = True) -> None:
+        """Without ``stream`` nothing is written before the outcome, and no deltas at all."""
+        self._call = call
+        self._stream = stream
+        self._waiting: list[NewEvent | _Piece] = list(call.pending)
+        call.pending.clear()
+        self._size = 0
+        self._offsets: dict[tuple[Kind, int], int] = {}
+        self._calls: dict[int, tuple[str, str]] = {}
+        self._models = 0
+        self.streamed = False
+        """Whether deltas may have been written."""
+        self._writer = Writer(store, self._take, DELTA_INTERVAL)
+        if stream:
+            self._writer.within(SILENCE)
+
+    def asking(self, model: str) -> None:
+        """``model`` is asked now."""
+        self._waiting.append(build_model_started(self._call, model, self._models))
+        self._models += 1
+
+    def add(self, events: Sequence[NewEvent]) -> None:
+        """``events`` have happened."""
+        self._waiting += events
+
+    def emit(self, event: StreamEvent) -> None:
+        """The model has streamed ``event``."""
+        match event:
+            case TextDelta():
+                self._add("text", 0, event.text)
+            case ThinkingDelta():
+                self._add("thinking", 0, event.text)
+            case ToolCallDelta():
+                known = self._calls.get(event.index, ("", ""))
+                self._calls[event.index] = event.id or known[0], event.name or known[1]
+                self._add("tool_call", event.index, event.arguments)
+            case Restarted():
+                self._restart(event)
+            case Completed():
+                pass
+
+    def stop(self) -> list[NewEvent]:
+        """Write no more. What is not known to be written and still has to be; deltas have not."""
+        self._writer.stop()
+        taken = self._writer.unwritten
+        mine = [new for new in taken.events if not isinstance(new.event, ModelDelta)] if taken else []
+        mine += [one for one in self._waiting if isinstance(one, NewEvent)]
+        self._waiting = []
+        return mine
+
+    async def settled(self) -> None:
+        """Until a write that was begun before ``stop`` is over, for a while at most."""
+        await self._writer.settled()
+
+    def _add(self, kind: Kind, index: int, text: str) -> None:
+        if not self._stream or self._writer.late:
+            return
+        last = self._waiting[-1] if self._waiting else None
+        if not (isinstance(last, _Piece) and last.kind == kind and last.index == index):
+            last = _Piece(kind, index, facts(self._call)["at"])
+            self._waiting.append(last)
+        last.texts.append(text)
+        self._size += len(text)
+        if self._size > MOST:
+            self._stream = False
+            self._drop_deltas()
+            return
+        self._writer.within(DELTA_INTERVAL)
+
+    def _restart(self, event: Restarted) -> None:
+        """The next of a chain of models is asked; nothing that the one before has said counts."""
+        self._drop_deltas()
+        self._offsets.clear()
+        self._calls.clear()
+        said = facts(self._call)
+        failed = ErrorEvent(**said, activity=MODEL_ACTIVITY, error_type=event.error_type, error=event.error)
+        self._waiting.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models}"))
+        # Dropped by the store where nothing was streamed.
+        undone = retracted(self._call, event.error_type)
+        self._waiting.append(replace(undone, key=f"undone/{self._call.owner}/{self._models}"))
+        self.asking(event.model)
+        if self._stream:
+            self._writer.within(DELTA_INTERVAL)
+
+    def _drop_deltas(self) -> None:
+        self._waiting = [one for one in self._waiting if isinstance(one, NewEvent)]
+        self._size = 0
+
+    def _take(self) -> Batch | None:
+        if not self._waiting:
+            return None
+        events = [one if isinstance(one, NewEvent) else self._delta(one) for one in self._waiting]
+        self._waiting, self._size = [], 0
+        return batch_of(self._call, events, token(self._call.asked_at, self._call.attempt), advances=True)
+
+    def _delta(self, piece: _Piece) -> NewEvent:
+        self.streamed = True
+        text = clean("".join(piece.texts))
+        at = piece.kind, piece.index
+        offset = self._offsets.get(at, 0)
+        self._offsets[at] = offset + len(text)
+        call_id, name = self._calls[piece.index] if piece.kind == "tool_call" else ("", "")
+        inside = self._call.agent.output_type.inside if name == FINISH_TOOL and self._call.agent else None
+        event = ModelDelta(
+            **{**facts(self._call), "at": piece.at},
+            iteration=self._call.input.iteration,
+            kind=piece.kind,
+            text=text,
+            offset=offset,
+            index=piece.index,
+            call_id=call_id,
+            name=name,
+            inside=inside,
+        )
+        return NewEvent(event)
+
+
+# --- from progress.py
+#
+# What a tool says of itself while it runs: from any thread, at any rate; the latest of it is written now and then.
+
+
+PROGRESS_INTERVAL = 0.1
+"""Seconds between two writes, and until the first: a tool that is done by then adds none."""
+
+
+class Progress:
+    """Of one call. Made, and stopped, on the worker's event loop."""
+
+    def __init__(self, store: Events, call: ToolCall) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._latest: NewEvent | None = None
+        self._stopped = False
+        self._writer = Writer(store, self._take, PROGRESS_INTERVAL)
+
+    def say(self, message: str, data: Any) -> None:
+        """``data`` is plain JSON. From any thread; what comes after the end of the call is dropped.
+
+        Raises ``ValueError`` for what cannot be stored: here, where the author's code sees it. Written with the
+        outcome it would keep that from being recorded.
+        """
+        task = self._call.input
+        event = ToolProgress(**facts(self._call), call_id=task.call_id, name=task.name, message=message, data=data)
+        if (size := len(event_body(event))) > INLINE_BYTES:
+            raise ValueError(f"progress: it has {size:,} bytes as JSON and may have {INLINE_BYTES:,}")
+        with self._lock:
+            if self._stopped:
+                return
+            waits, self._latest = self._latest is not None, NewEvent(event)
+            if not waits:  # else whoever is woken for it finds this one
+                self._loop.call_soon_threadsafe(self._writer.within, PROGRESS_INTERVAL)
+
+    def stop(self) -> list[NewEvent]:
+        """Write no more; what was said last and is not written."""
+        with self._lock:
+            self._stopped = True
+            latest, self._latest = self._latest, None
+        self._writer.stop()
+        return [latest] if latest else []
+
+    def _take(self) -> Batch | None:
+        with self._lock:
+            latest, self._latest = self._latest, None
+        if latest is None:
+            return None
+        # Of all attempts the same: a late word of a tool whose result the model has been given is dropped.
+        return batch_of(self._call, [latest], token(self._call.asked_at))
+
+
+# --- from events.py
+#
+# The events stage: whoever follows the run is told what a call is at, as it happens.
+#
+# It stands inside the journal, so an outcome that is found there is not said again; what the call comes to is
+# recorded in
+# one transaction with its outcome. Events never make a call fail, or wait.
+
+
+class EventsStage:
+    """Writes what happens in a call, and puts the rest beside its outcome.
+
+    Without ``stream`` a model call writes nothing before its outcome: no deltas, and no transaction of its own.
+    ``stopped_by_run`` says of a cancelled call whether the run stopped it; else it is the worker that stops.
+    ``changed_by_hooks`` says whether those of an agent may change what users say: then that is told when they have.
+    """
+
+    def __init__(
+        self,
+        store: Events,
+        stopped_by_run: Callable[[], bool],
+        *,
+        stream: bool = True,
+        changed_by_hooks: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._store = store
+        self._stopped_by_run = stopped_by_run
+        self._stream = stream
+        self._changed_by_hooks = changed_by_hooks
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Around a model call, the recording of an ending, or a reminder."""
+        if call.input.purpose == "remind":
+            reply = await next(call)
+            reply.commit = replace(reply.commit, events=Batch(call.input.context_id, list(reminded(call))))
+            return reply
+        call.pending += began(call)
+        said = taken_out(call.pending) if self._changed_by_hooks(call.input.agent) else []
+        if call.input.purpose == "close":
+            call.heard = lambda messages: call.pending.extend(as_heard(said, messages))
+            reply = await next(call)
+            return self._with_events(call, reply, closed(call))
+        feed = Feed(self._store, call, stream=self._stream)
+        call.asking, call.emit = feed.asking, feed.emit
+        call.heard = lambda messages: feed.add(as_heard(said, messages))
+        try:
+            reply = await next(call)
+        except asyncio.CancelledError:
+            call.pending += feed.stop()
+            if feed.streamed:
+                await feed.settled()
+                await say(self._store, self._undone(call))
+            raise
+        except Exception:
+            call.pending += feed.stop()
+            await feed.settled()
+            raise
+        call.pending += feed.stop()
+        return self._with_events(call, reply, build_reply_events(call, reply))
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call that may act. The journal stage says that it begins, and what it comes to."""
+        progress = Progress(self._store, call)
+        call.progress = progress.say
+        try:
+            return await next(call)
+        finally:
+            call.pending += progress.stop()
+
+    def _undone(self, call: ModelCall) -> Batch:
+        reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
+        events = [*call.pending, retracted(call, reason)]
+        return batch_of(call, events, token(call.asked_at, call.attempt), advances=True)
+
+    def _with_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
+        batch = batch_of(call, [*call.pending, *events], token(call.asked_at), advances=True)
+        reply.commit = replace(reply.commit, events=batch)
+        return reply

@@ -1,0 +1,124 @@
+"""Inline tools: quick ones run inside the model activity, behind the recorded reply; one activity less an iteration.
+
+The stage stands outside the journal: the reply is recorded before any tool acts, and every tool call goes through
+the same stages as an activity's, with a journal entry of its own. A retry finds all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+
+from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.plain_json import size
+from ..types.tool_calls import AsActivity, Call, Inline
+from ..types.wire import OUTPUT_BYTES, AgentLimits, CallFacts, ModelOutput, ToolInput, ToolOutput
+from .journal_keys import tool_key
+
+BUDGET = 20.0
+"""Seconds for all inline tools of one reply; what has not begun by then becomes an ordinary call."""
+
+
+class InlineStage:
+    """Runs the inline calls of a reply through ``run``, which is the chain that a tool activity goes through."""
+
+    def __init__(self, run: NextTool, clock: Callable[[], float] = monotonic) -> None:
+        self._run = run
+        self._clock = clock
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """Replace the inline calls of the reply by their outcomes."""
+        reply = await next(call)
+        if call.input.purpose == "force_finish":  # the loop runs no call of such a reply
+            return reply
+        if any(_is_inline(asked) for asked in reply.output.calls):
+            reply.output = await self._finish(call, reply.output)
+        return reply
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Nothing to do: the call is an activity of its own."""
+        return await next(call)
+
+    async def _finish(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
+        until = self._clock() + BUDGET
+        calls, left = list(output.calls), _allowed(call.input.calls_left, output.limits)
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        try:
+            for index, asked in enumerate(calls):
+                # A tool that was cancelled comes back with a result that says so: the next must not begin.
+                if _is_inline(asked) and left > 0 and self._clock() < until and not task.cancelling():
+                    left -= 1
+                    calls[index] = done = await self._one(call, output, index)
+                    if isinstance(done.disposition, Inline) and done.disposition.aborted is not None:
+                        break  # the run ends
+        except asyncio.CancelledError:
+            # The reply is paid for and recorded: hand it over, and let the workflow close what is left.
+            pass
+        return output.model_copy(update={"calls": tuple(_fit(calls))})
+
+    async def _one(self, call: ModelCall, output: ModelOutput, index: int) -> Call:
+        asked = output.calls[index]
+        how = asked.disposition
+        assert isinstance(how, AsActivity), "only such calls are inline"
+        task = ToolInput(
+            **call.input.model_dump(include=_FACTS),
+            # The number that the loop gives this call (loop/apply.py), and with it the journal key: one that was begun
+            # here and becomes an activity, because this worker stops, is known there as begun.
+            op=call.input.op + 1 + index,
+            call_id=asked.id,
+            name=asked.name,
+            arguments=asked.arguments,
+            head=output.head,
+            definition=asked.definition,
+            toolset=how.toolset,
+            idempotent=how.idempotent,
+            retries=how.retries,
+        )
+        inner = ToolCall(
+            task,
+            tool_key(task),
+            f"{call.owner}/{asked.id}",
+            call.attempt,
+            auth=call.auth,
+            arguments=asked.arguments or {},
+            asked_at=call.asked_at,
+        )
+        result = await self._run(inner)
+        if result.status == "asking":  # its activity finds that in the journal, and the call waits
+            return asked.model_copy(update={"disposition": how.model_copy(update={"inline": False})})
+        aborted = result.content if result.status == "aborted" else None
+        content = None if aborted else result.content
+        done = Inline(key=result.key, content=content, blob=result.blob, is_error=result.is_error, aborted=aborted)
+        return asked.model_copy(update={"disposition": done})
+
+
+def _allowed(left: int | None, limits: AgentLimits) -> float:
+    """How many calls may run here; the loop refuses or holds back the others. Before the run knows its limits (None)
+    none of its calls has run.
+    """
+    if left is not None:
+        return left
+    most = [bounds.tool_calls for bounds in (limits.run, limits.turn) if bounds and bounds.tool_calls is not None]
+    return min(most, default=math.inf)
+
+
+def _fit(calls: Iterable[Call]) -> Iterator[Call]:
+    """Results that do not fit into history together are there by their journal key alone."""
+    left = OUTPUT_BYTES
+    for call in calls:
+        how = call.disposition
+        if isinstance(how, Inline) and how.content is not None:
+            left -= size(how.content)
+            if left < 0:
+                call = call.model_copy(update={"disposition": how.model_copy(update={"content": None})})
+        yield call
+
+
+_FACTS = set(CallFacts.model_fields) - {"op"}
+
+
+def _is_inline(asked: Call) -> bool:
+    return isinstance(asked.disposition, AsActivity) and asked.disposition.inline

@@ -1,0 +1,85 @@
+"""Journal keys: which effect a call is, the same for every attempt of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import TranscriptCorruptedError
+from ..types.messages import Data
+from ..types.wire import ModelInput, ToolInput
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
+
+
+def model_key(task: ModelInput) -> str:
+    """Key of a model call: its scope and number, and what the model is asked.
+
+    Who decided on a call, and when, is left out: after a Temporal reset the same is decided at another time.
+    """
+    digest = {
+        "agent": task.agent,
+        "purpose": task.purpose,
+        "head": task.head,
+        "new": [{"kind": item.kind, **_given(item, "decided")} for item in task.new],
+        "overrides": task.overrides,
+        "closing": _given(task.closing) if task.closing else None,
+        **({} if task.tighter is None else {"tighter": task.tighter}),
+        **({} if task.pinned is None else {"pinned": task.pinned.hash}),
+        **({"branches": [_given(one) for one in task.branches]} if task.branches else {}),
+        **({} if task.auth_context is None else {"auth_context": task.auth_context}),
+        **({} if task.auth_ref is None else {"auth_ref": task.auth_ref}),
+    }
+    return _key(task.scope, task.op, "model", digest)
+
+
+def tool_key(task: ToolInput) -> str:
+    """Key of a tool call: its scope and number, the call and its arguments, and the values that it was answered so far.
+
+    Arguments too large for history stand in the node of ``head``, whose hash covers them.
+    """
+    digest = {
+        "call_id": task.call_id,
+        "name": task.name,
+        "arguments": task.arguments if task.arguments is not None else task.head,
+        **({"answers": [_given(one, "by", "at") for one in task.answers]} if task.answers else {}),
+        **({} if task.side is None else {"side": {"kind": task.side.kind, **_given(task.side)}}),
+    }
+    return _key(task.scope, task.op, "tool", digest)
+
+
+def call_key(task: ToolInput) -> str:
+    """The key of the call's first run: the same for all of its runs, whatever was answered in between, and for what is
+    done before and after it."""
+    return tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
+
+
+def _given(data: Data, *without: str) -> dict[str, Any]:
+    """Without defaults: a field that a later version adds must not change the keys of calls that do not use it."""
+    return data.model_dump(exclude_defaults=True, exclude=set(without))
+
+
+def _key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical([scope, op, kind, digest]).encode()).hexdigest()
+
+
+# --- from outcome.py
+#
+# Recorded outcomes, read back.
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_outcome(kind: type[M], body: bytes, key: str) -> M:
+    """The outcome of journal entry ``key``. Raises ``TranscriptCorruptedError``, by which the run waits."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError:
+        raise TranscriptCorruptedError(
+            f"the outcome in journal entry {key} was altered, or a newer perdure wrote it: it cannot be read",
+            hint="Restore the entry from a backup, or run workers of the newer version; then resume the run.",
+        ) from None

@@ -1,0 +1,316 @@
+"""Heartbeats of an activity, from a task of its own, so that no call has to think of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+
+from pydantic_core import to_jsonable_python
+from temporalio import activity
+
+from ..errors import (
+    AgentNotFoundError,
+    ContextLengthError,
+    PerdureError,
+    ProviderError,
+    ProviderTimeoutError,
+    ToolsetError,
+)
+from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.limits import Limits
+from ..types.messages import clean
+from ..types.wire import ToolOutput
+
+INTERVAL = 0.5
+"""Seconds between heartbeats: a cancellation arrives with the answer to one, and an interrupt is to stop a call within
+a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
+
+_AGENT_MISSING = "agent missing since"
+
+_current: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
+
+
+class Heartbeat:
+    """``async with Heartbeat():`` heartbeats until the end of the block; its details say what is waited for."""
+
+    def __init__(self) -> None:
+        self._details: tuple[object, ...] = ()
+        self._kept: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Heartbeat:
+        self._token = _current.set(self)
+        self._beat = activity.heartbeat
+        for details in activity.info().heartbeat_details:  # of the attempt before, or what that one kept of its own
+            if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
+                self._kept = {name: value for name, value in kept.items() if isinstance(value, int)}
+        self._context = copy_context()  # the activity's: heartbeat() finds its activity there
+        self._later()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        _current.reset(self._token)
+
+    def note(self, *details: object) -> None:
+        """What the next heartbeats say; shown as the reason of a stuck run."""
+        self._details = details
+
+    def kept(self, name: str) -> int:
+        """What :meth:`keep` kept in an earlier attempt or in this one; 0 for nothing."""
+        return self._kept.get(name, 0)
+
+    def keep(self, name: str, value: int) -> None:
+        """Have the next attempt know ``value``."""
+        if self._kept.get(name, 0) != value:
+            self._kept[name] = value
+            self._context.run(self._send)
+
+    def reporter(self) -> Callable[..., None]:
+        """A function that heartbeats at once with details of the author's, and again with them; from any thread."""
+        loop = asyncio.get_running_loop()
+
+        def report(*details: object) -> None:
+            # Here, where the author's code sees the error: a heartbeat that cannot be encoded cancels its activity.
+            plain = tuple(to_jsonable_python(detail) for detail in details)
+            loop.call_soon_threadsafe(self._report, plain, context=self._context)
+
+        return report
+
+    def _report(self, details: tuple[object, ...]) -> None:
+        self._details = details
+        self._send()
+
+    def _later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick, context=self._context)
+
+    def _tick(self) -> None:
+        self._send()
+        self._later()
+
+    def _send(self) -> None:
+        self._beat(*self._details, *([{"kept": self._kept}] if self._kept else []))
+
+
+def note(reason: str) -> None:
+    """Say in the heartbeats of the current activity, if there is one, why it waits; "" when it no longer does."""
+    if (current := _current.get()) is not None:
+        current.note(*([{"waiting": reason}] if reason else []))
+
+
+def remembered(name: str) -> int | None:
+    """What the attempts of the current activity have remembered under ``name``; None where there is no activity."""
+    current = _current.get()
+    return None if current is None else current.kept(name)
+
+
+def remember(name: str, value: int) -> bool:
+    """Have the activity's next attempt know ``value``. Whether there is an activity."""
+    if (current := _current.get()) is not None:
+        current.keep(name, value)
+    return current is not None
+
+
+def agent_missing(error: Exception) -> float:
+    """Seconds since the first of the activity's attempts that did not find its agent, this one having failed with
+    ``error``. By the server's clock: each attempt may run on another machine."""
+    if (current := _current.get()) is None:
+        return 0.0
+    now, since = activity.info().started_time.timestamp(), 0
+    if isinstance(error, AgentNotFoundError):
+        since = current.kept(_AGENT_MISSING) or int(now)
+    current.keep(_AGENT_MISSING, since)
+    return now - since if since else 0.0
+
+
+def reporter() -> Callable[..., None]:
+    """What a tool's ``ctx.heartbeat`` does in the current activity: nothing where there is none."""
+    current = _current.get()
+    return current.reporter() if current is not None else _nothing
+
+
+def _nothing(*details: object) -> None:
+    """No activity, no heartbeat."""
+
+
+# --- from budget.py
+#
+# What one model call may take over all its attempts (``Limits``): past it, the last error fails the run.
+
+
+FAILED = "failed_attempts"
+"""What the heartbeats of a model call say of its attempts so far. Temporal keeps the last details of an attempt for the
+next one, so the count survives the worker."""
+
+
+class BudgetStage:
+    """Innermost: what fails outside, the store for instance, is not the model's failure.
+
+    An error that the provider said when to come back from costs no attempt, but time; a wait that would end past the
+    limit is not begun. An attempt that is still under way when the time is up is broken off. The first attempt is given
+    the whole time, however long it waited for a worker.
+    """
+
+    def __init__(self, limits: Callable[[str], Limits]) -> None:
+        """``limits`` of the agent of that name."""
+        self._limits = limits
+        self._failed: dict[str, int] = {}
+        """By call, where there is no Temporal to remember it (``perdure.testing``)."""
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        """See the class."""
+        if call.input.purpose == "close":
+            return await next(call)
+        limits = self._limits(call.input.agent)
+        whole = limits.call_seconds
+        left = whole if whole is None or call.attempt == 1 else max(0.0, whole - _elapsed(call))
+        try:
+            async with asyncio.timeout(left) as clock:
+                return await next(call)
+        except TimeoutError:
+            if not clock.expired() or whole is None:
+                raise
+            spent = f"{_duration(whole)} (call_timeout)"
+            raise _final(ProviderTimeoutError("the reply was not complete"), spent) from None
+        except ProviderError as error:
+            if not error.retryable:  # whoever can do without (a summary in pieces) has failed at nothing
+                raise
+            bounded = bound_wait(error, limits.retry_seconds)
+            failed = self._count(call, obeyed=error.retry_after is not None and not bounded)
+            if (why := exhausted(limits, failed, _elapsed(call), error.retry_after)) is not None:
+                raise _final(error, why) from None
+            raise
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Tools count their own attempts, in the journal."""
+        return await next(call)
+
+    def _count(self, call: ModelCall, *, obeyed: bool) -> int:
+        """How many attempts have failed, this one included unless the wait that the provider asks for is ``obeyed``."""
+        of_call = call.owner.rpartition("/")[0]
+        before = remembered(FAILED)
+        failed = (self._failed.get(of_call, 0) if before is None else before) + (not obeyed)
+        if not remember(FAILED, failed):
+            self._failed[of_call] = failed
+        return failed
+
+
+def bound_wait(error: ProviderError, longest: float) -> bool:
+    """Make the wait that ``error`` asks for at most ``longest`` seconds; its message says so. Whether it was longer."""
+    asked = error.retry_after
+    if asked is None or asked <= longest:
+        return False
+    error.retry_after = longest
+    error.message = (
+        f"the provider asks to wait {_duration(asked)}, and retry_wait allows {_duration(longest)}: {error.message}"
+    )
+    error.args = (error.message,)
+    return True
+
+
+def exhausted(limits: Limits, failed: int, elapsed: float, delay: float | None) -> str | None:
+    """What is used up, in words; None while another attempt may be made ``delay`` seconds from now."""
+    if limits.attempts is not None and failed >= limits.attempts:
+        return f"{failed} attempt{'s' if failed > 1 else ''} (attempts)"
+    whole = limits.call_seconds
+    if whole is None or elapsed + (delay or 0.0) < whole:
+        return None
+    if elapsed >= whole:
+        return f"{_duration(whole)} (call_timeout)"
+    return f"{_duration(elapsed)}, as it is to wait {_duration(delay or 0.0)} more of {_duration(whole)} (call_timeout)"
+
+
+def _final(error: ProviderError, spent: str) -> ProviderError:
+    """``error`` as the last one: not tried again."""
+    error.retryable = False
+    error.message = f"gave up after {spent}: {error.message}"
+    error.args = (error.message,)
+    return error
+
+
+def _elapsed(call: ModelCall) -> float:
+    """Seconds since the first attempt was scheduled."""
+    return monotonic() - call.scheduled
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+# --- from verdict.py
+#
+# What becomes of a call that failed: tried again or not, and what is said of it.
+
+
+AGENT_SECONDS = 60.0
+"""How long an unknown agent is looked for, from the first attempt that did not find it: a deploy may be under way."""
+TOOLSET_ATTEMPTS = 7
+"""How often a toolset is asked for its tools: a minute, with the delays of workflows/options.py, for a server may be
+starting anew."""
+SILENT_ATTEMPTS = 3
+"""How often a model may fall silent before the run fails with it: every attempt may have been paid for."""
+UNEXPECTED_ATTEMPTS = 5
+"""How often an attempt may fail with something that is no ``PerdureError``, or that an author's provider has raised
+and nobody knows, before the run fails with it."""
+FAILURE_CHARS = 1000
+"""Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
+"Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
+
+LONGEST_DELAY = 100 * 365 * 86400.0
+"""Seconds that Temporal can be told. ``Limits.retry_wait`` bounds what a provider asks for long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a failed attempt means."""
+
+    kind: str
+    """Class name of the error."""
+    message: str
+    retry: bool
+    delay: float | None = None
+    """Seconds until the next attempt, where the provider said so."""
+    ways: tuple[str, ...] = ()
+    """What the loop may do before it asks again: ``ContextLengthError.ways``."""
+
+    @property
+    def details(self) -> tuple[dict[str, list[str]], ...]:
+        """For the loop, as details of the failure that Temporal is told."""
+        return ({"compaction": list(self.ways)},) if self.ways else ()
+
+
+def verdict(error: Exception, attempt: int, missing: float = 0.0) -> Verdict:
+    """Of attempt number ``attempt`` (from 1) that failed with ``error``. ``missing``: seconds without the agent.
+
+    What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
+    ever.
+    """
+    most = {
+        ProviderError: UNEXPECTED_ATTEMPTS,  # nobody knows what it is
+        ProviderTimeoutError: SILENT_ATTEMPTS,
+        ToolsetError: TOOLSET_ATTEMPTS,
+    }.get(type(error))
+    if not isinstance(error, PerdureError):
+        return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
+    retry = error.retryable and (most is None or attempt < most)
+    if isinstance(error, AgentNotFoundError):
+        retry = missing < AGENT_SECONDS
+    delay = error.retry_after if isinstance(error, ProviderError) else None
+    delay = None if delay is None else min(delay, LONGEST_DELAY)
+    ways = error.ways if isinstance(error, ContextLengthError) else ()
+    return Verdict(type(error).__name__, _short(str(error)), retry, delay, ways)
+
+
+def _short(text: str) -> str:
+    text = clean(text)  # else Temporal's client could not send it, nor say whether to try again
+    return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + "… (cut)"

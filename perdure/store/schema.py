@@ -1,0 +1,256 @@
+"""SQLAlchemy Core statements, compiled once per dialect and executed as driver SQL.
+
+Core's own execution costs about 25 µs of CPU more per statement, and these stand on the path of every iteration.
+What differs between SQLite and PostgreSQL is here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Dialect, bindparam
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.elements import ClauseElement
+
+from ..ports import RunRow
+
+
+class Rows(Protocol):
+    """What a statement gives: a driver's cursor, or SQLAlchemy's result."""
+
+    @property
+    def rowcount(self) -> int:
+        """Rows that were written."""
+        ...
+
+    def fetchone(self) -> Any:
+        """The next row, None behind the last."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows."""
+        ...
+
+
+class Database(Protocol):
+    """A connection in a transaction; an adapter passes the leanest that its driver has."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """What statements are compiled for."""
+        ...
+
+    def execute(self, sql: str, parameters: tuple[Any, ...], /) -> Rows:
+        """Run ``sql`` with its parameters by position."""
+        ...
+
+
+class Statement:
+    """A Core statement, built and compiled once per dialect; run with its parameters by name."""
+
+    def __init__(self, build: Callable[[Dialect], ClauseElement]) -> None:
+        self._build = build
+        self._compiled: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {}
+
+    def run(self, database: Database, **values: Any) -> Rows:
+        """Execute it once."""
+        dialect = database.dialect
+        sql, names, constants = self._compiled.get(dialect.name) or self._compile(dialect)
+        values |= constants
+        return database.execute(sql, tuple(map(values.__getitem__, names)))
+
+    def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+        built: Any = self._build(dialect).compile(dialect=dialect)  # Any: typed as less than it is
+        names = tuple(built.positiontup or ())
+        # A dialect may add parameters of its own, for instance SQLite an offset to every limit.
+        constants = {name: value for name, value in built.params.items() if value is not None}
+        compiled = self._compiled[dialect.name] = str(built), names, constants
+        return compiled
+
+
+class ByKeys:
+    """A statement over a list of keys, padded to a power of two so that few statements are compiled."""
+
+    MOST = 512
+    """Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
+
+    def __init__(self, build: Callable[[list[Any]], ClauseElement]) -> None:
+        self._build = build
+        self._by_count: dict[int, Statement] = {}
+
+    def run(self, database: Database, keys: Sequence[str], **values: Any) -> Rows:
+        """Execute it for at most ``MOST`` keys; without any it is run for one that nothing has."""
+        count = 1 << max(len(keys) - 1, 0).bit_length()
+        padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
+        if count not in self._by_count:
+            names = [bindparam(f"k{i}", type_=sa.Text) for i in range(count)]
+            self._by_count[count] = Statement(lambda _: self._build(names))
+        return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
+
+    def each(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
+        """All rows for any number of keys."""
+        wanted = list(dict.fromkeys(keys))
+        for start in range(0, len(wanted), self.MOST):
+            yield from self.run(database, wanted[start : start + self.MOST], **values)
+
+
+def insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ON CONFLICT: the two dialects write it alike, SQLAlchemy has a class for each."""
+    made = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
+    return made.values({column.name: bindparam(column.name) for column in table.columns})
+
+
+def insert_missing(table: sa.Table) -> Statement:
+    return Statement(lambda dialect: insert(dialect, table).on_conflict_do_nothing())
+
+
+def upsert(dialect: Dialect, table: sa.Table) -> Insert:
+    """A row in the place of the one that has its primary key, unless it was asked for earlier."""
+    new_row = insert(dialect, table)
+    key = [column.name for column in table.primary_key]
+    new = {column.name: new_row.excluded[column.name] for column in table.columns}
+    for kept in (*key, "created_at"):
+        new.pop(kept, None)
+    not_older = new_row.excluded.asked_at >= table.c.asked_at if "asked_at" in table.c else None
+    return new_row.on_conflict_do_update(index_elements=key, set_=new, where=not_older)
+
+
+def as_bytes(value: Any) -> bytes:
+    """SQLite keeps a type per value: bytes that somebody altered by hand may come back as text."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+# --- from tables.py
+#
+# The tables of the newest schema. ``migrations/`` makes them; a test keeps the two alike.
+
+
+metadata = sa.MetaData()
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
+    sa.Column("store_id", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+)
+nodes_table = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("parent", sa.Text),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+blobs_table = sa.Table(
+    "blobs",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+journal = sa.Table(
+    "journal",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text),
+    sa.Column("owner", sa.Text),
+    sa.Column("starts", sa.Integer, nullable=False),
+    sa.Column("outcome", sa.LargeBinary),
+    sa.Column("claimed_at", sa.Text),
+    sa.Column("done_at", sa.Text),
+)
+runs_table = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("agent", sa.Text, nullable=False),
+    sa.Column("scope", sa.Text, nullable=False),
+    sa.Column("head", sa.Text),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("iterations", sa.Integer, nullable=False),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("asked_at", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("updated_at", sa.Text, nullable=False),
+    sa.Index("runs_created_at", "created_at"),
+    sa.Index("runs_agent", "agent", "created_at"),
+    sa.Index("runs_status", "status", "created_at"),
+)
+turns_table = sa.Table(
+    "turns",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("task_id", sa.Text, primary_key=True),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("head", sa.Text),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("asked_at", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("updated_at", sa.Text, nullable=False),
+)
+sent = sa.Table(
+    "sent",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("message_id", sa.Text, primary_key=True),
+    sa.Column("task_id", sa.Text, nullable=False),
+)
+memory = sa.Table(
+    "memory",
+    metadata,
+    sa.Column("namespace", sa.Text, primary_key=True),
+    # Compared by code points, as SQLite does: a range of keys is a prefix then, and the index serves it.
+    sa.Column("key", sa.Text().with_variant(postgresql.TEXT(collation="C"), "postgresql"), primary_key=True),
+    sa.Column("value", sa.LargeBinary, nullable=False),
+    sa.Column("updated_at", sa.Text, nullable=False),
+)
+events_table = sa.Table(
+    "events",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("task_id", sa.Text),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("key", sa.Text),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("spans", sa.Text),
+    # Of a run below the one whose order it stands in: the id of that run. NULL for the conversation's own.
+    sa.Column("child", sa.Text),
+)
+_keyed = events_table.c.key.is_not(None)
+_of_child = events_table.c.child.is_not(None)
+sa.Index(
+    "events_key",
+    events_table.c.context_id,
+    events_table.c.key,
+    unique=True,
+    sqlite_where=_keyed,
+    postgresql_where=_keyed,
+)
+sa.Index(
+    "events_child",
+    events_table.c.context_id,
+    events_table.c.child,
+    events_table.c.seq,
+    sqlite_where=_of_child,
+    postgresql_where=_of_child,
+)
+feeds = sa.Table(
+    "feeds",
+    metadata,
+    sa.Column("context_id", sa.Text, primary_key=True),
+    # The number of the last event. Whoever writes updates it first: the row's lock makes one order of all writers.
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("token", sa.Text, nullable=False),
+    # The first delta that is neither complete nor retracted, and the first that is in the table; 0 without.
+    sa.Column("open", sa.Integer, nullable=False),
+    sa.Column("first_delta", sa.Integer, nullable=False),
+    # The conversation in whose order the events stand, and the ways down from there (JSON: ways.py); NULL for its own.
+    sa.Column("root", sa.Text),
+    sa.Column("path", sa.Text),
+)
+RUN_COLUMNS = tuple(runs_table.columns.keys())
+assert tuple(field.name for field in fields(RunRow)) == RUN_COLUMNS  # rows are read by position

@@ -1,0 +1,341 @@
+"""What a Temporal server answers to clients, as far as perdure asks it: a ``ServiceClient`` that calls nobody.
+
+``temporalio.client.Client`` on top of it is the real one, and so is all of perdure's client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn, TypeVar
+
+from google.protobuf.any_pb2 import Any as AnyProto
+from temporalio.api.common.v1 import GrpcStatus, Memo, Payloads, WorkflowExecution, WorkflowType
+from temporalio.api.enums.v1 import (
+    EventType,
+    HistoryEventFilterType,
+    UpdateWorkflowExecutionLifecycleStage,
+    WorkflowExecutionStatus,
+    WorkflowIdConflictPolicy,
+    WorkflowIdReusePolicy,
+)
+from temporalio.api.errordetails.v1 import MultiOperationExecutionFailure, WorkflowExecutionAlreadyStartedFailure
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.history.v1 import History, HistoryEvent
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest, ListSearchAttributesResponse
+from temporalio.api.taskqueue.v1 import PollerInfo
+from temporalio.api.update.v1 import Outcome, UpdateRef
+from temporalio.api.workflow.v1 import WorkflowExecutionConfig, WorkflowExecutionInfo
+from temporalio.api.workflowservice import v1 as api
+from temporalio.converter import DataConverter, decode_typed_search_attributes, encode_search_attributes
+from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
+from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
+
+from ..temporal_service import type_of, typed
+from ..types.interface import ATTRIBUTES, WORKFLOW
+from ..worker import Engine
+from .execution import Execution, Started, encoded
+
+# --- from answers.py
+#
+# What there is to say of an execution, in the messages of Temporal's API.
+
+
+_CONVERTER = DataConverter.default
+_STATUS = {
+    None: WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
+    "completed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
+    "failed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
+    "cancelled": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
+    "terminated": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
+}
+_TAKEN = 10
+"""Events of a run that a worker has taken."""
+
+
+def arguments(given: Payloads) -> list[Any]:
+    """What a client has sent."""
+    return _CONVERTER.payload_converter.from_payloads(given.payloads)
+
+
+def payloads(*values: Any) -> Payloads:
+    """Values as a client is sent them."""
+    return Payloads(payloads=_CONVERTER.payload_converter.to_payloads(values))
+
+
+def failure(error: BaseException) -> Failure:
+    """An error as it travels."""
+    said = Failure()
+    _CONVERTER.failure_converter.to_failure(error, _CONVERTER.payload_converter, said)
+    return said
+
+
+def named(execution: Execution) -> WorkflowExecution:
+    """By its ids."""
+    return WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id)
+
+
+def _memo(execution: Execution) -> Memo:
+    """As it was started with, and has changed it."""
+    memo = Memo()
+    memo.CopyFrom(execution.started.memo or Memo())
+    for key in execution.memo:
+        memo.fields.pop(key, None)
+    memo.MergeFrom(encoded({key: value for key, value in execution.memo.items() if value is not None}))
+    return memo
+
+
+def described(execution: Execution) -> WorkflowExecutionInfo:
+    """As lists and descriptions have it."""
+    info = WorkflowExecutionInfo(
+        execution=named(execution),
+        type=WorkflowType(name=WORKFLOW),
+        status=_STATUS[execution.ended],
+        history_length=_TAKEN,
+        memo=_memo(execution),
+        task_queue=execution.started.task_queue,
+    )
+    encode_search_attributes(typed(execution.attributes), info.search_attributes)
+    info.start_time.FromDatetime(execution.started.at)
+    if execution.ended_at is not None:
+        info.close_time.FromDatetime(execution.ended_at)
+    return info
+
+
+def closing(execution: Execution) -> HistoryEvent:
+    """The last event of one that has ended."""
+    event = HistoryEvent(event_id=_TAKEN)
+    match execution.ended:
+        case "completed":
+            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
+            event.workflow_execution_completed_event_attributes.result.CopyFrom(payloads(execution.result))
+        case "failed":
+            assert execution.failure is not None, "a failed execution says why"
+            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
+            event.workflow_execution_failed_event_attributes.failure.CopyFrom(failure(execution.failure))
+        case "terminated":
+            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
+            event.workflow_execution_terminated_event_attributes.reason = "terminated"
+        case _:
+            event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED
+            event.workflow_execution_canceled_event_attributes.SetInParent()
+    return event
+
+
+def rpc_error(status: RPCStatusCode, message: str, details: Any = None) -> RPCError:
+    """A call that is refused; ``details`` is a protobuf message."""
+    raw = GrpcStatus(code=status, message=message)
+    if details is not None:
+        packed = AnyProto()
+        packed.Pack(details)
+        raw.details.append(packed)
+    return RPCError(message, status, raw.SerializeToString())
+
+
+T = TypeVar("T")
+
+_DONE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
+
+
+class Home:
+    """The event loop on which an engine lives; from any other, and from any thread, one is taken there."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What ``make()`` comes to, awaited at home."""
+        if asyncio.get_running_loop() is self.loop:
+            return await make()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self.loop))
+
+
+class InProcessService(ServiceClient):
+    """Runs executions of ``AgentWorkflow`` by ``engine``, which is open. Made on the loop where they are to live."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(ConnectConfig(target_host="in-process"))
+        self._engine = engine
+        self._home = Home()
+        self._executions: dict[str, list[Execution]] = {}
+
+    async def close(self) -> None:
+        """Stop what still runs."""
+        for execution in self._all():
+            await execution.stop()
+
+    @property
+    def worker_service_client(self) -> NoReturn:
+        """There is nothing for a worker to connect to."""
+        raise RuntimeError("a scripted engine runs without Temporal: no worker can connect to it")
+
+    def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:
+        """See base class."""
+
+    def update_api_key(self, api_key: str | None) -> None:
+        """See base class."""
+
+    async def _rpc_call(
+        self,
+        rpc: str,
+        req: Any,
+        resp_type: type[Any],
+        *,
+        service: str,
+        retry: bool,
+        metadata: Mapping[str, str | bytes],
+        timeout: timedelta | None,
+    ) -> Any:
+        answer: Callable[[Any], Coroutine[Any, Any, Any]] | None = getattr(self, f"_on_{rpc}", None)
+        if answer is None:
+            raise rpc_error(RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")')
+        return await self._home.run(lambda: answer(req))
+
+    # --- starts and messages
+
+    async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
+        last = self.last(req.workflow_id)
+        if last is not None and not _may_start(req, last):
+            if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
+                return api.StartWorkflowExecutionResponse(run_id=last.run_id, started=False)
+            started = WorkflowExecutionAlreadyStartedFailure(run_id=last.run_id)
+            raise rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", started)
+        if req.workflow_type.name != WORKFLOW:
+            kind = req.workflow_type.name
+            raise rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
+        attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
+        execution = self.begin(
+            Started(req.workflow_id, arguments(req.input), req.memo, req.task_queue.name, attributes=attributes)
+        )
+        return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
+
+    def begin(self, started: Started) -> Execution:
+        """Raises ``WorkflowAlreadyStartedError``, which only a child's start can find."""
+        last = self.last(started.workflow_id)
+        if last is not None and last.ended is None:
+            raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW, run_id=last.run_id)
+        execution = Execution(self._engine, started, self)
+        self._executions.setdefault(started.workflow_id, []).append(execution)
+        return execution
+
+    async def _on_execute_multi_operation(self, req: api.ExecuteMultiOperationRequest) -> Any:
+        """Update-with-start, the only one that there is."""
+        try:
+            started = await self._on_start_workflow_execution(req.operations[0].start_workflow)
+            updated = await self._on_update_workflow_execution(req.operations[1].update_workflow)
+        except RPCError as error:
+            statuses = [
+                MultiOperationExecutionFailure.OperationStatus(
+                    code=error.grpc_status.code, message=error.message, details=error.grpc_status.details
+                )
+            ]
+            raise rpc_error(error.status, error.message, MultiOperationExecutionFailure(statuses=statuses)) from None
+        response = api.ExecuteMultiOperationResponse.Response
+        return api.ExecuteMultiOperationResponse(
+            responses=[response(start_workflow=started), response(update_workflow=updated)]
+        )
+
+    async def _on_signal_workflow_execution(self, req: api.SignalWorkflowExecutionRequest) -> Any:
+        self._open(req.workflow_execution).signal(req.signal_name, arguments(req.input))
+        return api.SignalWorkflowExecutionResponse()
+
+    async def _on_update_workflow_execution(self, req: api.UpdateWorkflowExecutionRequest) -> Any:
+        execution = self._open(req.workflow_execution)
+        update_id, asked = req.request.meta.update_id, req.request.input
+        try:
+            value = await execution.update(update_id, asked.name, arguments(asked.args))
+        except FailureError as error:
+            outcome = Outcome(failure=failure(error))
+        else:
+            outcome = Outcome(success=payloads(value))
+        ref = UpdateRef(workflow_execution=named(execution), update_id=update_id)
+        return api.UpdateWorkflowExecutionResponse(update_ref=ref, outcome=outcome, stage=_DONE)
+
+    async def _on_query_workflow(self, req: api.QueryWorkflowRequest) -> Any:
+        execution = self._find(req.execution)
+        try:
+            value = execution.query(req.query.query_type, arguments(req.query.query_args))
+        except Exception as error:
+            raise rpc_error(RPCStatusCode.INVALID_ARGUMENT, str(error)) from None
+        return api.QueryWorkflowResponse(query_result=payloads(value))
+
+    async def _on_request_cancel_workflow_execution(self, req: api.RequestCancelWorkflowExecutionRequest) -> Any:
+        execution = self._find(req.workflow_execution)
+        if execution.ended is None:
+            execution.cancel()
+        return api.RequestCancelWorkflowExecutionResponse()
+
+    async def _on_terminate_workflow_execution(self, req: api.TerminateWorkflowExecutionRequest) -> Any:
+        await self._open(req.workflow_execution).stop("terminated")
+        return api.TerminateWorkflowExecutionResponse()
+
+    # --- what can be read
+
+    async def _on_describe_workflow_execution(self, req: api.DescribeWorkflowExecutionRequest) -> Any:
+        execution = self._find(req.execution)
+        config = WorkflowExecutionConfig()
+        config.task_queue.name = execution.started.task_queue
+        return api.DescribeWorkflowExecutionResponse(
+            execution_config=config, workflow_execution_info=described(execution)
+        )
+
+    async def _on_get_workflow_execution_history(self, req: api.GetWorkflowExecutionHistoryRequest) -> Any:
+        execution = self._find(req.execution)
+        if req.wait_new_event:
+            await execution.closed()
+        ending = [closing(execution)] if execution.ended else []
+        if req.history_event_filter_type == HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
+            return api.GetWorkflowExecutionHistoryResponse(history=History(events=ending))
+        begun = HistoryEvent(event_id=1, event_type=EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
+        begun.workflow_execution_started_event_attributes.input.CopyFrom(payloads(*execution.started.input))
+        return api.GetWorkflowExecutionHistoryResponse(history=History(events=[begun, *ending]))
+
+    async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
+        """All there are, the newest first; the query is not looked at."""
+        newest = sorted(self._all(), key=lambda execution: execution.started.at, reverse=True)
+        return api.ListWorkflowExecutionsResponse(executions=[described(execution) for execution in newest])
+
+    async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
+        """Those of perdure."""
+        return ListSearchAttributesResponse(
+            custom_attributes={name: type_of(kind) for name, kind in ATTRIBUTES.items()}
+        )
+
+    async def _on_describe_task_queue(self, req: api.DescribeTaskQueueRequest) -> Any:
+        here = PollerInfo()
+        here.last_access_time.FromDatetime(datetime.now(UTC))
+        return api.DescribeTaskQueueResponse(pollers=[here])
+
+    def _all(self) -> list[Execution]:
+        return [execution for executions in self._executions.values() for execution in executions]
+
+    def last(self, id: str) -> Execution | None:
+        """The latest execution of that id."""
+        executions = self._executions.get(id)
+        return executions[-1] if executions else None
+
+    def _find(self, named: WorkflowExecution) -> Execution:
+        executions = self._executions.get(named.workflow_id, [])
+        found = [one for one in executions if named.run_id in ("", one.run_id)]
+        if not found:
+            raise rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
+        return found[-1]
+
+    def _open(self, named: WorkflowExecution) -> Execution:
+        execution = self._find(named)
+        if execution.ended is not None:
+            raise rpc_error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
+        return execution
+
+
+def _may_start(req: api.StartWorkflowExecutionRequest, last: Execution) -> bool:
+    if last.ended is None:
+        return False
+    match req.workflow_id_reuse_policy:
+        case WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_REJECT_DUPLICATE:
+            return False
+        case WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY:
+            return last.ended != "completed"
+        case _:
+            return True

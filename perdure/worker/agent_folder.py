@@ -1,0 +1,160 @@
+"""A folder of agent files beside the agents of code: what is in it is served, as it is at present."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..activities import Agents
+from ..agent.agent import Agent
+from ..agent.agent_file import SUFFIXES, load_agent
+from ..errors import InvalidInputError, PerdureError
+from ..ports import Toolset
+
+logger = logging.getLogger("perdure.worker")
+
+POLL = 0.3
+"""Seconds between two looks. A file is read once it is the same at two of them: whoever writes it may not be done."""
+
+_State = tuple[int, int]
+"""Time (ns) and size."""
+
+
+@dataclass(slots=True)
+class _File:
+    state: _State
+    latest: Agent | None = None
+    """What it says, or said before it was broken."""
+    served: Agent | None = None
+    """What is served of it: an older one, where the latest has a name that others have."""
+    broken: str | None = None
+    said: str = ""
+    """What was said of it last."""
+
+
+class AgentFolder:
+    """Keeps ``agents`` as the files of a folder are, for the length of ``async with folder:``, on the worker's loop.
+
+    A file that is broken is reported, by ``say``, and what it said before stays in force. One that is gone takes its
+    agent with it: runs of that agent look for another worker for a minute, and fail.
+    """
+
+    def __init__(
+        self, folder: Path, agents: Agents, *, toolsets: Iterable[Toolset] = (), say: Callable[[str], object]
+    ) -> None:
+        """Reads the folder. Raises ``InvalidInputError`` where there is none."""
+        if not folder.is_dir():
+            raise InvalidInputError(f"there is no folder {folder}", hint="Name the one that has the agent files.")
+        self._folder = folder
+        self._agents = agents
+        self._toolsets = tuple(toolsets)
+        self._say = say
+        self._files: dict[Path, _File] = {}
+        self._before = self._look()
+        self._take(self._before, self._before, self._loaded(self._changed(self._before)))
+
+    async def __aenter__(self) -> AgentFolder:
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Until cancelled."""
+        there = True
+        while True:
+            await asyncio.sleep(POLL)
+            before, was_there = self._before, there
+            there = self._folder.is_dir()
+            if not there:
+                if was_there:
+                    self._say(f"the folder {self._folder} is gone; its agents are served as they were")
+                continue
+            try:
+                self._before = now = await asyncio.to_thread(self._look)
+                settled = {path: state for path, state in now.items() if before.get(path) == state}
+                loaded = await asyncio.to_thread(self._loaded, self._changed(settled))  # YAML takes its time
+                self._take(settled, now.keys() | before.keys(), loaded)
+            except Exception:
+                logger.exception("the agent files of %s could not be looked at", self._folder)
+
+    def _look(self) -> dict[Path, _State]:
+        """The files that there are."""
+        found: dict[Path, _State] = {}
+        for path in sorted(self._folder.glob("*")):
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+                with suppress(OSError):  # an editor that is just replacing it
+                    stat = path.stat()
+                    found[path] = (stat.st_mtime_ns, stat.st_size)
+        return found
+
+    def _changed(self, settled: dict[Path, _State]) -> list[Path]:
+        """The files that are to be read."""
+        return [path for path, state in settled.items() if path not in self._files or self._files[path].state != state]
+
+    def _loaded(self, paths: Iterable[Path]) -> dict[Path, Agent | str]:
+        """The agents that these files describe, or why they do not."""
+        return {path: self._load(path) for path in paths}
+
+    def _load(self, path: Path) -> Agent | str:
+        try:
+            return load_agent(path, tools=self._agents.tools, toolsets=self._toolsets)
+        except PerdureError as error:
+            return f"{error.message} ({error.hint})" if error.hint else error.message
+        except Exception as error:  # the others are served all the same
+            return f"{path}: {type(error).__name__}: {error}"
+
+    def _take(self, settled: dict[Path, _State], present: Collection[Path], loaded: dict[Path, Agent | str]) -> None:
+        """Serve what the files say. Those of ``present`` that are not ``settled`` may still be written to; what has
+        changed is ``loaded``."""
+        gone = [self._files.pop(path) for path in [*self._files] if path not in present]
+        changed = list(loaded)
+        if not gone and not changed:
+            return
+        for path, found in loaded.items():
+            self._keep(path, settled[path], found)
+        ours = {file.served.name for file in (*gone, *self._files.values()) if file.served is not None}
+        taken = {agent.name: "the code" for agent in self._agents if agent.name not in ours}
+        # Who has a name keeps it; of several that want one, the first file gets it.
+        for path, file in sorted(self._files.items(), key=lambda one: (_wants_another(one[1]), one[0])):
+            free = (agent for agent in (file.latest, file.served) if agent is not None and agent.name not in taken)
+            file.served = next(free, None)
+            if file.served is not None:
+                taken[file.served.name] = path.name
+        self._agents.change(ours, [file.served for file in self._files.values() if file.served is not None])
+        for name in sorted(ours - taken.keys()):
+            self._say(f"removed: agent {name} is not served any more")
+        for path, file in sorted(self._files.items()):
+            self._report(path, file, taken, again=path in changed)
+
+    def _keep(self, path: Path, state: _State, found: Agent | str) -> None:
+        file = self._files.setdefault(path, _File(state))
+        file.state, file.broken = state, None
+        if isinstance(found, str):
+            file.broken = found
+        else:
+            file.latest = found
+
+    def _report(self, path: Path, file: _File, taken: dict[str, str], *, again: bool) -> None:
+        why = file.broken
+        if why is None and file.latest is not file.served and file.latest is not None:
+            name = file.latest.name
+            why = f"{path}: two agents are called {name!r}, the other one in {taken[name]} (rename one)"
+        if why is None and file.served is not None:
+            said = f"serving: {file.served.name} ({path.name})"
+        else:
+            said = f"broken: {why}" + ("; what it said before is still served" if file.served is not None else "")
+        if again or said != file.said:
+            self._say(said)
+        file.said = said
+
+
+def _wants_another(file: _File) -> bool:
+    """Whether it asks for another name than the one that it is served under."""
+    return file.served is None or (file.latest is not None and file.latest.name != file.served.name)

@@ -1,0 +1,85 @@
+"""When a schedule is due: what is refused at once, and how Temporal's spec reads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import ScheduleCalendarSpec, ScheduleIntervalSpec, ScheduleRange, ScheduleSpec
+
+from perdure.client.schedules import timetable, when
+from perdure.errors import InvalidInputError
+
+
+def test_all_that_is_said_counts() -> None:
+    spec = timetable(["0 7 * * *", "@daily"], "1h30m", "Europe/Lisbon")
+    assert spec.cron_expressions == ["0 7 * * *", "@daily"]
+    assert [one.every for one in spec.intervals] == [timedelta(minutes=90)]
+    assert spec.time_zone_name == "Europe/Lisbon"
+    assert timetable("0 7 * * *", None, None).cron_expressions == ["0 7 * * *"]
+    assert [one.every for one in timetable(None, timedelta(days=1), None).intervals] == [timedelta(days=1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((None, None, None), "needs cron or every"),
+        (([], None, None), "needs cron or every"),
+        (("", None, None), "no cron expression"),
+        (([7], None, None), "7 is no cron expression"),
+        ((7, None, None), "7 is no cron expression"),
+        (({"0 7 * * *": 1}, None, None), "is no cron expression"),
+        (("0 7 * * \ud800", None, None), "is no cron expression"),
+        (("0 7 * * *", None, 7), "7 is no time zone"),
+        (("0 7 * * *", None, "\udcff"), "is no time zone"),
+        ((None, 0, None), "above zero"),
+        ((None, "1x", None), "'1x' is no duration"),
+        ((None, 0.5, None), "whole seconds"),
+        ((None, "1h", "Europe/Lisbon"), "a time zone says what cron means"),
+    ],
+)
+def test_what_is_no_timetable(given: Any, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        timetable(*given)
+
+
+def calendar(**fields: Any) -> ScheduleCalendarSpec:
+    """As the server writes ``* * * * *``, but for ``fields``."""
+    every = {
+        "minute": [ScheduleRange(0, 59)],
+        "hour": [ScheduleRange(0, 23)],
+        "day_of_month": [ScheduleRange(1, 31)],
+        "month": [ScheduleRange(1, 12)],
+        "day_of_week": [ScheduleRange(0, 6)],
+    }
+    return ScheduleCalendarSpec(**{**every, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "* * * * *"),
+        ({"minute": [ScheduleRange(0)], "hour": [ScheduleRange(7)]}, "0 7 * * *"),
+        ({"day_of_week": [ScheduleRange(1, 5)]}, "* * * * 1-5"),
+        ({"minute": [ScheduleRange(0, 59, 15)]}, "*/15 * * * *"),
+        ({"minute": [ScheduleRange(5, 20, 5), ScheduleRange(40)]}, "5-20/5,40 * * * *"),
+        ({"second": [ScheduleRange(30)]}, "30 * * * * * *"),
+        ({"year": [ScheduleRange(2030)]}, "0 * * * * * 2030"),
+        ({"second": [ScheduleRange(0, 59)], "year": [ScheduleRange(2030, 2031)]}, "* * * * * * 2030-2031"),
+    ],
+)
+def test_a_calendar_reads_as_cron(fields: Any, text: str) -> None:
+    assert when(ScheduleSpec(calendars=[calendar(**fields)])) == (text,)
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (ScheduleIntervalSpec(timedelta(seconds=90)), "every 1m30s"),
+        (ScheduleIntervalSpec(timedelta(days=7)), "every 7d"),
+        (ScheduleIntervalSpec(timedelta(hours=1), offset=timedelta(minutes=5)), "every 1h from 5m"),
+    ],
+)
+def test_an_interval_reads_as_a_duration(interval: ScheduleIntervalSpec, text: str) -> None:
+    assert when(ScheduleSpec(intervals=[interval])) == (text,)
