@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
 import perdure
 import perdure.testing
 from perdure import errors
@@ -21,20 +19,27 @@ CLOSED = "http://127.0.0.1:9"
 """The discard port: whoever asks for something by way of this proxy gets nothing."""
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_site(folder: Path) -> None:
     """What `make docs` builds."""
-    folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": CLOSED, "https_proxy": CLOSED}
-    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=240)
     said = built.stdout + built.stderr
     assert built.returncode == 0, said
     assert not re.search("WARNING|ERROR", said), said
-    return folder
 
 
-def test_a_browser_fetches_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site(tmp_path: Path) -> None:
+    """One test: the site is built once, and not by each process of the suite."""
+    build_site(tmp_path)
+    check_that_nothing_is_fetched_from_elsewhere(tmp_path)
+    check_links(tmp_path)
+    check_comments(tmp_path)
+    check_reference(tmp_path)
+    check_lists_and_tables(tmp_path)
+
+
+def check_that_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for page in pages:
@@ -47,7 +52,8 @@ def test_a_browser_fetches_nothing_from_elsewhere(site: Path) -> None:
         assert not [url for url in loaded if re.match(r"(?:https?:)?//", url)], page
 
 
-def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
+def check_links(site: Path) -> None:
+    """Every link within the site leads somewhere."""
     ids = {page: set(re.findall(r'\bid="([^"]+)"', page.read_text())) for page in site.rglob("*.html")}
     for page in ids:
         for link in re.findall(r'<a\b[^>]*\bhref="(?![a-z]+:)([^"]*)"', page.read_text()):
@@ -59,13 +65,15 @@ def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
             assert not anchor or anchor.startswith("__") or anchor in ids[target], f"{page.name}: {link}"
 
 
-def test_comments_for_the_tests_are_not_on_the_site(site: Path) -> None:
+def check_comments(site: Path) -> None:
+    """Comments for the tests are not on the site."""
     assert not [
         page for page in site.rglob("*.html") if "test: " in "".join(re.findall("<!--.*?-->", page.read_text()))
     ]
 
 
-def test_the_reference_has_every_public_name(site: Path) -> None:
+def check_reference(site: Path) -> None:
+    """The reference has every public name."""
     anchors = {
         anchor
         for page in (site / "reference").glob("*.html")
@@ -87,7 +95,7 @@ def test_the_list_of_decisions_is_complete() -> None:
     assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
 
 
-def test_lists_and_tables_are_not_left_as_text(site: Path) -> None:
+def check_lists_and_tables(site: Path) -> None:
     """Git hosts read a list right behind a paragraph; the site's Markdown wants an empty line before it."""
     for page in site.rglob("*.html"):
         text = page.read_text()
