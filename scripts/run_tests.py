@@ -55,7 +55,8 @@ class Stage:
             print(f"\n== {self.name}", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.tries", f"--tried={self.state}"]
         code = subprocess.run([*command, *self.arguments], check=False).returncode
-        return 0 if code == NONE_LEFT and number > 1 else code
+        none_expected = number > 1 or self.name == "alone"  # no everyday test may be marked alone
+        return 0 if code == NONE_LEFT and none_expected else code
 
     def left(self) -> dict[str, str]:
         """What did not pass, with the reason."""
