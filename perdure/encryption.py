@@ -209,8 +209,7 @@ def _made_own_key() -> Key:
     return key
 
 
-# --- from sealing.py
-#
+# ---
 # ``auth_context`` as it is sent: encrypted, for one conversation.
 
 

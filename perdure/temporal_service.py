@@ -209,8 +209,7 @@ def _type_name(kind: IndexedValueType.ValueType) -> str:
     return "".join(word.capitalize() for word in words)
 
 
-# --- from translate.py
-#
+# ---
 # What Temporal's refusals and failures mean for a run.
 
 
@@ -260,8 +259,7 @@ def run_error(id: str, error: WorkflowFailureError) -> PerdureError:
     return RunError(f"run {id!r} failed: {cause}")
 
 
-# --- from options.py
-#
+# ---
 # How perdure's clients start workflows.
 
 
@@ -320,8 +318,7 @@ def scheduled(id: str, start: dict[str, Any], *, task_queue: str) -> ScheduleAct
     )
 
 
-# --- from rpc.py
-#
+# ---
 # The few calls to a Temporal frontend that tell which server it is and set it up.
 
 
@@ -395,8 +392,7 @@ async def _connect(address: str) -> ServiceClient:
     return await ServiceClient.connect(ConnectConfig(target_host=address))
 
 
-# --- from workflow_tasks.py
-#
+# ---
 # Workflow tasks of an open run, as its history has them: the one that fails again and again, and news without one.
 
 

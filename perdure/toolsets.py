@@ -195,8 +195,7 @@ def _check(name: str) -> None:
         )
 
 
-# --- from __init__.py
-#
+# ---
 # Toolsets that come with perdure.
 
 

@@ -21,8 +21,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
-# --- from threads.py
-#
+# ---
 # Threads for authors' sync functions. They are daemons: one that hangs does not keep the program from ending.
 #
 # The standard library's pool joins its threads when the interpreter exits, so a tool that never returns, and whose

@@ -25,8 +25,7 @@ from ..types.tool_calls import AsCallback, AsSubagent, Before, Call, Refused
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
-# --- from delegating.py
-#
+# ---
 # Hooks around subagents: before one is asked, behind the reply that asks; after it has answered, before the next
 # call.
 #

@@ -27,8 +27,7 @@ from .step_policy import Stepped, Stepping, Waits
 from .tools import planned
 from .toolsets import Toolsets
 
-# --- from prologue.py
-#
+# ---
 # The prologue of an iteration: what the model is to be asked.
 
 
@@ -104,8 +103,7 @@ def _said(call: ModelCall) -> list[Message]:
     return said
 
 
-# --- from unpriced.py
-#
+# ---
 # A limit of cost and a model whose price nobody knows, or of what nobody counts: the limit would not hold, so the run
 # does not go on.
 
@@ -147,8 +145,7 @@ def priced(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> Mod
     return summary
 
 
-# --- from epilogue.py
-#
+# ---
 # The epilogue of an iteration: what is to become of a reply.
 
 

@@ -103,8 +103,7 @@ def _unresolved(why: str) -> AuthContextUnavailableError:
     )
 
 
-# --- from memory.py
-#
+# ---
 # Memory as authors' code sees it: the store belongs to the worker's loop, and the code runs elsewhere.
 
 

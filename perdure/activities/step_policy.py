@@ -36,8 +36,7 @@ from .agents import Agents
 from .author_loop import AuthorLoop
 from .hooks import Firing
 
-# --- from branching.py
-#
+# ---
 # What a step policy may ask of other agents: ``step.branch``, from the conversation as the policy has it.
 
 

@@ -30,8 +30,7 @@ from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
 from .toolsets import Toolsets
 
-# --- from cancellation.py
-#
+# ---
 # Whether a call is to stop, and who says so: Temporal of an activity, or the task that runs it in process.
 
 
@@ -83,8 +82,7 @@ def cancellation() -> Cancellation:
     return ActivityCancellation() if activity.in_activity() else TaskCancellation()
 
 
-# --- from elsewhere.py
-#
+# ---
 # Calls that are run elsewhere, on the worker's side: what is planned around them, and what is checked before them.
 #
 # Hooks and rules stand around the two activities as around any tool's: the stages see a call, and what it comes to.

@@ -25,8 +25,7 @@ from ..types.interface import FinishProtocol, OnLimit, Strict
 from ..types.limits import Limits
 from .agent import Agent
 
-# --- from from_schema.py
-#
+# ---
 # A type from a JSON Schema, for agents that are data: what models can be held to, and nothing that is only checked.
 #
 # An object becomes a ``TypedDict``: its values are plain dictionaries with what the model gave.

@@ -175,8 +175,7 @@ def _encoded(arguments: Mapping[str, Any]) -> bytes:
         return clean(json.dumps(arguments, ensure_ascii=False)).encode()
 
 
-# --- from validators.py
-#
+# ---
 # Output validators: functions of the author's that look at an answer before it is one.
 
 
@@ -229,8 +228,7 @@ def checked_validator(agent: str, fn: Any) -> OutputValidator:
     return OutputValidator(fn, name, len(places) > 1)
 
 
-# --- from typed.py
-#
+# ---
 # What an agent declares of its input and its output, and what its own code can do with the two.
 
 
@@ -334,8 +332,7 @@ def _checked_retries(name: str, value: Any) -> int:
     return value
 
 
-# --- from __init__.py
-#
+# ---
 # Typed input and output: what a run is asked and answers as values of the author's types, and as XML for models.
 #
 # :mod:`.output` is the ``__finish__`` tool, :mod:`.typed` what an agent declares; :mod:`.xml` and :mod:`.xml_reader`

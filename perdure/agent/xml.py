@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# --- from shape.py
-#
+# ---
 # What a JSON Schema says of one place of a value: which kinds of JSON may stand there, and what is below.
 
 
@@ -116,8 +115,7 @@ def shown(schema: Mapping[str, Any]) -> str:
     return " or ".join([said] if isinstance(said, str) else said)
 
 
-# --- from xml.py
-#
+# ---
 # Values as XML, for a model to read; and the template of one, for a model to fill in.
 #
 # <input>

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from ..types.messages import Message
 
 
-# --- from answering.py
-#
+# ---
 # ``perdure answer``: what tools ask of people, and calls that a client is to run.
 
 

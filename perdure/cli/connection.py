@@ -101,8 +101,7 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
 
 
-# --- from find.py
-#
+# ---
 # Which run an id, or the beginning of one, means.
 
 

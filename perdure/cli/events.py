@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     )
 
 
-# --- from event_lines.py
-#
+# ---
 # What happens in a run, as a person reads it: replies as they are written, and a line for everything else.
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ..types.files import Content, File
 
 
-# --- from completion.py
-#
+# ---
 # What the shell completes besides commands and options: ids of runs, names of agents.
 #
 # Server and store answer within a second, or it says nothing: a Tab must neither hang nor print an error over
@@ -85,8 +84,7 @@ def _defined(file: str) -> list[str]:
     return []
 
 
-# --- from depends.py
-#
+# ---
 # Parameters of commands that several options make together: :class:`Depends`, as FastAPI has it.
 
 

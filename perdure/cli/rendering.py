@@ -156,8 +156,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
     return lines
 
 
-# --- from failure.py
-#
+# ---
 # How a command fails: one clear message on stderr, and an exit code that a script can use.
 #
 # 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 130 interrupted
@@ -194,8 +193,7 @@ def _colours() -> bool:
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
-# --- from answers.py
-#
+# ---
 # Waiting for an answer, and saying so when there is nobody who could give it.
 
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from ..types.interface import Response
 
 
-# --- from progress.py
-#
+# ---
 # What a run is at, on stderr: a live line on a terminal, a line for each change elsewhere.
 
 
@@ -205,8 +204,7 @@ def _farewell(id: str, order: Order) -> list[str]:
     return said
 
 
-# --- from wait.py
-#
+# ---
 # ``perdure wait``: the answer of a run, or of a turn of a conversation.
 
 

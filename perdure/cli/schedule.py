@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from ..client.schedules import Schedule, ScheduleStatus
 
 
-# --- from schedule_lines.py
-#
+# ---
 # A schedule as it is printed.
 
 
@@ -95,8 +94,7 @@ def table(found: Sequence[ScheduleStatus]) -> None:
         print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-# --- from schedule_create.py
-#
+# ---
 # ``perdure schedule create``.
 
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from ..embedded.server import ServerInfo
 
 
-# --- from env.py
-#
+# ---
 # ``perdure env``: point the ``temporal`` CLI at the server that perdure uses.
 
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ..types.messages import Message, Usage
 
 
-# --- from decided.py
-#
+# ---
 # What people decided, answered and approved for all calls of a tool, as ``perdure show`` says it.
 
 
@@ -251,8 +250,7 @@ def activity(status: Status) -> str | None:
     return f"{at} · {status.reason}" if status.reason else at
 
 
-# --- from tree.py
-#
+# ---
 # The runs that a run's calls of other agents have begun, and theirs: how each stands, and what it took.
 
 

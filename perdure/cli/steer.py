@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from ..types.interface import Response
 
 
-# --- from send.py
-#
+# ---
 # ``perdure send``: a message to a conversation, or the first of one.
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from .agent_loader import Loaded
 
 
-# --- from serving.py
-#
+# ---
 # A client, and with ``--file`` a worker in this process: what ``run`` and ``chat`` stand on.
 
 

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
 
 
-# --- from kept.py
-#
+# ---
 # ``client.memory``: what conversations share, for programs that are no tool.
 
 

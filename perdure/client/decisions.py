@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# --- from decided.py
-#
+# ---
 # What was decided or answered in a run that has ended: by its history first, for which no worker has to load it.
 
 
@@ -76,8 +75,7 @@ async def _decision_of(run: Run, run_id: str | None, call_id: str) -> DecidedApp
     return found
 
 
-# --- from updates.py
-#
+# ---
 # Updates of a run: sent so that Temporal knows them when they come twice, and what becomes of those that fail.
 
 
@@ -128,8 +126,7 @@ def _id(payload: Mapping[str, Any], since: str | None) -> str:
     return hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
 
 
-# --- from answering.py
-#
+# ---
 # Answers to what tools ask of people, and to calls that a client runs: on their way to the run.
 
 
@@ -351,8 +348,7 @@ def _last(status: Status) -> str:
     return f"The last one, {past.call_id} ({past.name}), was {past}."
 
 
-# --- from decisions.py
-#
+# ---
 # What people decided and answered in a run, as its events say: for good, also when Temporal has forgotten the run.
 
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# --- from live.py
-#
+# ---
 # The text of replies as it comes, for a person: from events to pieces of text.
 
 
@@ -93,8 +92,7 @@ class LiveText:
         return f"\n{said}"
 
 
-# --- from partial.py
-#
+# ---
 # Arguments of a tool call, and with them structured output, as far as they have streamed.
 
 
@@ -322,8 +320,7 @@ async def insist(ask: Callable[[], Awaitable[T]], patience: float = PATIENCE) ->
             await asyncio.sleep(0.5)
 
 
-# --- from stream.py
-#
+# ---
 # The text of a run's replies as it comes, from a start to its answer.
 
 

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from .turn import Turn
 
 
-# --- from told.py
-#
+# ---
 # What the events of a run tell, and the run itself has not heard yet.
 #
 # An activity tells of a call that waits, or that the run has to pause, with what it records. The run hears of it as
@@ -181,8 +180,7 @@ def _read(events: Iterable[Event]) -> Told:
     return told
 
 
-# --- from ended.py
-#
+# ---
 # How a run ended, as the server says: what no worker could write down is recorded by the first who follows the run.
 
 
@@ -436,8 +434,7 @@ async def _turn_over(turn: Turn, store: Store, said: asyncio.Event, *, wait: boo
         await asyncio.gather(run, return_exceptions=True)
 
 
-# --- from begun.py
-#
+# ---
 # The runs that a run has begun, as its events say.
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# --- from differing.py
-#
+# ---
 # Where two conversations part: what both have, and what each has alone.
 
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# --- from noted.py
-#
+# ---
 # What waits in a run, as Temporal itself has it: no worker is asked.
 
 

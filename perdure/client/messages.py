@@ -253,8 +253,7 @@ async def _input(run: Run) -> tuple[dict[str, Any], str, bool, str]:
     return *found, False, parent_id
 
 
-# --- from uploading.py
-#
+# ---
 # What is said, as it is sent: long texts and the bytes of files go into the store, and a message refers to them.
 
 

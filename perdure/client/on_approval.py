@@ -31,8 +31,7 @@ from ..types.forms import misfit
 from .inbox import PendingCall, pending_of
 from .run import Run
 
-# --- from prompting.py
-#
+# ---
 # Asking on the terminal about a call that waits for a person: ``call(on_approval="prompt")``.
 
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from .client import Client
 
 
-# --- from timetable.py
-#
+# ---
 # When a schedule is due: from the arguments that say it to Temporal's spec, and from that back to text.
 
 
@@ -316,8 +315,7 @@ async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[st
     return {} if flaw(read) else read  # no run would begin with it
 
 
-# --- from scheduling.py
-#
+# ---
 # What a client does with schedules: begins, lists and finds them. Part of :class:`perdure.client.Client`.
 
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# --- from turns.py
-#
+# ---
 # Which turns a run had, where nobody answers for its workflow any more, or it has forgotten: its events say.
 
 

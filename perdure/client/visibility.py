@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from .client import Client
 
 
-# --- from listed.py
-#
+# ---
 # Runs as Temporal's visibility lists them: by their search attributes, where the namespace has them.
 
 

@@ -145,8 +145,7 @@ def _last_line(file: BinaryIO) -> tuple[bytes, bool]:
     return tail.rstrip(b"\n").rpartition(b"\n")[2], bool(tail) and not tail.endswith(b"\n")
 
 
-# --- from notices.py
-#
+# ---
 # Telling somebody: when a run has used many tokens, and every so many iterations.
 
 
@@ -210,8 +209,7 @@ def _whole(name: str, field: str, value: Any) -> None:
         raise DefinitionError(f"{name}: {field} is a whole number of at least 1, not {value!r:.100}")
 
 
-# --- from redaction.py
-#
+# ---
 # Keeping secrets out of transcripts, events and models.
 
 
@@ -283,8 +281,7 @@ def redact(patterns: Iterable[str | re.Pattern[str]] = SECRETS, *, mask: str = "
     )
 
 
-# --- from summaries.py
-#
+# ---
 # Summing a conversation up when it gets long.
 
 
@@ -300,8 +297,7 @@ def auto_summarise(threshold: int, *, keep_last: int = 20, model: Any = None, pr
     return brings
 
 
-# --- from usage.py
-#
+# ---
 # What runs take: tokens and cost, and which tools were called how often.
 
 
@@ -364,8 +360,7 @@ class ToolUsage(HookSet):
         return found
 
 
-# --- from __init__.py
-#
+# ---
 # Hooks that many want: ``Agent(hooks=[TokenCollector(), redact()])``, or
 # ``Worker(hooks=[audit_log("audit.jsonl")])``.
 #

@@ -16,8 +16,7 @@ from .answer import compose
 from .planning import Ask, Conversation, Say, Toolkit, Turn, next_calls, use_of
 from .search import Findings, Question, understand
 
-# --- from http.py
-#
+# ---
 # As much HTTP/1.1 as the demo model needs, on loopback.
 
 
@@ -198,8 +197,7 @@ def _just_asked(turns: Sequence[Turn]) -> bool:
     return False
 
 
-# --- from demo_model.py
-#
+# ---
 # The model of ``perdure demo``: needs no key and no network, and still reads files to answer.
 #
 # In process: ``async with DemoModel() as model: … model.base_url``. As a process, with the base URL as the first

@@ -156,8 +156,7 @@ async def stream(say: Say, conversation: Conversation, size: int, delay: float) 
     yield b"data: [DONE]\n\n"
 
 
-# --- from toolkit.py
-#
+# ---
 # Which of the offered tools lists, searches, reads and counts, and how to call it.
 
 
@@ -247,8 +246,7 @@ def _filler(schema: Mapping[str, Any]) -> Any:
     return plain.get(str(schema.get("type")), ".")
 
 
-# --- from plan.py
-#
+# ---
 # What to look at next: the calls that a question still needs.
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# --- from common.py
-#
+# ---
 # Words that say nothing about what a question is about.
 
 
@@ -209,8 +208,7 @@ def _lines(value: Any, text: str, start: int) -> dict[int, str]:
     return dict(enumerate(lines, max(1, start)))
 
 
-# --- from question.py
-#
+# ---
 # What a user wants: which words to look for, what kind of answer, how long.
 
 
@@ -343,8 +341,7 @@ def variants(term: str) -> list[str]:
     return [form for form in forms if form.lower() != term.lower() and form.lower() not in COMMON]
 
 
-# --- from rank.py
-#
+# ---
 # Which lines and files answer a question best.
 
 

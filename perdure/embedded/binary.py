@@ -18,8 +18,7 @@ from ..errors import ServerNotFoundError
 from .home import CLI_VERSION, Home, current_home, locked
 from .process import Report, progress
 
-# --- from fetch.py
-#
+# ---
 # Ways to fetch the dev server's binary into a folder, best first.
 
 

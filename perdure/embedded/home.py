@@ -146,8 +146,7 @@ def _close_to_others(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-# --- from locks.py
-#
+# ---
 # File locks between processes. The kernel drops them with the process, also on ``kill -9``.
 
 

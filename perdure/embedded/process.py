@@ -17,8 +17,7 @@ from typing import Any
 
 from ..errors import ServerStartError
 
-# --- from children.py
-#
+# ---
 # Worker processes of ours, that end with us: a child reads its standard input, which ends when its parent does.
 
 
@@ -192,8 +191,7 @@ async def _gone(pid: int, token: str, seconds: float) -> bool:
     return True
 
 
-# --- from progress.py
-#
+# ---
 # What is being done, on stderr, while it takes long: a live line on a terminal, plain lines elsewhere.
 
 

@@ -23,8 +23,7 @@ from .binary import Binary, ensure_binary
 from .home import Home, current_home, locked, private, try_lock
 from .process import is_alive, spawn_detached, start_token, terminate
 
-# --- from database.py
-#
+# ---
 # The dev server's database file: fit to start on, and what to say when it is not.
 
 
@@ -113,8 +112,7 @@ def explain(home: Home, said: str) -> ServerStartError:
     )
 
 
-# --- from record.py
-#
+# ---
 # server.json: which dev server was started last, and how to recognise it.
 
 
@@ -169,8 +167,7 @@ def remove_record(home: Home) -> None:
     home.server_file.unlink(missing_ok=True)
 
 
-# --- from launch.py
-#
+# ---
 # Start one dev server process and bring it to the point where it can be used.
 
 

@@ -23,8 +23,7 @@ from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, cl
 from ..types.plain_json import as_plain
 from .hook import MAY_VETO, Hook, Veto
 
-# --- from files.py
-#
+# ---
 # Files that a hook puts into a message: their bytes become blobs, as those that a client sends do.
 
 
@@ -46,8 +45,7 @@ def by_reference(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list
     ), blobs
 
 
-# --- from inside.py
-#
+# ---
 # What an author's code changes inside a message: the worker has each message once, for all who read it.
 
 
@@ -308,8 +306,7 @@ def _named(hook: Hook) -> str:
     return f"the hook {hook.name} ({hook.event})"
 
 
-# --- from returned.py
-#
+# ---
 # What hooks return, read: each function gives what is meant, or raises for what the hook may not return.
 
 

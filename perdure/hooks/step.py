@@ -14,8 +14,7 @@ from ..types.files import Content
 from ..types.messages import Message, ToolCallPart, ToolResultPart, Usage
 from .branch import Branch
 
-# --- from results.py
-#
+# ---
 # ``Results``: what the tool calls of the last reply came to, as a step policy sees and changes them.
 
 

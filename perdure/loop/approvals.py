@@ -35,8 +35,7 @@ from .payload_limits import DECIDED_BYTES, latest
 from .questions import not_yet
 from .waits import askers, asks, expects, look
 
-# --- from standing.py
-#
+# ---
 # Standing approvals: somebody has approved every call of a tool in this conversation.
 
 

@@ -9,8 +9,7 @@ from ..types.subagents import AsCollect, BackgroundRun, BackgroundStatus, Branch
 from ..types.wire import ModelOutput
 from .waits import asks
 
-# --- from branching.py
-#
+# ---
 # Branches of a step: its policy waits for other agents, and the step is tried again when they have answered.
 #
 # Nothing else of the state moves meanwhile: what the step was given it is given again, with what the branches came

@@ -21,8 +21,7 @@ from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, Thin
 from ..types.state import Compacting, RunState
 from ..types.wire import ModelOutput
 
-# --- from compacting.py
-#
+# ---
 # When a conversation is compacted: before the next model call, where a reply or a refused call says it is long.
 
 
@@ -114,8 +113,7 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-# --- from cutting.py
-#
+# ---
 # Messages made shorter: what is cut is marked, and nothing that is cut claims to be what its provider gave.
 
 
@@ -215,8 +213,7 @@ def _cleared(part: ToolResultPart) -> ToolResultPart:
     return part.model_copy(update={"content": NOTE.format(size=size), "files": ()})
 
 
-# --- from tokens.py
-#
+# ---
 # How many tokens something has, about: for what no provider has counted yet.
 
 

@@ -104,8 +104,7 @@ def _seen(pending: PendingCall, result: NewResult) -> bool:
     return around is not None and (around.after or (around.errors and result.is_error))
 
 
-# --- from remote.py
-#
+# ---
 # Results of remote tools: they come as plain JSON, and travel whole.
 
 

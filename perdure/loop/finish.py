@@ -11,8 +11,7 @@ from ..types.messages import FinishReason, Message, Usage
 from ..types.state import Answer, RunState
 from ..types.wire import Finish
 
-# --- from answer.py
-#
+# ---
 # What the outside sees of a state.
 
 

@@ -21,8 +21,7 @@ from .payload_limits import CONTEXT_BYTES
 from .turns import leave_unanswered
 from .waits import asks, let_go
 
-# --- from settling.py
-#
+# ---
 # A turn at a limit: it ends, or its run waits for a person, who may raise the limit.
 
 
@@ -205,8 +204,7 @@ def close(state: RunState) -> None:
     state.recorded = False
 
 
-# --- from start.py
-#
+# ---
 # From a start's JSON to the first state.
 
 

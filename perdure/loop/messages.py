@@ -22,8 +22,7 @@ from .payload_limits import ID_BYTES, INBOX_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES
 from .turns import remember
 from .waits import askers
 
-# --- from auth.py
-#
+# ---
 # On whose behalf a run acts: who started it, until a message that the model is given brings somebody else.
 #
 # Calls of a reply to an earlier message still run as before: what a message brings counts from the step on that takes
@@ -60,8 +59,7 @@ def shown(raw: Any) -> str:
         return f"a {type(raw).__name__}"
 
 
-# --- from content.py
-#
+# ---
 # What a message may consist of: text, or parts, each a text or a file.
 
 

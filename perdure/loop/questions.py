@@ -39,8 +39,7 @@ from .external_calls import arguments_of, due_before, fits_beside, keep_cleared,
 from .payload_limits import DECIDED_BYTES, latest
 from .waits import asks, expects, let_go
 
-# --- from early.py
-#
+# ---
 # Decisions and answers that come before the run has heard that anybody is asked.
 #
 # Whoever follows the events is told of a question by the activity that came upon it, with what that has recorded. The

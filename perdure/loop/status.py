@@ -19,8 +19,7 @@ from .limits import exceeded, pause_reason, uses
 from .subagents import branch_id, child_id
 from .waits import asks, waits_for_person
 
-# --- from indexing.py
-#
+# ---
 # What Temporal is told of a run, so that one query finds all that waits, and nobody need ask the run what it is.
 
 

@@ -203,8 +203,7 @@ def refused(pending: PendingCall, text: str) -> NewResult:
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
 
 
-# --- from branch_runs.py
-#
+# ---
 # The runs of branches: what each is started with, and what its end means for the step. As with subagents.
 
 

@@ -188,8 +188,7 @@ def closed_calls(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Me
     return [Message(role="tool", parts=parts)] if parts else []
 
 
-# --- from edited.py
-#
+# ---
 # Conversations that an author's code has changed: whether a model can be sent them, and what was sealed in them.
 
 

@@ -54,8 +54,7 @@ def _united(names: list[str], more: Any) -> list[str]:
     return list(dict.fromkeys([*names, *more]))
 
 
-# --- from past.py
-#
+# ---
 # Turns as the outside asks for them: the present one, and those that have ended.
 
 
@@ -93,8 +92,7 @@ def remember(state: RunState) -> None:
     state.past = latest([*state.past, _present(state, state.turn)][-PAST_TURNS:], PAST_BYTES)
 
 
-# --- from unanswered.py
-#
+# ---
 # Messages that a turn ends without having answered, because a limit forbids another model call.
 
 

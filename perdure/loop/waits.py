@@ -10,8 +10,7 @@ from ..types.state import PendingCall, RunState
 from ..types.tool_calls import AsCallback
 from .external_calls import due_before
 
-# --- from asking.py
-#
+# ---
 # Which calls wait for a person, and for how long.
 
 

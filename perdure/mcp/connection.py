@@ -244,8 +244,7 @@ class _Watched:
         return await self._stream.__aexit__(*raised)
 
 
-# --- from results.py
-#
+# ---
 # What an MCP server gives, as tools have it.
 
 

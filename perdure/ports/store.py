@@ -11,8 +11,7 @@ from ..types.events import Event, Span
 from ..types.messages import BlobRef, Message
 from ..types.subagents import Lineage, PathStep
 
-# --- from events.py
-#
+# ---
 # What the engine asks of a store of events: an order per conversation, whoever writes, and a way to follow it.
 
 

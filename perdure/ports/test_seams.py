@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 
 from .model import Provider
 
-# --- from points.py
-#
+# ---
 # Named points between an effect and its record, at which a test can let something happen: a crash, an error.
 #
 # model.begun      the model is about to be asked

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic, AsyncStream, DefaultAsyncHttpxClient
 
 
-# --- from anthropic_errors.py
-#
+# ---
 # The translation of what the anthropic SDK raises into ``perdure.errors``.
 
 

@@ -193,8 +193,7 @@ def tool_name(name: str) -> str:
     return _NOT_IN_NAME.sub("_", name)[:64] or "unknown"
 
 
-# --- from anthropic_import.py
-#
+# ---
 # Messages of the Messages API's wire format, read back: what a request says, or a transcript kept elsewhere.
 
 

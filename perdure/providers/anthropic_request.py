@@ -15,8 +15,7 @@ from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
 from .anthropic_messages import Block, fragment, role_of, tool_name, with_unique_calls
 from .encoding import encode_json, own, provider_ids
 
-# --- from anthropic_models.py
-#
+# ---
 # What the name of a Claude model says of its API. Names that say nothing are taken for models of today.
 #
 # Source: the model pages and the thinking guides of platform.claude.com, November 2026.
@@ -79,8 +78,7 @@ def _always(line: str) -> bool:
     return line in ("fable", "mythos")
 
 
-# --- from anthropic_thinking.py
-#
+# ---
 # What a request says of thinking and of the tool that must be called: the API has rules on the two together.
 
 

@@ -110,8 +110,7 @@ class Text:
         return "".join(self._pieces) + clean(self._half)
 
 
-# --- from event_data.py
-#
+# ---
 # The data of server-sent events, of a body that comes in pieces.
 #
 # https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
@@ -149,8 +148,7 @@ class EventData:
                 self._data = []
 
 
-# --- from foreign.py
-#
+# ---
 # What an encoder does with parts that its format, or this API, cannot take as they are: leave out, render or move.
 
 

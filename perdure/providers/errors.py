@@ -36,8 +36,7 @@ from ..errors import (
 )
 from .json_values import array
 
-# --- from retry_after.py
-#
+# ---
 # How long an API asks us to wait, from whichever of its headers says so.
 
 
@@ -382,8 +381,7 @@ def _delay(body: object) -> float | None:
     return None
 
 
-# --- from transport.py
-#
+# ---
 # What the layers under the SDKs raise (httpx, httpx2, aiohttp, ssl, sockets), as ``perdure.errors``.
 #
 # The classes are known by name and package, so nothing is imported: an SDK brings its own layers, and another SDK

@@ -16,8 +16,7 @@ from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, Stre
 from ..types.limits import RateLimit
 from .registry import check_event, unexpected
 
-# --- from throttle.py
-#
+# ---
 # How fast this worker calls a provider: so many calls at once, and so many a minute, first come, first served.
 
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 
-# --- from google_errors.py
-#
+# ---
 # The translation of what the google-genai SDK raises into ``perdure.errors``.
 
 
@@ -71,8 +70,7 @@ def _rest(error: Exception, endpoint: str) -> ProviderError:
     return ProviderError(f"{endpoint}: unexpected {what(error)}")
 
 
-# --- from google_sdk.py
-#
+# ---
 # The official google-genai SDK, as this adapter uses it: we build the body, the SDK does the rest.
 #
 # Addresses, authentication, connections, the event stream and errors are the SDK's. Its typed

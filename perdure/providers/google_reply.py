@@ -229,8 +229,7 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     )
 
 
-# --- from google_import.py
-#
+# ---
 # A request's ``contents`` as messages again: what a conversation looked like before it was encoded.
 
 

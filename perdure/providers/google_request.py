@@ -18,8 +18,7 @@ from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, Thin
 from .encoding import encode_json, file_base64, loaded, moved_files, own, provider_ids, rendered
 from .settings import check_canonical, check_options
 
-# --- from google_schema.py
-#
+# ---
 # A tool's JSON Schema in the dialect that Gemini's ``parametersJsonSchema`` takes.
 #
 # The API knows a part of JSON Schema. Where a keyword has a twin there, it becomes that; what has none is said in the
@@ -125,8 +124,7 @@ def _enum(values: list[Any], out: dict[str, Any], said: list[str]) -> None:
     said.append(f"one of {json.dumps(values, ensure_ascii=False)}")
 
 
-# --- from google_settings.py
-#
+# ---
 # The canonical settings under the names of Gemini's ``generationConfig``, and what does not go together.
 
 

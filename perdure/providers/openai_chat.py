@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-# --- from chat_calls.py
-#
+# ---
 # The tool calls of a streamed chat completion: which piece belongs to which call.
 #
 # OpenAI sends an index with every piece, id and name with the first, and arguments as pieces of JSON text.
@@ -137,8 +136,7 @@ def _part(slot: Slot, origin: str) -> ToolCallPart:
     )
 
 
-# --- from chat_thinking.py
-#
+# ---
 # What a model thought, as servers that speak chat completions stream it. OpenAI itself shows none.
 
 
@@ -197,8 +195,7 @@ class Thinking:
         return ThinkingPart(text=text, provider=origin if opaque else None, opaque=opaque)
 
 
-# --- from chat_reply.py
-#
+# ---
 # A streamed chat completion, put together: chunks in, events out, ``Completed`` at the end.
 #
 # Tolerant of what servers that call themselves compatible send; strict where a guess would lose something.

@@ -187,8 +187,7 @@ def _file(file: FilePart, files: Files) -> dict[str, Any]:
     return {"type": "text", "text": rendered(file, files)}
 
 
-# --- from chat_request.py
-#
+# ---
 # A request in the chat completions wire format, as bytes.
 
 

@@ -160,8 +160,7 @@ def _decode_chat_file(plain: Mapping[str, Any]) -> FilePart:
     return FilePart(media_type=inline["type"], name=plain.get("filename"), data=inline["data"])
 
 
-# --- from responses_import.py
-#
+# ---
 # Input of the Responses format as messages: what a conversation that began elsewhere is taken over with.
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
 
 
-# --- from responses_reply.py
-#
+# ---
 # A streamed response, put together: events in, deltas out, ``Completed`` at the end.
 #
 # The event that ends the response has all of it, and that counts; what came before is for those who watch.

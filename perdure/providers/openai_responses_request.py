@@ -37,8 +37,7 @@ from .encoding import (
 )
 from .json_values import string
 
-# --- from responses_items.py
-#
+# ---
 # Items of the Responses format as parts of a message: what a reply and an import have in common.
 #
 # What only the API understands of an item stays on its parts as opaque data: ``{"model": …, "item": …}`` for

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
 
 
-# --- from openai_errors.py
-#
+# ---
 # The translation of what the openai SDK raises into ``perdure.errors``, for both of its formats.
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from genai_prices.types import PriceCalculation
 
 
-# --- from prices.py
-#
+# ---
 # Prices that an author gives: of models that the price list does not have, or that cost something else here.
 
 

@@ -47,8 +47,7 @@ from ..types.messages import (
 from .encoding import clean_json, encode_json, file_bytes, loaded, own, parse_arguments, provider_ids, rendered, wire_id
 from .errors import by_status, transport_error, what
 
-# --- from pydantic_ai_errors.py
-#
+# ---
 # The one translation of what pydantic-ai raises into ``perdure.errors``. Imported with the first call.
 
 
@@ -119,8 +118,7 @@ def _of_several(error: exceptions.FallbackExceptionGroup, begun: bool, endpoint:
     return next((one for one in found if one.retryable), found[0] if found else ProviderError(f"{endpoint}: {error}"))
 
 
-# --- from pydantic_ai_request.py
-#
+# ---
 # Our messages as pydantic-ai's. Imported with the first call, as it imports pydantic-ai.
 
 

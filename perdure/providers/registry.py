@@ -20,8 +20,7 @@ from ..types.messages import FinishReason, Part, Usage
 from .endpoint import missing_sdk
 from .errors import transport_error, what
 
-# --- from shape.py
-#
+# ---
 # What an author's provider is held to: one async generator method, known events, errors that say what to do.
 
 

@@ -23,8 +23,7 @@ from ..types.compaction import Compactions, Summarise
 from ..types.messages import FilePart, Message, Part, Replaced, TextPart, ToolCallPart, ToolResultPart, Usage, clean
 from ..types.wire import Compacted, ModelOutput, ToolOutput
 
-# --- from summary.py
-#
+# ---
 # Summaries: how a model is asked for one, and what stands in a transcript in the place of what it tells.
 
 

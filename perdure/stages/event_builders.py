@@ -72,8 +72,7 @@ from ..types.wire import (
 from .retries import Verdict
 from .transcript import by_reference
 
-# --- from asked.py
-#
+# ---
 # What there is to say of approvals: that a call waits, and what was decided.
 
 
@@ -123,8 +122,7 @@ def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any
     return NewEvent(event, key=f"decided/{key}")
 
 
-# --- from branched.py
-#
+# ---
 # What there is to say of branches: that they begin, and what they came to.
 
 
@@ -158,8 +156,7 @@ def branches_ended(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]
         yield NewEvent(event, key=f"branch/{task.scope}/{one.op}")
 
 
-# --- from occasion.py
-#
+# ---
 # What the events of one call share.
 
 
@@ -175,8 +172,7 @@ def result_key(scope: str, head: str | None, call_id: str) -> str:
     return f"result/{scope}/{head}/{call_id}"
 
 
-# --- from given.py
-#
+# ---
 # What there is to say of what a model call is given: messages that join the conversation, results that no tool said.
 #
 # A message or result is known by the head that it comes behind and its place there: a call that failed, or was
@@ -227,8 +223,7 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
     return MessageInjected(**said, content="".join(part.text for part in texts), blob=blob, files=files)
 
 
-# --- from questions.py
-#
+# ---
 # What there is to say of questions: that a call waits for an answer, and who has given one.
 
 
@@ -319,8 +314,7 @@ def build_question_answered(call: ToolCall, said: dict[str, Any]) -> NewEvent:
     return NewEvent(event, key=f"answered/{call.key}")
 
 
-# --- from called.py
-#
+# ---
 # What there is to say of a tool call: that it begins, and what it came to.
 
 

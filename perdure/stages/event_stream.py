@@ -40,8 +40,7 @@ from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput
 from .event_builders import began, build_model_started, build_reply_events, closed, facts, failed, reminded, retracted
 from .retries import agent_missing, verdict
 
-# --- from batch.py
-#
+# ---
 # The events of a call as the store is given them.
 
 
@@ -52,8 +51,7 @@ def batch_of(
     return Batch(call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None)
 
 
-# --- from heard.py
-#
+# ---
 # What whoever follows is told of users' messages where hooks may change them: what they have become, and not before.
 #
 # A message that a hook withholds, or fails at, must not be read in the events either.
@@ -96,8 +94,7 @@ def _of(new: NewEvent, message: Message) -> NewEvent:
     return replace(new, event=event.model_copy(update={"content": text, "blob": None, "files": files}))
 
 
-# --- from writer.py
-#
+# ---
 # Writes events beside a call that goes on: one batch at a time, no more often than is asked, and never in its way.
 
 
@@ -200,8 +197,7 @@ async def say(store: Events, batch: Batch) -> None:
         await asyncio.wait([start(store, batch)], timeout=PATIENCE)
 
 
-# --- from failures.py
-#
+# ---
 # The failures stage: an attempt that failed is said to have failed, wherever in the stages behind it that was.
 
 
@@ -375,8 +371,7 @@ class Feed:
         return NewEvent(event)
 
 
-# --- from progress.py
-#
+# ---
 # What a tool says of itself while it runs: from any thread, at any rate; the latest of it is written now and then.
 
 
@@ -429,8 +424,7 @@ class Progress:
         return batch_of(self._call, [latest], token(self._call.asked_at))
 
 
-# --- from events.py
-#
+# ---
 # The events stage: whoever follows the run is told what a call is at, as it happens.
 #
 # It stands inside the journal, so an outcome that is found there is not said again; what the call comes to is

@@ -26,8 +26,7 @@ from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, Too
 from .journal_keys import tool_key
 from .retries import Heartbeat, Verdict, agent_missing, verdict
 
-# --- from compose.py
-#
+# ---
 # Stages around a call, composed by hand: the first stage is the outermost.
 
 
@@ -45,8 +44,7 @@ def compose_tool(stages: Sequence[Stage], call: NextTool) -> NextTool:
     return call
 
 
-# --- from indexed.py
-#
+# ---
 # Which search attributes a run may keep up to date, and if its memo: said with its replies, behind the journal.
 
 
@@ -161,8 +159,7 @@ def _as_temporal(verdict: Verdict) -> ApplicationError:
     )
 
 
-# --- from tracing.py
-#
+# ---
 # The outermost stage: one OpenTelemetry span per model call and per tool call, where OpenTelemetry is installed.
 
 

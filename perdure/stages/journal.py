@@ -179,8 +179,7 @@ def _fit(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
     return output.model_copy(update={"content": None, "blob": blob.ref}), [blob]
 
 
-# --- from paid.py
-#
+# ---
 # The paid stage: a reply is kept before code of the author's sees it, so that code which fails does not cost it.
 #
 # Not where a hook may change the reply (``after_llm_call``): it may be there to take a secret out, and what it has

@@ -66,8 +66,7 @@ def _key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
     return hashlib.sha256(_canonical([scope, op, kind, digest]).encode()).hexdigest()
 
 
-# --- from outcome.py
-#
+# ---
 # Recorded outcomes, read back.
 
 

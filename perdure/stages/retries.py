@@ -140,8 +140,7 @@ def _nothing(*details: object) -> None:
     """No activity, no heartbeat."""
 
 
-# --- from budget.py
-#
+# ---
 # What one model call may take over all its attempts (``Limits``): past it, the last error fails the run.
 
 
@@ -247,8 +246,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-# --- from verdict.py
-#
+# ---
 # What becomes of a call that failed: tried again or not, and what is said of it.
 
 

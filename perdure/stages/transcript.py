@@ -50,8 +50,7 @@ from ..types.wire import (
 )
 from .journal_keys import read_outcome
 
-# --- from branches.py
-#
+# ---
 # Branches of a step on their way to the loop and back: forked conversations become nodes, long texts become blobs.
 
 
@@ -100,8 +99,7 @@ def _fit_branch(asked: BranchAsked, blobs: list[Blob]) -> BranchAsked:
     return asked.model_copy(update={"message": None, "blob": blobs[-1].ref})
 
 
-# --- from rows.py
-#
+# ---
 # What the store is told of a run and its turn with each call: for lists, and for whoever asks when Temporal forgot.
 
 
@@ -171,8 +169,7 @@ def _readable(result: dict[str, Any]) -> bytes:
     return body
 
 
-# --- from sent.py
-#
+# ---
 # A user's message on its way into the transcript: what its sender put into the store is read, bytes become blobs.
 
 

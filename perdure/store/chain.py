@@ -31,8 +31,7 @@ from ..types.messages import (
 )
 from ..types.wire import INLINE_BYTES
 
-# --- from lru.py
-#
+# ---
 # Least-recently-used caches that share one budget in bytes, for a worker's copies of what never changes.
 
 
@@ -408,8 +407,7 @@ def _size(node: Node, messages: Sequence[Message]) -> int:
     return encoded + 2 * max(texts, len(node.body)) + _MESSAGE_BYTES * (1 + len(messages))
 
 
-# --- from journal.py
-#
+# ---
 # A cache of the outcomes that this process recorded, in front of the journal.
 #
 # A recorded outcome never changes, so a copy is as good as the entry: a model call right after its tools reads

@@ -22,8 +22,7 @@ from ..types.events import Span, event_body, lost, read_event
 from ..types.subagents import Lineage, PathStep
 from .schema import ByKeys, Database, Statement, events_table, feeds, insert
 
-# --- from ways.py
-#
+# ---
 # The way down to a run, as it is kept: one that is begun again, by another call under its id, has another way then.
 
 
@@ -302,8 +301,7 @@ def _lost(database: Database, feed: _Feed, now: str) -> NewEvent:
     return NewEvent(lost(event, now))
 
 
-# --- from stream.py
-#
+# ---
 # Reading events: those of a conversation, and those of the runs below it, in one order.
 #
 # The rows of a run that a call of another agent has begun stand in the stream of the run at the top, which gives

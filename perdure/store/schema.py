@@ -124,8 +124,7 @@ def as_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-# --- from tables.py
-#
+# ---
 # The tables of the newest schema. ``migrations/`` makes them; a test keeps the two alike.
 
 

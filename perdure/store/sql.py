@@ -36,8 +36,7 @@ from .schema import (
     upsert,
 )
 
-# --- from memory.py
-#
+# ---
 # The memory that conversations share: its operations, as :mod:`.sql` has those on the other tables.
 
 

@@ -27,8 +27,7 @@ from . import sql
 from .migrations import CURRENT, VERSION_TABLE
 from .schema import metadata
 
-# --- from sqlite_errors.py
-#
+# ---
 # Every way in which SQLite fails, as a ``StoreError`` that names the file and the way out.
 
 
@@ -135,8 +134,7 @@ def _detail(error: Failure) -> str:
     return f"{name}: {original}"
 
 
-# --- from thread.py
-#
+# ---
 # A thread that runs jobs for event loops, in order, as many at once as have gathered.
 #
 # A job that was handed over is always run to its end, whoever stops waiting for it: a cancelled activity must

@@ -160,8 +160,7 @@ def _closing(reply: Message, missing: Sequence[str], given: Mapping[str, str]) -
     )
 
 
-# --- from whole.py
-#
+# ---
 # A conversation with all that was ever said in it: what summaries and edits stand for is still in the store.
 
 

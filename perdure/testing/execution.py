@@ -35,8 +35,7 @@ from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.host import hosted
 
-# --- from calls.py
-#
+# ---
 # Activities without Temporal: the engine's calls through all stages, tried again as Temporal would.
 
 
@@ -112,8 +111,7 @@ def activity_error(name: str) -> ActivityError:
     )
 
 
-# --- from child.py
-#
+# ---
 # Child runs of a run without Temporal.
 
 
@@ -160,8 +158,7 @@ async def _result(execution: Execution) -> Any:
     ) from cause
 
 
-# --- from conditions.py
-#
+# ---
 # What an execution waits for: conditions, looked at whenever something has happened.
 
 
@@ -204,8 +201,7 @@ class Conditions:
             self._loop.call_soon(self._look, turns - 1)
 
 
-# --- from started.py
-#
+# ---
 # What an execution was started with.
 
 

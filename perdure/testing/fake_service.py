@@ -37,8 +37,7 @@ from ..types.interface import ATTRIBUTES, WORKFLOW
 from ..worker import Engine
 from .execution import Execution, Started, encoded
 
-# --- from answers.py
-#
+# ---
 # What there is to say of an execution, in the messages of Temporal's API.
 
 

@@ -22,8 +22,7 @@ from ..ports.test_seams import POINTS, Point
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 
-# --- from faults.py
-#
+# ---
 # What goes wrong, on purpose: replies that fail, hang or are cut, and workers that die at a named point.
 
 

@@ -28,8 +28,7 @@ from .fake_service import Home, InProcessService
 from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
 from .store import MemoryStore
 
-# --- from block.py
-#
+# ---
 # No test calls a real model by mistake.
 
 

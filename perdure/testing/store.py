@@ -13,8 +13,7 @@ from ..ports import Batch, Claim, Commit, EventRow, NewEvent, Node, RunRow, Turn
 from ..types.events import Span, event_body, lost, read_event
 from ..types.subagents import PathStep
 
-# --- from feed.py
-#
+# ---
 # The events of conversations in memory, with the semantics of the real stores.
 
 

@@ -23,8 +23,7 @@ from .json_schema import adapter_of, explained, form_of
 from .memory import Memory
 from .results import json_text
 
-# --- from asking.py
-#
+# ---
 # ``ctx.ask``: what a tool asks of a person, and what it was answered.
 #
 # A tool cannot hold a worker's slot for a month. So the question ends its run: the call waits, and when somebody has
@@ -103,8 +102,7 @@ def _checked(text: Any) -> str:
     return clean(text)
 
 
-# --- from auth.py
-#
+# ---
 # ``ctx.auth_context``: on whose behalf a run acts.
 
 

@@ -186,8 +186,7 @@ def _said(name: str, given: Any) -> str:
     return clean(given)
 
 
-# --- from remote.py
-#
+# ---
 # Remote tools: activities of other workers, in any language, which know nothing of perdure.
 
 

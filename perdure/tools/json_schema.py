@@ -92,8 +92,7 @@ def _path(loc: Sequence[str | int]) -> str:
     return path.removeprefix(".") or "arguments"
 
 
-# --- from form.py
-#
+# ---
 # Types as forms: what a person is shown of them, and what is made of an answer.
 
 

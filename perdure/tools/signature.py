@@ -22,8 +22,7 @@ from ..types.messages import clean
 from .context import RunContext, ToolContext
 from .json_schema import PlainSchema, explained, runs_code, untitled
 
-# --- from docstring.py
-#
+# ---
 # What a docstring says of a tool and of its parameters: Google, NumPy and Sphinx style.
 
 
@@ -272,8 +271,7 @@ def _is_context(hint: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, RunContext)
 
 
-# --- from arguments.py
-#
+# ---
 # From a function's parameters to the JSON Schema that a model sees; from its arguments back to values.
 
 

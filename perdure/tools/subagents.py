@@ -160,8 +160,7 @@ def _described(agent: Any) -> str:
     return getattr(agent, "description", "") or f"Ask the agent {name}, and get its answer."
 
 
-# --- from background.py
-#
+# ---
 # Tools by which a model starts other agents in background, talks to them, and collects their answers.
 
 

@@ -232,8 +232,7 @@ def _definition(one: Tool[..., Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-# --- from of_toolset.py
-#
+# ---
 # Tools of toolsets: made from a list, not from a function.
 
 
@@ -320,8 +319,7 @@ def shown_name(name: str) -> str:
     return _UNFIT.sub("_", name)[:NAME_CHARS]
 
 
-# --- from toolbox.py
-#
+# ---
 # The tools of an agent.
 
 

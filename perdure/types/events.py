@@ -31,8 +31,7 @@ from .limits import LimitName, LimitScope
 from .messages import BlobRef, Data, FilePart, FinishReason, Usage
 from .subagents import PathStep
 
-# --- from event.py
-#
+# ---
 # What every event has; the events themselves are in :mod:`.events`.
 
 
@@ -54,8 +53,7 @@ class EventBase(Data):
     """Of the activity that says so: more than 1 where an earlier attempt failed or its worker was lost."""
 
 
-# --- from approval_events.py
-#
+# ---
 # What is told of a call that waits for a person: part of the union in :mod:`.events`.
 
 
@@ -120,8 +118,7 @@ class ApprovalDecided(EventBase):
     """When ``by`` had said so, where nobody was asked about this call: ISO 8601, UTC."""
 
 
-# --- from branch_events.py
-#
+# ---
 # Events of branches of a step (``step.branch``).
 
 
@@ -155,8 +152,7 @@ class BranchCompleted(EventBase):
     error: str | None = None
 
 
-# --- from model_events.py
-#
+# ---
 # Events of model calls.
 
 
@@ -234,8 +230,7 @@ class ModelRetracted(EventBase):
     """Class name of the error, ``WorkerLost``, ``Interrupted`` or ``WorkerStopped``."""
 
 
-# --- from question_events.py
-#
+# ---
 # Events of calls that wait for an answer.
 
 
@@ -274,8 +269,7 @@ class QuestionAnswered(EventBase):
     """Why there is no answer."""
 
 
-# --- from tool_events.py
-#
+# ---
 # Events of tool calls.
 
 

@@ -19,8 +19,7 @@ from .messages import CALL_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, M
 from .plain_json import JsonObject, parse_json
 from .subagents import BackgroundStatus, Lineage
 
-# --- from auth.py
-#
+# ---
 # On whose behalf a run acts, as it travels: a token that only workers with the key can read, or a reference.
 
 
@@ -59,8 +58,7 @@ def one_auth(raw: Any) -> Any:
     return raw
 
 
-# --- from indexing.py
-#
+# ---
 # Search attributes and memo: what Temporal can be asked about runs, besides their ids and times.
 
 
@@ -351,8 +349,7 @@ class Status(Data):
     """What was signalled but could not be understood, last ten."""
 
 
-# --- from step.py
-#
+# ---
 # What a step policy decides, as far as the loop and the next activities are told of it.
 
 

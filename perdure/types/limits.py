@@ -13,8 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from ..errors import DefinitionError
 from .messages import Data
 
-# --- from duration.py
-#
+# ---
 # Durations as people write them: ``90`` (seconds), ``"30s"``, ``"15m"``, ``"1h"``, ``"7d"``, ``"1h30m"``.
 
 
@@ -43,8 +42,7 @@ Seconds = Annotated[float, BeforeValidator(seconds, json_schema_input_type=float
 """A field that takes any of these and holds seconds."""
 
 
-# --- from bounds.py
-#
+# ---
 # What a run and its turns may use, as it crosses the wire: what is allowed, what a person raises, what is used.
 
 

@@ -111,8 +111,7 @@ class BackgroundStatus(Data):
     """Its answer was given to the model."""
 
 
-# --- from branch.py
-#
+# ---
 # Branches of a step: what a policy asks of other agents, and what came of it, as far as the loop is told.
 
 
@@ -161,8 +160,7 @@ class BranchOutcome(Data):
     error: str | None = None
 
 
-# --- from lineage.py
-#
+# ---
 # Where a run stands among the runs that began it: by this its events join those of the run at the top.
 
 

@@ -16,8 +16,7 @@ from .messages import CALL_ID_CHARS, BlobRef, Data
 from .plain_json import Json, JsonObject
 from .subagents import AsCollect, AsTell
 
-# --- from elsewhere.py
-#
+# ---
 # Calls that are run elsewhere, by other workers or by a client: what perdure's worker does before and after them.
 
 
@@ -70,8 +69,7 @@ class After(Data):
 Side = Annotated[Before | After, Field(discriminator="kind")]
 
 
-# --- from question.py
-#
+# ---
 # Questions as they travel: what a tool asks of a person, or hands over to a client, and what somebody answers.
 
 
@@ -243,8 +241,7 @@ class Call(Data):
     """It runs when somebody has approved it."""
 
 
-# --- from toolset.py
-#
+# ---
 # The tools of an agent's toolsets as a run took them: recorded once, and the same for every model call.
 
 

@@ -55,8 +55,7 @@ from ..tools.context import ResolveAuth
 from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
 
-# --- from indexed.py
-#
+# ---
 # Which search attributes the namespace of a worker has, and what is said where it lacks some.
 
 
@@ -89,8 +88,7 @@ class Indexed:
         return found.names
 
 
-# --- from rates.py
-#
+# ---
 # What a worker may use: the limits per provider, the rate of its task queue, and the bytes of its caches.
 
 
@@ -148,8 +146,7 @@ def checked_cache(cache: Any) -> int:
     )
 
 
-# --- from resources.py
-#
+# ---
 # What the author's ``lifespan`` yields: pools, clients. It is entered and left where the author's code runs.
 
 

@@ -25,8 +25,7 @@ from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine, Lifespan
 
-# --- from workflow_runner.py
-#
+# ---
 # Runs workflow code only as far as a workflow task has taken it, whoever queries the run.
 #
 # Own module: the plugin puts it into any Temporal worker, and it knows of nothing else here.

@@ -20,8 +20,7 @@ from ..temporal_service import translated
 from ..types.interface import WORKFLOW
 from ..workflows import AgentWorkflow
 
-# --- from histories.py
-#
+# ---
 # Histories to replay: from files, and of runs that a server knows, every execution of them.
 
 

@@ -13,8 +13,7 @@ from ..types.state import RunState
 from ..types.tool_calls import AsActivity, AsRemote
 from ..types.wire import ModelInput, ToolInput
 
-# --- from facts.py
-#
+# ---
 # What every activity is told of the run, and what its failure means: for all that the workflow asks of workers.
 
 

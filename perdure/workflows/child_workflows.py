@@ -39,8 +39,7 @@ from .guard import Guard
 from .search_attributes import of_child
 from .step_tasks import Work
 
-# --- from subagents.py
-#
+# ---
 # Calls of other agents: each is a child workflow, which the run waits for, and stops when it is stopped itself.
 
 
@@ -341,8 +340,7 @@ def _is_gone(error: FailureError) -> bool:
     return isinstance(error, ApplicationError) and error.type == _GONE
 
 
-# --- from branches.py
-#
+# ---
 # Branches of a step: each is a child workflow, which lives and dies with the run as a subagent does.
 
 

@@ -110,8 +110,7 @@ def _result(state: RunState, pending: PendingCall, result: NewResult) -> None:
     loop.apply_result(state, pending.op, result.model_copy(update={"answered_by": by, "is_error": error}))
 
 
-# --- from remote.py
-#
+# ---
 # Calls of remote tools: activities of workers that know nothing of perdure.
 
 

@@ -96,7 +96,7 @@ def is_hosted() -> bool:
 
 @dataclass
 class TaskProgress:
-    """What the current workflow task has received and commanded, for ``commands.py``."""
+    """What the current workflow task has received and commanded, for ``ensure_commands``."""
 
     task: int = 0
     """Number of the workflow task in this worker."""
@@ -282,8 +282,7 @@ async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
         await workflow.wait(tasks)
 
 
-# --- from commands.py
-#
+# ---
 # Ensures that each workflow task that received something ends with a command.
 #
 # When a worker loads a run from history, Temporal's SDK (1.35) merges a workflow task without a command with the next

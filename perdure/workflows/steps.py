@@ -294,8 +294,7 @@ def _ways(error: BaseException) -> list[str]:
     return [str(way) for way in said.get("compaction", ())] if isinstance(said, dict) else []
 
 
-# --- from calls.py
-#
+# ---
 # The tool calls of a reply, under way: all at once, and those that a person decides on meanwhile beside them; and the
 # reminders of those that wait.
 

@@ -486,6 +486,7 @@ async def test_what_waits_in_them_is_in_the_inbox(engine: Engine) -> None:
         assert (await run.result()).content == "paid 3"
 
 
+@pytest.mark.server  # reads the whole history
 async def test_long_texts_go_by_the_store(engine: Engine) -> None:
     text, gate = "ж" * 100_000, Gate()
     parent = boss(start(text), [tell("b1", text + "!")], collect("b1"), "Done.")

@@ -158,6 +158,7 @@ async def test_a_run_with_branches_continues_as_new(engine: Engine) -> None:
     assert response.iterations == 6
 
 
+@pytest.mark.server  # reads the whole history
 async def test_long_questions_and_long_answers_go_by_the_store(engine: Engine) -> None:
     text = "ж" * 60_000
 

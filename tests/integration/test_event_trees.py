@@ -68,6 +68,7 @@ def whole_replies(events: list[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, ModelDelta)]
 
 
+@pytest.mark.server  # reads the whole history
 async def test_a_parents_stream_has_what_its_subagents_do(engine: Engine) -> None:
     agent = desk()
     async with engine.served(agent) as client:
@@ -234,6 +235,7 @@ async def test_only_its_own_text_is_a_runs_text(engine: Engine) -> None:
     assert len([event for event in turns if event.state == "completed"]) == 5
 
 
+@pytest.mark.server  # reads the whole history
 async def test_a_run_without_subagents_tells_what_it_told(engine: Engine) -> None:
     agent = Agent("alone", answering("alone", call("look", what="x")), tools=[look])
     async with engine.served(agent) as client:

@@ -54,6 +54,7 @@ async def test_d1_turns_with_a_message_or_without_and_a_task_id_given_or_made(en
     assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant", "assistant"]
 
 
+@pytest.mark.server  # reads the whole history
 async def test_d5_the_auth_context_reaches_hooks_tools_and_prompts(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

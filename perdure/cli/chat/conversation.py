@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ..show import Shown
 
 
-# --- from lines.py
-#
+# ---
 # ``perdure chat`` without a terminal: one message a line in, answers out.
 
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from .conversation import Talk
 
 
-# --- from live.py
-#
+# ---
 # A turn as it happens, in lines: what is written so far of the last one is the prompt's to show.
 
 
@@ -103,8 +102,7 @@ class LiveTurn:
             self.rest = self.rest[at:].removeprefix(" ")
 
 
-# --- from view.py
-#
+# ---
 # What a person sees of a conversation on the terminal: its last turns, what was called, the answers.
 
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ...types.messages import Message
 
 
-# --- from cast.py
-#
+# ---
 # Who takes part in the demo: the model and the workers, each a process of its own, all gone at the end.
 
 
@@ -109,8 +108,7 @@ def _requests(base_url: str) -> int:
         connection.close()
 
 
-# --- from sight.py
-#
+# ---
 # What Temporal itself says of the demo's run: what is in flight on which worker, how often things were tried.
 
 
@@ -298,8 +296,7 @@ class Story:
         self._told = len(replies)
 
 
-# --- from claims.py
-#
+# ---
 # What the demo claims, each with whether it was true.
 
 

@@ -17,8 +17,7 @@ from ..agent_loader import Loaded
 from ..connection import Server, connected
 from ..worker import serve
 
-# --- from folder.py
-#
+# ---
 # A folder that an agent may read and nothing else: what lies outside, is binary or too long is said, not shown.
 
 
@@ -150,8 +149,7 @@ def _short(line: str) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]}…"
 
 
-# --- from agent.py
-#
+# ---
 # The agent of the demo: it answers questions about the files of one folder. Nothing in it knows of the demo.
 
 
