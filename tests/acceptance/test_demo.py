@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.demo_model.model import DemoModel
+from perdure.cli.demo.model import DemoModel
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import stop_server
@@ -60,12 +60,12 @@ async def test_demo_on_a_folder_a_question_and_an_endpoint_of_ones_own(cli: Cli)
     folder.mkdir()
     (folder / "prices.txt").write_text("Apples cost 3 euros.\nPears cost 4 euros.\n")
     (folder / "blob.bin").write_bytes(bytes(range(256)) * 10)
-    async with DemoModel(delay=0.05) as model:
+    with DemoModel(delay=0.05) as model:
         cli.env |= {"OPENAI_API_KEY": "a-key", "OPENAI_BASE_URL": model.base_url}
         done = await cli("demo", "--path", "fruit", "What do pears cost?")
         assert done.code == 0, done.out + done.err
         assert "> Pears cost 4 euros." in done.out
-        assert "`blob.bin`: 2,560 bytes" in done.out, "the injected question is answered too"
+        assert "`blob.bin` (2,560 bytes)" in done.out, "the injected question is answered too"
         assert "openai:gpt-5-mini (a real one" in done.out
         counted = re.search(r"Temporal counted (\d+) paid calls", done.out)
         assert counted
@@ -74,7 +74,7 @@ async def test_demo_on_a_folder_a_question_and_an_endpoint_of_ones_own(cli: Cli)
 
 
 async def test_demo_with_a_failing_model_says_why(cli: Cli) -> None:
-    async with DemoModel() as model:
+    with DemoModel() as model:
         cli.env |= {"OPENAI_API_KEY": "a-key", "OPENAI_BASE_URL": model.base_url.replace("/v1", "/nowhere")}
         done = await cli("demo")
     assert done.code == 1

@@ -1,1 +1,0 @@
-"""The demo's small model: rules over files, behind the wire format of a real one."""
