@@ -30,6 +30,7 @@ from ..types.files import Asked, Content, Dataclass, File, pieces
 from ..types.interface import WORKFLOW, Override, Start, Status, UserMessage
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
 from ..types.plain_json import as_plain
+from ..types.validation_errors import describe_validation_error
 from .follow import EARLY
 from .turn import Turn
 from .visibility import closed_status
@@ -276,7 +277,7 @@ async def as_message(
     try:
         message = UserMessage.model_validate({"content": None, **facts})
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise InvalidInputError(describe_validation_error(error, "message")) from None
     if override is not None:
         message = message.model_copy(update={"override": _override(override)})
     if content is None:
@@ -306,12 +307,7 @@ def _override(given: Override | Mapping[str, Any]) -> Override:
     try:
         return Override.model_validate(dict(given))
     except ValidationError as error:
-        raise _invalid(error, "override.") from None
-
-
-def _invalid(error: ValidationError, where: str) -> InvalidInputError:
-    problem = error.errors(include_url=False)[0]
-    return InvalidInputError(f"{where}{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+        raise InvalidInputError(describe_validation_error(error, "override", within="override")) from None
 
 
 async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | None]:
