@@ -22,6 +22,8 @@ CLI_VERSION = "1.5.1"
 
 _OURS = ("server.", "temporal.", "perdure.", "encryption.key", "logs", "bin", "history", ".probe-", ".key-")
 """How the names begin of all that is under PERDURE_HOME."""
+STORE_VARIABLE = "PERDURE_STORE_URL"
+"""The environment variable that names another store than the one under PERDURE_HOME."""
 
 _PROBE_BYTES = 256 * 1024
 """What must fit on the disk before a server is started on it: SQLite's first pages and a log."""

@@ -19,6 +19,8 @@ LEVELS = 150
 LARGEST = 4 * 1024 * 1024
 """Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound
 of its own; this one ends the walk through a value that contains itself."""
+EXACT_INTEGERS = 2**53
+"""Below this, a double has every integer."""
 _TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
 _TOO_LARGE = f"it is larger than {LARGEST:,} characters"
 _TORN = "a text in it has a lone surrogate, which UTF-8 cannot carry"

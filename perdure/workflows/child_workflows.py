@@ -138,7 +138,7 @@ LOOK_FOR_PARENT, LONGEST_FOR_PARENT = 3600.0, 24 * 3600.0
 idle parent four events of history, for each of its subagents."""
 STOPPING = timedelta(seconds=60)
 """How long a run that ends waits for those that it has stopped."""
-_GONE = "ExternalWorkflowExecutionNotFound"
+EXTERNAL_RUN_GONE = "ExternalWorkflowExecutionNotFound"
 
 
 class Children:
@@ -337,7 +337,7 @@ def _next_for_parent(state: RunState) -> float:
 
 
 def _is_gone(error: FailureError) -> bool:
-    return isinstance(error, ApplicationError) and error.type == _GONE
+    return isinstance(error, ApplicationError) and error.type == EXTERNAL_RUN_GONE
 
 
 # ---
