@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from .embedded.home import STORE_VARIABLE, current_home
+from .embedded.home import current_home, named_store
 
 TASK_QUEUE = "perdure"
 
@@ -22,7 +22,7 @@ def named_task_queue(given: str | None = None) -> str | None:
 
 def store_url(given: str | None = None) -> str | None:
     """The argument, then ``PERDURE_STORE_URL``; None when neither names a store."""
-    return given or os.environ.get(STORE_VARIABLE) or None
+    return given or named_store()
 
 
 def new_store() -> bool:

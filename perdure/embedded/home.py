@@ -22,8 +22,6 @@ CLI_VERSION = "1.5.1"
 
 _OURS = ("server.", "temporal.", "perdure.", "encryption.key", "logs", "bin", "history", ".probe-", ".key-")
 """How the names begin of all that is under PERDURE_HOME."""
-STORE_VARIABLE = "PERDURE_STORE_URL"
-"""The environment variable that names another store than the one under PERDURE_HOME."""
 
 _PROBE_BYTES = 256 * 1024
 """What must fit on the disk before a server is started on it: SQLite's first pages and a log."""
@@ -130,6 +128,11 @@ class Home:
             f"the home of perdure, {self.root}, cannot be used: {reason}",
             hint="Make it a writable directory with free space, or set PERDURE_HOME to another one.",
         )
+
+
+def named_store() -> str | None:
+    """The store that PERDURE_STORE_URL names, where it is not the one under PERDURE_HOME."""
+    return os.environ.get("PERDURE_STORE_URL") or None
 
 
 def current_home() -> Home:
