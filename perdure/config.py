@@ -5,19 +5,24 @@ from __future__ import annotations
 import getpass
 import os
 
-from .embedded.home import current_home
+from .embedded.home import current_home, named_store
 
 TASK_QUEUE = "perdure"
 
 
 def task_queue(given: str | None = None) -> str:
     """The argument, then ``PERDURE_TASK_QUEUE``, then ``perdure``."""
-    return given or os.environ.get("PERDURE_TASK_QUEUE") or TASK_QUEUE
+    return named_task_queue(given) or TASK_QUEUE
+
+
+def named_task_queue(given: str | None = None) -> str | None:
+    """The argument, then ``PERDURE_TASK_QUEUE``; None when neither names a task queue."""
+    return given or os.environ.get("PERDURE_TASK_QUEUE") or None
 
 
 def store_url(given: str | None = None) -> str | None:
     """The argument, then ``PERDURE_STORE_URL``; None when neither names a store."""
-    return given or os.environ.get("PERDURE_STORE_URL") or None
+    return given or named_store()
 
 
 def new_store() -> bool:

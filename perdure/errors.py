@@ -174,6 +174,10 @@ class RunNotFoundError(PerdureError):
     """There is no run of that id."""
 
 
+LIST_HINT = "`perdure list` shows the runs there are."
+"""The way out of errors about a run that is not found."""
+
+
 class RunStuckError(PerdureError):
     """The run's workflow task fails again and again; the hint says how to get the run going."""
 

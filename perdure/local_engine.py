@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import sys
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
@@ -52,7 +51,7 @@ async def local(
         async with server as client:
             yield client
         return
-    queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue()
+    queue = config.named_task_queue(task_queue) or entry_queue()
     client = await Client.connect(start_server=True, task_queue=queue)
     if client.store_url is None:
         client.store_url = config.home_store_url()
@@ -196,7 +195,7 @@ def agent_queue(name: str, file: Path | None = None) -> str:
 
     ``file`` is the program's, by default the one that this process was started with.
     """
-    return os.environ.get("PERDURE_TASK_QUEUE") or f"{entry_queue(file)}-{name}"
+    return config.named_task_queue() or f"{entry_queue(file)}-{name}"
 
 
 def entry_queue(file: Path | None = None) -> str:

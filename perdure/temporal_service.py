@@ -38,6 +38,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
 from .errors import (
+    LIST_HINT,
     InvalidInputError,
     PerdureError,
     RunCancelledError,
@@ -212,6 +213,9 @@ def _type_name(kind: IndexedValueType.ValueType) -> str:
 # ---
 # What Temporal's refusals and failures mean for a run.
 
+ACCEPTED_UPDATE_ENDED = "AcceptedUpdateCompletedWorkflow"
+"""Temporal's type of the error of an update that a workflow has accepted and then ended without completing."""
+
 
 def translated(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
     """What Temporal's refusal means for run ``id``."""
@@ -227,7 +231,7 @@ def translated(temporal: TemporalClient, id: str, error: RPCError) -> PerdureErr
         )
     if "already completed" in error.message or "closing workflow" in error.message:  # an update in that very moment
         return closed_error(id)
-    return RunNotFoundError(f"there is no run {id!r}", hint="`perdure list` shows the runs there are.")
+    return RunNotFoundError(f"there is no run {id!r}", hint=LIST_HINT)
 
 
 def unreachable(temporal: TemporalClient, why: str) -> ServerUnreachableError:

@@ -23,6 +23,7 @@ from ..tools.approvals import rule_from
 from ..types.compaction import Compaction
 from ..types.interface import FinishProtocol, OnLimit, Strict
 from ..types.limits import Limits
+from ..types.validation_errors import describe_validation_error
 from .agent import Agent
 
 # ---
@@ -201,10 +202,7 @@ def load_agent(
     try:
         spec = AgentSpec.model_validate(given)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'it'}: {_in_json(one['msg'])}"
-            for one in error.errors(include_url=False)
-        )
+        problems = _in_json(describe_validation_error(error, "it", most=10))
         known = ", ".join(AgentSpec.model_fields)
         raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
     try:

@@ -15,6 +15,7 @@ from ..providers.registry import check_settings
 from ..tools import Tool, Toolbox
 from ..types.interface import Override, StepOverride
 from ..types.limits import RunLimits
+from ..types.validation_errors import describe_validation_error
 from .output import checked_finish
 from .validation import checked_models, iterations
 
@@ -65,10 +66,8 @@ def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Tool
         changes = {field: value for field in fields if (value := getattr(given, field)) is not None}
         return _changed(agent, changes, tools) if changes else agent
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in wrong["loc"]) or "it"
         raise DefinitionError(
-            f"the override of agent {agent.name!r}: {where}: {wrong['msg']}",
+            f"the override of agent {agent.name!r}: {describe_validation_error(error, 'it')}",
             hint=f"It can change: {', '.join(Override.model_fields)}.",
         ) from None
     except DefinitionError as error:

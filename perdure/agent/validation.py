@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import DefinitionError
 from ..ports import ModelRef, Toolset
+from ..ports.model import NAME_PATTERN
 from ..ports.toolset import ON_CHANGE
 from ..providers.pricing import has_price
 from ..providers.registry import check_stream, parse_model
 from ..types.compaction import Compactions, compactions
-from ..types.limits import Limits
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+from ..types.limits import DEFAULT_ITERATIONS, MOST_COUNT, Limits
 
 
 def checked_name(name: Any) -> str:
     """The name of an agent. Raises ``DefinitionError``, as everything here."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise DefinitionError(
-            f"the agent name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}",
+            f"the agent name {name!r} does not match {NAME_PATTERN.pattern}",
             hint="Give it a short name; the description may say the rest.",
         )
     return name
@@ -132,9 +130,9 @@ def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
         where = f"agent {name!r}: toolset {type(one).__name__}"
         if type(one).list is Toolset.list:
             raise DefinitionError(f"{where} has no method `list`", hint="It says which tools there are: see Toolset.")
-        if not isinstance(one.name, str) or not _NAME.fullmatch(one.name):
+        if not isinstance(one.name, str) or not NAME_PATTERN.fullmatch(one.name):
             raise DefinitionError(
-                f"{where}: the name {one.name!r} does not match [a-zA-Z0-9_-]{{1,64}}", hint='For instance name="crm".'
+                f"{where}: the name {one.name!r} does not match {NAME_PATTERN.pattern}", hint='For instance name="crm".'
             )
         if one.name in known:
             raise DefinitionError(f"agent {name!r}: two toolsets are called {one.name!r}", hint="Rename one of them.")
@@ -179,7 +177,6 @@ def one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
     return value
 
 
-DEFAULT_ITERATIONS = 50
 """Of a turn."""
 
 
@@ -193,9 +190,9 @@ def iterations(name: str, value: Any, limits: Limits) -> int:
             f"agent {name!r}: max_iterations and limits.turn.iterations are the same limit",
             hint=f"Give one of them: max_iterations={value!r:.20}.",
         )
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < MOST_COUNT:
         raise DefinitionError(
             f"agent {name!r}: max_iterations must be a whole number of at least 1, not {value!r}",
-            hint="1 is a single model call; leave it out for 50.",
+            hint=f"1 is a single model call; leave it out for {DEFAULT_ITERATIONS}.",
         )
     return value

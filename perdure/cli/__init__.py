@@ -32,7 +32,7 @@ from . import (
     worker,
 )
 from .options import Commands
-from .rendering import report
+from .rendering import INTERRUPTED, report
 
 app = Commands(
     name="perdure",
@@ -90,7 +90,7 @@ def _run() -> int:
     except PerdureError as error:
         return report(error)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

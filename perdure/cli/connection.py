@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from ..errors import InvalidInputError, RunNotFoundError
+from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -148,7 +148,7 @@ def unique(prefix: str, ids: Iterable[str]) -> str:
         return prefix
     found = sorted(_roots(matching))
     if not found:
-        raise RunNotFoundError(f"there is no run {prefix!r}", hint="`perdure list` shows the runs there are.")
+        raise RunNotFoundError(f"there is no run {prefix!r}", hint=LIST_HINT)
     if len(found) > 1:
         shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
         raise InvalidInputError(f"{len(found)} runs begin with {prefix!r}", hint=f"Give more of the id: {shown}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Iterable
@@ -50,7 +49,7 @@ async def _dev(file: str, server: Server, task_queue: str | None, agents: Path |
     from .. import config
     from ..local_engine import entry_queue
 
-    queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
+    queue = config.named_task_queue(task_queue) or entry_queue(Path(file))
     async with connected(server, start_server=True, task_queue=queue) as client:
         client.store_url = client.store_url or config.home_store_url()
         stop = asyncio.Event()

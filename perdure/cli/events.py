@@ -13,7 +13,7 @@ import typer
 from ..terminal import printable, rendered, styled
 from .connection import connected
 from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
-from .rendering import arguments
+from .rendering import INTERRUPTED, arguments
 
 if TYPE_CHECKING:
     from ..types.events import (
@@ -311,4 +311,4 @@ def events(
     try:
         asyncio.run(go())
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None

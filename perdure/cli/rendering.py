@@ -162,6 +162,9 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 # 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 130 interrupted
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
+
 _CODES: tuple[tuple[type[PerdureError], int], ...] = (
     (RunNotFoundError, 3),
     (ScheduleNotFoundError, 3),

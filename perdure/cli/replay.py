@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import LIST_HINT
 from ..terminal import print_text
 from .connection import Server, connected
 from .options import Output, OutputOptions, ServerOptions, print_json
@@ -87,7 +88,7 @@ async def _live(
         wanted = [(await find_run(client, prefix)).id for prefix in prefixes]
         wanted += await ids_of(client, query) if query is not None else []
         if not wanted:
-            raise InvalidInputError(f"no run is found by {query!r}", hint="`perdure list` shows the runs there are.")
+            raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
         for run in dict.fromkeys(wanted):
             histories = await histories_of_run(client, run)
             if save is not None:

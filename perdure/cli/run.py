@@ -31,7 +31,7 @@ from .options import (
     json_object,
     print_json,
 )
-from .rendering import answer, print_answer
+from .rendering import INTERRUPTED, answer, print_answer
 from .show import activity
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def run(
         if started:
             for line in _farewell(started[0], order):
                 print_line(line, error=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     if not follow or output is Output.JSON:
         print_answer(response, output)
 
@@ -230,7 +230,7 @@ def wait(
     try:
         response = asyncio.run(go())
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     print_answer(response, output)
 
 

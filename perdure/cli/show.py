@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import PerdureError, RunNotFoundError, StoreError
+from ..errors import LIST_HINT, PerdureError, RunNotFoundError, StoreError
 from ..terminal import print_line, printable
 from .connection import connected, ui_url
 from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
@@ -303,7 +303,7 @@ async def status_of(run: Run) -> Status:
     except RunNotFoundError:
         row = await (await run.store()).run(run.id)
         if row is None:
-            hint = "`perdure list` shows the runs there are."
+            hint = LIST_HINT
             raise RunNotFoundError(f"there is no run {run.id!r}", hint=hint) from None
     took = Response.model_validate_json(row.result or b"{}")
     facts: dict[str, Any] = {"state": row.status, "agent": row.agent, "context_id": run.id}

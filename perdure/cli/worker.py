@@ -41,6 +41,7 @@ async def served(
         async with connected(server, start_server=True, task_queue=task_queue, actor=actor) as client:
             yield client, agent
         return
+    from .. import config
     from ..local_engine import DRAIN, entry_queue
     from ..worker import Worker
     from .agent_loader import load
@@ -48,7 +49,7 @@ async def served(
     log_to_stderr()
     loaded = load(file)
     found = loaded.agent(agent)
-    queue = task_queue or os.environ.get("PERDURE_TASK_QUEUE") or entry_queue(Path(file))
+    queue = config.named_task_queue(task_queue) or entry_queue(Path(file))
     async with (
         connected(server, start_server=True, task_queue=queue, actor=actor) as client,
         Worker(

@@ -27,7 +27,7 @@ from ..types.files import Asked, decoded
 from ..types.interface import Mode, Override, UserMessage
 from ..types.messages import FilePart, Message
 from .inbox import PendingCall, approvals
-from .messages import as_message, deliver
+from .messages import STORE_HINT, as_message, deliver
 from .run import Run
 from .schedules import Scheduling
 from .start import History, checked_id, checked_input, name_of, plain_override, start_input
@@ -264,7 +264,7 @@ class Client(Scheduling):
         if self.store_url is None:
             raise TranscriptUnavailableError(
                 "this client has no store, so it cannot read transcripts or send long messages",
-                hint="Give it store_url=… or set PERDURE_STORE_URL to the store of the workers.",
+                hint=STORE_HINT,
             )
         async with self._opening:
             store = self._store or open_store(self.store_url)

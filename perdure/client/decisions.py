@@ -33,6 +33,7 @@ from ..types.events import ApprovalDecided, Event, QuestionAnswered, ToolComplet
 from ..types.interface import Status
 from ..types.plain_json import as_plain
 from ..types.tool_calls import CallAnswer
+from ..types.validation_errors import describe_validation_error
 from .follow import again, delays, follow, waiting
 from .messages import SENT_BYTES, uploaded
 from .visibility import closed_status
@@ -154,8 +155,7 @@ async def answer(
     try:
         said = CallAnswer.model_validate(raw)
     except ValidationError as wrong:
-        first = wrong.errors(include_url=False)[0]
-        raise InvalidInputError(f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}") from None
+        raise InvalidInputError(describe_validation_error(wrong, "the answer")) from None
     return await _send_answer(run, said, since)
 
 
@@ -253,9 +253,7 @@ async def decide(
             }
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the decision"
-        raise InvalidInputError(f"{where}: {first['msg']}", hint="Nothing was decided.") from None
+        raise InvalidInputError(describe_validation_error(error, "the decision"), hint="Nothing was decided.") from None
     if decision == "approve" and digest is None:
         return await _as_it_waits(run, said)
     return await _send_decision(run, said, since)

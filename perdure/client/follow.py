@@ -15,14 +15,14 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError
 
 from ..errors import PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
-from ..ports import Batch, EventRow, NewEvent, Store, token
+from ..ports import Batch, EventRow, NewEvent, Store, timestamp, token
 from ..temporal_service import run_error
 from ..types.approvals import WaitsFor
 from ..types.events import (
@@ -243,7 +243,7 @@ async def end_of(run: Run, store: Store, patience: float = PATIENCE) -> End | No
     if state is None or seen.close_time is None:
         return None
     await check_place(run, store, patience)
-    at = seen.close_time.astimezone(UTC).isoformat(timespec="microseconds")
+    at = timestamp(seen.close_time)
     event = (await _how(run, seen, state)).model_copy(update={"at": at})
     return End(event, f"ended/{seen.run_id}/{state}", seen.run_id)
 

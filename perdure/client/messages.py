@@ -24,12 +24,22 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..encryption import resealed
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError, from_type
 from ..loop import parse_start
-from ..ports import Blob, Commit
-from ..temporal_service import MEMO_AGENT, TASK_TIMEOUT, begin, forget, of_start, refuses, unreachable
+from ..ports import Blob, Commit, timestamp
+from ..temporal_service import (
+    ACCEPTED_UPDATE_ENDED,
+    MEMO_AGENT,
+    TASK_TIMEOUT,
+    begin,
+    forget,
+    of_start,
+    refuses,
+    unreachable,
+)
 from ..types.files import Asked, Content, Dataclass, File, pieces
 from ..types.interface import WORKFLOW, Override, Start, Status, UserMessage
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
 from ..types.plain_json import as_plain
+from ..types.validation_errors import describe_validation_error
 from .follow import EARLY
 from .turn import Turn
 from .visibility import closed_status
@@ -137,7 +147,7 @@ async def _refused(run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUp
     """
     cause = error.cause
     kind = cause.type if isinstance(cause, temporal.ApplicationError) else None
-    if kind not in (RunClosedError.__name__, "AcceptedUpdateCompletedWorkflow"):
+    if kind not in (RunClosedError.__name__, ACCEPTED_UPDATE_ENDED):
         raise from_type(kind, getattr(cause, "message", str(cause))) from error
     try:
         await ending.result()
@@ -186,7 +196,7 @@ async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> 
     if row is None or row.status not in ("failed", "cancelled"):
         return False
     # Not one of an earlier execution: a run that was reset goes on behind it.
-    return row.asked_at >= seen.start_time.isoformat(timespec="microseconds")
+    return row.asked_at >= timestamp(seen.start_time)
 
 
 async def reopening(run: Run) -> dict[str, Any]:
@@ -261,7 +271,7 @@ SENT_BYTES = 128 * 1024
 """Of texts in one message; more go by way of the store: Temporal refuses what is larger than 2 MB, and history would
 keep it."""
 
-_WAY_OUT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
+STORE_HINT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
 
 Uploaded = str | BlobRef | tuple[ContentPart, ...]
 
@@ -276,7 +286,7 @@ async def as_message(
     try:
         message = UserMessage.model_validate({"content": None, **facts})
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise InvalidInputError(describe_validation_error(error, "message")) from None
     if override is not None:
         message = message.model_copy(update={"override": _override(override)})
     if content is None:
@@ -306,12 +316,7 @@ def _override(given: Override | Mapping[str, Any]) -> Override:
     try:
         return Override.model_validate(dict(given))
     except ValidationError as error:
-        raise _invalid(error, "override.") from None
-
-
-def _invalid(error: ValidationError, where: str) -> InvalidInputError:
-    problem = error.errors(include_url=False)[0]
-    return InvalidInputError(f"{where}{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+        raise InvalidInputError(describe_validation_error(error, "override", within="override")) from None
 
 
 async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | None]:
@@ -363,10 +368,10 @@ def _text(text: str, room: int, blobs: list[Blob]) -> TextPart:
 def _refuse(said: Uploaded, blobs: list[Blob]) -> None:
     if not isinstance(said, str | BlobRef) and any(isinstance(part, FilePart) and part.blob for part in said):
         raise InvalidInputError(
-            "files go by way of the store, and this client has none", hint=f"{_WAY_OUT} Or send File.at(url)."
+            "files go by way of the store, and this client has none", hint=f"{STORE_HINT} Or send File.at(url)."
         )
     size = sum(len(blob.body) for blob in blobs)
     raise InvalidInputError(
         f"the message has {size:,} bytes; more than {SENT_BYTES:,} go by way of the store, and this client has none",
-        hint=_WAY_OUT,
+        hint=STORE_HINT,
     )

@@ -27,13 +27,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..encryption import Auth, sealed
 from ..errors import InvalidInputError, PerdureError, ScheduleExistsError, ScheduleNotFoundError
+from ..loop.payload_limits import RUN_ID_BYTES
 from ..temporal_service import scheduled, translated
 from ..types.files import Asked
 from ..types.interface import WORKFLOW, Mode, Override
 from ..types.limits import seconds
 from ..types.messages import clean
 from ..types.plain_json import flaw
-from .start import ID_BYTES, History, checked_input, start_input
+from .start import History, checked_input, start_input
 from .visibility import RunSummary, runs_of_schedule
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[st
 # What a client does with schedules: begins, lists and finds them. Part of :class:`perdure.client.Client`.
 
 
-SCHEDULE_ID_BYTES = ID_BYTES - 100
+SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
 """Of the id of a schedule: its runs have 21 more, and their subagents some."""
 _AT_ONCE = 10
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
 from ..loop import parse_start
+from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.transcript import open_calls
 from ..ports import Commit
 from ..store import Chain
@@ -29,8 +30,6 @@ History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
 """What a conversation may go on from: a head, another run, its response, messages, or a session in the flat form of
 :mod:`perdure.types.session_form`."""
 
-ID_BYTES = 1000
-"""What Temporal takes for a workflow id."""
 _HEAD = re.compile(r"[0-9a-f]{64}")
 
 
@@ -78,9 +77,9 @@ def name_of(agent: str | Agent) -> str:
 
 def checked_id(id: str | None) -> str | None:
     """Raises ``InvalidInputError`` for what cannot be the id of a run."""
-    if id is not None and (not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > ID_BYTES):
+    if id is not None and (not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > RUN_ID_BYTES):
         raise InvalidInputError(
-            f"the id of a run is a text of 1 to {ID_BYTES:,} bytes, not {id!r:.100}",
+            f"the id of a run is a text of 1 to {RUN_ID_BYTES:,} bytes, not {id!r:.100}",
             hint="Leave it out, and the run gets one.",
         )
     return id

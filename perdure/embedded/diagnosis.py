@@ -22,7 +22,7 @@ from ..temporal_service import FailingTask, failing_task, find
 from ..types.interface import WORKFLOW
 from .address import Target, connect, resolve
 from .binary import find_binary
-from .home import current_home
+from .home import current_home, named_store
 from .server import USUAL_PORTS, is_free
 
 _BASE = ("temporalio", "pydantic", "sqlalchemy", "alembic", "typer", "rich")
@@ -201,7 +201,7 @@ def _home() -> Finding:
 def _store() -> Finding:
     path = _store_path()
     if path is None:
-        parts = urlsplit(os.environ["PERDURE_STORE_URL"])  # without the password
+        parts = urlsplit(named_store() or "")  # without the password
         return Finding("store", "ok", f"{parts.scheme}://{parts.hostname or ''}{parts.path} (not checked here)")
     if path.is_file() and path.stat().st_mode & 0o077:
         return Finding("store", "warn", f"{path} is open to other users", f"chmod 600 {path}")
@@ -210,7 +210,7 @@ def _store() -> Finding:
 
 def _store_path() -> Path | None:
     """The store's file; None where the store is none."""
-    url = os.environ.get("PERDURE_STORE_URL")
+    url = named_store()
     if url and not url.startswith("sqlite"):
         return None
     return Path(unquote(urlsplit(url).path)[1:]) if url else current_home().store_db

@@ -130,6 +130,11 @@ class Home:
         )
 
 
+def named_store() -> str | None:
+    """The store that PERDURE_STORE_URL names, where it is not the one under PERDURE_HOME."""
+    return os.environ.get("PERDURE_STORE_URL") or None
+
+
 def current_home() -> Home:
     """The home that PERDURE_HOME names, else ``~/.perdure``."""
     return Home(Path(os.environ.get("PERDURE_HOME") or DEFAULT).expanduser().absolute())

@@ -27,6 +27,7 @@ from ..types.messages import clean
 from ..types.plain_json import size
 from ..types.state import DECIDED, PendingCall, RunState
 from ..types.tool_calls import AsActivity
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from . import questions
 from .apply import collect, end_at_limit
@@ -89,9 +90,7 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
     try:
         given = Revocation.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the revocation"
-        raise InvalidInputError(f"{where}: {first['msg']}", hint=HINT) from None
+        raise InvalidInputError(describe_validation_error(error, "the revocation"), hint=HINT) from None
     if state is not None and not any(one.tool == given.tool for one in state.standing):
         there = "; ".join(map(str, state.standing))
         raise InvalidInputError(
@@ -302,9 +301,7 @@ def _read(raw: Any) -> ApprovalDecision:
     try:
         decision = ApprovalDecision.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the decision"
-        raise InvalidInputError(f"{where}: {first['msg']}", hint=expected) from None
+        raise InvalidInputError(describe_validation_error(error, "the decision"), hint=expected) from None
     if decision.always and decision.decision == "deny":
         raise InvalidInputError("always: only an approval can stand", hint="A rule of the agent denies every call.")
     if decision.arguments is not None:

@@ -14,6 +14,7 @@ from ..types.plain_json import size
 from ..types.state import PendingCall, RunState
 from ..types.subagents import ENDED_CHARS, ERROR_CHARS, AsCollect, BackgroundRun, ChildEnded, Used
 from ..types.tool_calls import AsSubagent
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from .apply import apply_result
 from .children import collects, row_of, running
@@ -76,8 +77,7 @@ def child_ended(state: RunState, raw: Any) -> None:
     try:
         said = ChildEnded.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        refuse(state, f"child_ended: {'.'.join(map(str, first['loc'])) or 'the argument'}: {first['msg']}")
+        refuse(state, f"child_ended: {describe_validation_error(error, 'the argument')}")
         return
     row = next((one for one in state.background if f"{state.context_id}/{one.op}" == said.context_id), None)
     if row is None or row.scope != said.scope:

@@ -11,12 +11,13 @@ from ..types.interface import Start, UserMessage
 from ..types.limits import Bounds, RunLimits
 from ..types.plain_json import size
 from ..types.state import Answer, Failure, Pause, RunState, read_state
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from .apply import collect, drop_reminder, end_at_limit
 from .children import drop_branches, waiting
 from .external_calls import withheld
 from .limits import BUDGETS, exceeded, failure, release, unused
-from .messages import carried, in_part, nearest, open_turn, place, receive, refuse, send, unfit, unfit_override
+from .messages import carried, open_turn, receive, refuse, send, unfit, unfit_override
 from .payload_limits import CONTEXT_BYTES
 from .turns import leave_unanswered
 from .waits import asks, let_go
@@ -80,10 +81,9 @@ def read_limits(raw: Any) -> RunLimits:
     try:
         return RunLimits.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("limits", *map(str, first["loc"])))
         names = ", ".join(("max_iterations", *RunLimits.model_fields))
-        raise InvalidInputError(f"{where}: {first['msg']}", hint=f"There are: {names}.") from None
+        why = describe_validation_error(error, "limits", within="limits")
+        raise InvalidInputError(why, hint=f"There are: {names}.") from None
 
 
 def _higher(one: Bounds | None, other: dict[str, Any]) -> Bounds | None:
@@ -280,10 +280,7 @@ def parse_start(raw: Any) -> Start:
     try:
         start = Start.model_validate(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        if any(in_part(problem) for problem in found):
-            found = nearest(found)
-        problems = "; ".join(f"{place(problem) or 'input'}: {problem['msg']}" for problem in found)
+        problems = describe_validation_error(error, "input", most=10, content=True)
         raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
     _check_sizes(start)
     return start

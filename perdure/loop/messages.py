@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.approvals import name_hash
@@ -17,6 +16,7 @@ from ..types.interface import SENDERS, Override, Start, UserMessage
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
 from ..types.plain_json import size
 from ..types.state import NAMED_TURNS, SEEN_IDS, RunState, Turn
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import New, NewMessage
 from .payload_limits import ID_BYTES, INBOX_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, SEEN_BYTES
 from .turns import remember
@@ -115,29 +115,6 @@ def kept_apart(content: Content | None) -> bool:
     return isinstance(content, BlobRef) or any(part.blob is not None for part in content)
 
 
-def nearest(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Of what pydantic says of all forms that a message may have, that of the form which it comes nearest to."""
-    depth = max(len(problem["loc"]) for problem in problems)
-    return [problem for problem in problems if len(problem["loc"]) == depth]
-
-
-def in_part(problem: ErrorDetails) -> bool:
-    """Whether a part of a message is wrong."""
-    return "content" in problem["loc"] and any(isinstance(at, int) for at in problem["loc"])
-
-
-def place(problem: ErrorDetails) -> str:
-    """Where something is wrong; in a part by the names of fields alone: ``content.0.media_type``."""
-    said: list[str] = []
-    before: int | str = ""
-    for at in problem["loc"]:
-        tag = isinstance(before, int) and at in ("text", "file")
-        if not in_part(problem) or isinstance(at, int) or (at.isidentifier() and at.islower() and not tag):
-            said.append(str(at))
-        before = at
-    return ".".join(said)
-
-
 REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
 
@@ -195,8 +172,8 @@ def read_message(raw: Any) -> UserMessage:
     try:
         message = carried(UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw))
     except ValidationError as error:
-        problem = nearest(error.errors(include_url=False))[0]
-        raise InvalidInputError(f"{place(problem)[:80] or 'message'}: {problem['msg']}: {shown(raw)[:80]}") from None
+        problem = describe_validation_error(error, "message", content=True)
+        raise InvalidInputError(f"{problem}: {shown(raw)[:80]}") from None
     if why := unfit(message):
         raise InvalidInputError(f"{why}: {shown(raw)[:80]}")
     return message

@@ -32,6 +32,7 @@ from ..types.tool_calls import (
     Cleared,
     Question,
 )
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 from .apply import collect, end_at_limit
 from .decide import CallModel, decide
@@ -299,9 +300,7 @@ def _read(raw: Any) -> CallAnswer:
     try:
         return CallAnswer.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the answer"
-        raise InvalidInputError(f"{where}: {first['msg']}", hint=expected) from None
+        raise InvalidInputError(describe_validation_error(error, "the answer"), hint=expected) from None
 
 
 def _answered(state: RunState, call_id: str, but: str = "") -> PerdureError | None:

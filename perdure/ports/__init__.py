@@ -37,6 +37,7 @@ from .store import (
     Transcripts,
     TurnRow,
     Turns,
+    timestamp,
     token,
 )
 from .toolset import ListedTool, Toolset
@@ -81,5 +82,6 @@ __all__ = [
     "Transcripts",
     "TurnRow",
     "Turns",
+    "timestamp",
     "token",
 ]

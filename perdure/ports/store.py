@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from ..types.events import Event, Span
@@ -58,6 +59,11 @@ class Batch:
     token: str = ""
     advances: bool = False
     lineage: Lineage | None = None
+
+
+def timestamp(at: datetime) -> str:
+    """``at`` as rows and events have it: ISO 8601, UTC, always with microseconds, so texts sort as times do."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def token(asked_at: str, attempt: int | None = None) -> str:

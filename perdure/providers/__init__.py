@@ -1,4 +1,6 @@
-"""Adapters to the models' APIs, and the registry that finds them by name. Loads no SDK, and adapters late."""
+"""Adapters to the models' APIs, the registry that finds them by name, and the import of conversations in their formats.
+
+Loads no SDK, and adapters late."""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from .registry import (
 if TYPE_CHECKING:
     from .anthropic import Anthropic
     from .google import Google
+    from .history import ImportedHistory, import_messages
     from .openai_chat import OpenAIChat
     from .openai_responses import OpenAIResponses
 
@@ -25,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Anthropic",
     "Google",
+    "ImportedHistory",
     "OpenAIChat",
     "OpenAIResponses",
     "check_settings",
     "close_providers",
     "get_provider",
+    "import_messages",
     "known_providers",
     "parse_model",
     "register_provider",
@@ -39,8 +44,10 @@ __all__ = [
 _HOME = {
     "Anthropic": "anthropic",
     "Google": "google",
+    "ImportedHistory": "history",
     "OpenAIChat": "openai_chat",
     "OpenAIResponses": "openai_responses",
+    "import_messages": "history",
 }
 
 

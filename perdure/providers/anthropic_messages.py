@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, Literal, assert_never
 
-from ..errors import InvalidInputError
 from ..types.messages import (
     ContentPart,
     FilePart,
@@ -20,6 +19,7 @@ from ..types.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from .conversation import Conversation, Wire, imported_file, without_nulls
 from .encoding import encode_json, file_base64, file_bytes, loaded, own, rendered, wire_id
 
 Block = dict[str, Any]
@@ -197,53 +197,49 @@ def tool_name(name: str) -> str:
 # Messages of the Messages API's wire format, read back: what a request says, or a transcript kept elsewhere.
 
 
-Wire = Mapping[str, Any]
+def decode(messages: Iterable[Wire], conversation: Conversation) -> None:
+    """Read a request's ``messages``.
 
-
-def decode(messages: Iterable[Wire], *, origin: str = "anthropic") -> list[Message]:
-    """The messages of a request's ``messages``; the system prompt is not among them.
-
-    ``origin`` is kept with what only the API understands. A user message with tool results becomes two: a tool message
-    and, if it says more, a user message. Cache breakpoints are left out. Raises ``InvalidInputError`` for what is no
-    message of the format.
+    A user message with tool results becomes two: a tool message and, if it says more, a user message. Cache breakpoints
+    are left out.
     """
-    names: dict[str, str] = {}
-    decoded: list[Message] = []
     for message in messages:
-        role, content = message.get("role"), _blocks(message.get("content"))
-        if role == "assistant":
-            parts = tuple(_decode_assistant(block, origin) for block in content)
-            names |= {part.id: part.name for part in parts if isinstance(part, ToolCallPart)}
-            decoded.append(Message(role="assistant", parts=parts))
-        elif role in ("user", "system"):
-            decoded.extend(_decode_user(role, content, names))
-        else:
-            raise InvalidInputError(f"a message of the Messages API has no role {role!r}")
-    return decoded
+        content = _blocks(message.get("content"))
+        match message["role"]:
+            case "assistant":
+                conversation.add_reply(_decode_assistant(block, conversation.origin) for block in content)
+            case "user":
+                _decode_user(content, conversation)
+            case "system":
+                texts = [part.text for part in map(_content, content) if isinstance(part, TextPart)]
+                conversation.add_system("\n\n".join(texts))
+            case role:
+                raise ValueError(f"its role is {role!r:.100}, and not user or assistant")
 
 
-def decode_system(system: str | Iterable[Wire] | None) -> str | None:
-    """The system prompt of a request as text."""
-    if system is None or isinstance(system, str):
-        return system or None
-    return "\n\n".join(block["text"] for block in system) or None
-
-
-def _blocks(content: object) -> list[Wire]:
+def _blocks(content: object) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     if isinstance(content, list) and all(isinstance(block, Mapping) and "type" in block for block in content):
-        return [{key: value for key, value in block.items() if key != "cache_control"} for block in content]
-    raise InvalidInputError("the content of a message of the Messages API is text or a list of blocks")
+        return [
+            {key: value for key, value in without_nulls(block).items() if key != "cache_control"} for block in content
+        ]
+    raise ValueError("its content is neither text nor a list of blocks")
 
 
-def _decode_user(role: Any, content: list[Wire], names: Mapping[str, str]) -> Iterator[Message]:
-    results = tuple(_decode_result(block, names) for block in content if block["type"] == "tool_result")
-    said = tuple(_content(block) for block in content if block["type"] != "tool_result")
-    if results:
-        yield Message(role="tool", parts=results)
+def _decode_user(content: list[dict[str, Any]], conversation: Conversation) -> None:
+    results = [block for block in content if block["type"] == "tool_result"]
+    for block in results:
+        inner = _blocks(block.get("content") or "")
+        conversation.add_result(
+            block["tool_use_id"],
+            "\n".join(entry["text"] for entry in inner if entry["type"] == "text"),
+            files=[part for entry in inner if isinstance(part := _content(entry), FilePart)],
+            is_error=bool(block.get("is_error")),
+        )
+    said = [_content(block) for block in content if block["type"] != "tool_result"]
     if said or not results:
-        yield Message(role=role, parts=said)
+        conversation.add_user(said)
 
 
 def _decode_assistant(block: Wire, origin: str) -> Part:
@@ -263,6 +259,8 @@ def _decode_assistant(block: Wire, origin: str) -> Part:
                 provider=origin if opaque else None,
                 opaque=opaque or None,
             )
+        case "tool_result":
+            raise ValueError("a tool_result is a block of the user")
         case _:
             return OpaquePart(provider=origin, data=dict(block))
 
@@ -271,41 +269,27 @@ def _rest(block: Wire, *known: str) -> dict[str, Any]:
     return {key: value for key, value in block.items() if key not in ("type", *known)}
 
 
-def _decode_result(block: Wire, names: Mapping[str, str]) -> ToolResultPart:
-    content = _blocks(block.get("content") or "")
-    texts = "\n".join(inner["text"] for inner in content if inner["type"] == "text")
-    files = tuple(part for inner in content if isinstance(part := _content(inner), FilePart))
-    call_id = block["tool_use_id"]
-    return ToolResultPart(
-        call_id=call_id,
-        name=names.get(call_id, ""),
-        content=texts,
-        is_error=bool(block.get("is_error")),
-        files=files,
-    )
-
-
 def _content(block: Wire) -> ContentPart:
     kind, source = block["type"], block.get("source")
     if kind == "text":
         return TextPart(text=block["text"])
     if kind not in ("image", "document") or not isinstance(source, Mapping):
-        raise InvalidInputError(f"a block of type {kind!r} is not understood")
+        raise ValueError(f"a block of type {kind!r:.100} is not understood")
     return _decode_file(kind, source, block.get("title"))
 
 
 def _decode_file(kind: str, source: Wire, title: str | None) -> FilePart:
     match source.get("type"):
         case "base64":
-            return FilePart(media_type=source["media_type"], name=title, data=source["data"])
+            return imported_file(source["media_type"], name=title, data=source["data"])
         case "url":
             # Neither says what it is: the API finds out when it fetches it.
             media_type = "application/pdf" if kind == "document" else _image_type(source["url"])
-            return FilePart(media_type=media_type, name=title, url=source["url"])
+            return imported_file(media_type, name=title, url=source["url"])
         case "text":
-            return FilePart(media_type="text/plain", name=title, data=_base64(source["data"]))
+            return imported_file("text/plain", name=title, data=_base64(source["data"]))
         case other:
-            raise InvalidInputError(f"a {kind} from a source of type {other!r} is not understood")
+            raise ValueError(f"its {kind} is from a source of type {other!r:.100}, which is not understood")
 
 
 def _image_type(url: str) -> str:

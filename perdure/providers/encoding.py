@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import BadRequestError, MalformedReplyError
+from ..ports.model import NAME_PATTERN
 from ..types import messages
 from ..types.messages import (
     BlobRef,
@@ -152,7 +153,6 @@ class EventData:
 # What an encoder does with parts that its format, or this API, cannot take as they are: leave out, render or move.
 
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _MOVED = re.compile(r"\[files? from the result of .*, call (?P<call>.*)\]", re.DOTALL)
 _TEXTUAL = re.compile(
@@ -190,7 +190,7 @@ def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> st
 
 def wire_name(name: str) -> str:
     """``name`` of a tool that was called, as every format takes it: letters, digits, ``_`` and ``-``, at most 64."""
-    return name if _NAME.fullmatch(name) else (_NOT_IN_NAMES.sub("_", name)[:64] or "_")
+    return name if NAME_PATTERN.fullmatch(name) else (_NOT_IN_NAMES.sub("_", name)[:64] or "_")
 
 
 def loaded(text: str, part: TextPart | ToolResultPart) -> str:

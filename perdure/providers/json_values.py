@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_UNCOUNTABLE = 2**53
-"""From here on a double has no units. Infinity, which Python's parser takes, is more."""
+from ..types.plain_json import EXACT_INTEGERS
 
 
 def string(value: object) -> str:
@@ -27,5 +26,5 @@ def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def count(values: Mapping[str, Any], key: str) -> int:
     """The number under ``key``, from 0; 0 where there is none, or none that counts anything."""
-    value = values.get(key)
-    return int(value) if isinstance(value, int | float) and 0 <= value < _UNCOUNTABLE else 0
+    value = values.get(key)  # also infinity, which Python's parser takes
+    return int(value) if isinstance(value, int | float) and 0 <= value < EXACT_INTEGERS else 0

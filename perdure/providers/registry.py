@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from ..errors import DefinitionError, ProviderError
 from ..ports import Completed, ModelRef, Provider, StreamEvent
 from ..types.messages import FinishReason, Part, Usage
-from .endpoint import missing_sdk
+from .endpoint import Endpoint, missing_sdk
 from .errors import transport_error, what
 
 # ---
@@ -167,6 +167,19 @@ def get_provider(name: str) -> Provider:
         check_stream(f"provider {name!r}, as its factory made it,", made)
         _providers[name] = made
     return _providers[name]
+
+
+def wire_format(name: str) -> tuple[str, str]:
+    """The wire format of the provider of that name, and the origin of opaque data that it gives (see
+    ``endpoint.origin``); the format is empty for one that is no endpoint of a known format.
+
+    Of a built-in provider nothing is loaded: it is taken for the vendor's own API. Raises ``DefinitionError``.
+    """
+    name = _canonical(name)
+    if isinstance(_factories.get(name), BuiltIn):
+        return name, name
+    provider = get_provider(name)
+    return (provider.format, provider.origin) if isinstance(provider, Endpoint) else ("", "")
 
 
 def parse_model(model: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from ..agent.xml import to_xml
 from ..loop.containment import withheld_before
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING
-from ..ports import ModelCall, ModelReply, NewEvent, ToolCall
+from ..ports import ModelCall, ModelReply, NewEvent, ToolCall, timestamp
 from ..types.approvals import Decided
 from ..types.events import (
     ApprovalDecided,
@@ -163,7 +163,7 @@ def branches_ended(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]
 def facts(call: ModelCall | ToolCall) -> dict[str, Any]:
     """What every event of ``call`` has."""
     task = call.input
-    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    now = timestamp(datetime.now(UTC))
     return {"context_id": task.context_id, "task_id": task.task_id or None, "at": now, "attempt": call.attempt}
 
 

@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
-from ..ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall
+from ..ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall, timestamp
 from ..types.interface import PENDING
 from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
 from .journal_keys import tool_key
@@ -137,7 +137,7 @@ class _Border(ActivityInboundInterceptor):
 def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     info = activity.info()
     owner = f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
-    asked_at = info.scheduled_time.isoformat(timespec="microseconds")
+    asked_at = timestamp(info.scheduled_time)
     raw = input.args[0]
     if info.activity_type == MODEL_ACTIVITY:
         waited = (info.started_time - info.scheduled_time).total_seconds()  # both are the server's

@@ -21,7 +21,8 @@ from ..errors import (
     ToolsetError,
 )
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..types.limits import Limits
+from ..tools.results import CUT
+from ..types.limits import LONGEST_SECONDS, Limits
 from ..types.messages import clean
 from ..types.wire import ToolOutput
 
@@ -264,7 +265,7 @@ FAILURE_CHARS = 1000
 """Of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes counted, by
 "Failure exceeds size limit", and nobody can see any more what a run is stuck on. So causes stay in the log, too."""
 
-LONGEST_DELAY = 100 * 365 * 86400.0
+LONGEST_DELAY = float(LONGEST_SECONDS)
 """Seconds that Temporal can be told. ``Limits.retry_wait`` bounds what a provider asks for long before."""
 
 
@@ -311,4 +312,4 @@ def verdict(error: Exception, attempt: int, missing: float = 0.0) -> Verdict:
 
 def _short(text: str) -> str:
     text = clean(text)  # else Temporal's client could not send it, nor say whether to try again
-    return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + "… (cut)"
+    return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + CUT

@@ -29,6 +29,7 @@ from ..types.messages import (
     file_parts,
     parse_messages,
 )
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import INLINE_BYTES
 
 # ---
@@ -216,8 +217,9 @@ class Chain:
             body = canonical([_outline(message, blobs) for message in messages])
             parse_messages(body)
         except ValueError as error:  # ValidationError, UnicodeEncodeError
+            why = describe_validation_error(error, "JSON") if isinstance(error, ValidationError) else str(error)[:500]
             raise InvalidInputError(
-                f"the messages were not stored, since they could not be read back: {str(error)[:500]}",
+                f"the messages were not stored, since they could not be read back: {why}",
                 hint="Their values must be plain JSON: finite numbers, no lone surrogates, at most 150 levels.",
             ) from None
         return Node(node_hash(head, body), head, body), blobs

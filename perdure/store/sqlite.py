@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
-from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow
+from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow, timestamp
 from . import event_log, migrations, sql
 from .sqlite_connection import Session, SqliteDatabase, StoreThread, Work
 from .sqlite_notify import Watch
@@ -23,8 +23,8 @@ _FEW_EVENTS, _FEW_BYTES = 64, 64 * 1024  # likewise: what a follower finds when 
 
 
 def utc_now() -> str:
-    """ISO 8601, UTC, always with microseconds: the texts sort as the times do."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+    """The present time, as :func:`~perdure.ports.timestamp` writes it."""
+    return timestamp(datetime.now(UTC))
 
 
 class SqliteStore:

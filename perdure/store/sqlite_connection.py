@@ -47,6 +47,9 @@ _READ_ONLY = (
     "the store {path} is read-only",
     "Make the file and its directory writable for this user (SQLite also writes {name}-wal and -shm).",
 )
+CLOSED = "the store is closed"
+CLOSED_HINT = "Open it again with open()."
+
 _CANNOT_OPEN = (
     "the store {path} cannot be opened",
     "Make the file and its directory readable and writable, or set PERDURE_STORE_URL to another place.",
@@ -171,7 +174,7 @@ class StoreThread(Generic[Job]):
         future: asyncio.Future[Any] = loop.create_future()
         with self._lock:  # else a job could be put behind the end
             if self._closed:
-                raise StoreError("the store is closed", hint="Open it again with open().")
+                raise StoreError(CLOSED, hint=CLOSED_HINT)
             self._queue.put((job, future, loop))
         return await future
 

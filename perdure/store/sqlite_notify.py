@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..errors import StoreError
 from . import event_log
-from .sqlite_connection import Session, SqliteDatabase
+from .sqlite_connection import CLOSED, CLOSED_HINT, Session, SqliteDatabase
 
 BUSY, QUIET = 0.02, 0.05
 """Seconds between two looks, while commits come in and ``CALM`` seconds after."""
@@ -80,7 +80,7 @@ class Watch:
             self._at_end = lambda: loop.call_soon_threadsafe(ended.set_result, None)
             thread = self._thread
         self._look_now.set()
-        self._fail(StoreError, "the store is closed", "Open it again with open().")
+        self._fail(StoreError, CLOSED, CLOSED_HINT)
         if thread is not None:
             await ended
             thread.join()  # it has nothing left to do
@@ -90,7 +90,7 @@ class Watch:
         waiter = _Waiter(context_id, after, loop, loop.create_future())
         with self._lock:
             if self._closed:
-                raise StoreError("the store is closed", hint="Open it again with open().")
+                raise StoreError(CLOSED, hint=CLOSED_HINT)
             self._waiters[context_id].add(waiter)
             if self._thread is None:
                 # A daemon: a program that forgets to close the store still exits.

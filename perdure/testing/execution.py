@@ -25,14 +25,16 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
-from ..ports import ModelCall, ToolCall
+from ..ports import ModelCall, ToolCall, timestamp
 from ..stages.interceptor import said_indexed
 from ..stages.journal_keys import tool_key
 from ..stages.retries import verdict
+from ..temporal_service import ACCEPTED_UPDATE_ENDED
 from ..types.interface import ATTRIBUTES, WORKFLOW
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine
 from ..workflows import AgentWorkflow
+from ..workflows.child_workflows import EXTERNAL_RUN_GONE
 from ..workflows.host import hosted
 
 # ---
@@ -58,7 +60,7 @@ class Calls:
         plain = json.loads(json.dumps(argument))
         if name != MODEL_ACTIVITY and not plain.keys() >= _OF_ENGINE:
             return await self._remote(name.removeprefix(TOOL_ACTIVITY), plain)
-        number, asked_at = next(self._numbers), datetime.now(UTC).isoformat(timespec="microseconds")
+        number, asked_at = next(self._numbers), timestamp(datetime.now(UTC))
         scheduled = monotonic()
         for attempt in itertools.count(1):
             owner = f"{self._run_id}/{number}/{attempt}"
@@ -125,7 +127,7 @@ class InProcessChild(asyncio.Task[Any]):
     async def signal(self, signal: str) -> None:
         """See :class:`~perdure.workflows.host.Child`."""
         if self._execution.ended is not None:
-            raise ApplicationError("the child has ended", type="ExternalWorkflowExecutionNotFound")
+            raise ApplicationError("the child has ended", type=EXTERNAL_RUN_GONE)
         self._execution.signal(signal, [])
 
 
@@ -339,7 +341,7 @@ class Execution:
         await asyncio.wait([self._updates[id], ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         if not self._updates[id].done():
-            kind = "AcceptedUpdateCompletedWorkflow"
+            kind = ACCEPTED_UPDATE_ENDED
             raise ApplicationError("the run ended before the update did", type=kind, non_retryable=True)
         return self._updates[id].result()
 
@@ -462,7 +464,7 @@ class Execution:
     def _open(self, id: str) -> Execution:
         found = self._others.last(id)
         if found is None or found.ended is not None:
-            raise ApplicationError(f"no run {id} is open", type="ExternalWorkflowExecutionNotFound")
+            raise ApplicationError(f"no run {id} is open", type=EXTERNAL_RUN_GONE)
         return found
 
     # --- its course

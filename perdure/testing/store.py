@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
-from ..ports import Batch, Claim, Commit, EventRow, NewEvent, Node, RunRow, TurnRow
+from ..ports import Batch, Claim, Commit, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
 from ..types.events import Span, event_body, lost, read_event
 from ..types.subagents import PathStep
 
@@ -167,7 +167,7 @@ class MemoryStore:
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
         self._waiting: set[_Waiter] = set()
-        self._now = now or (lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
+        self._now = now or (lambda: timestamp(datetime.now(UTC)))
         self._id = uuid.uuid4().hex
 
     async def open(self, *, create: bool = True) -> None:

@@ -19,10 +19,10 @@ from pydantic_core import to_jsonable_python
 from ..errors import DefinitionError
 from ..types.approvals import OnExpiry
 from ..types.limits import seconds
+from ..types.plain_json import EXACT_INTEGERS
 
 REMIND_LEAST = 1.0
 """Seconds between two reminders."""
-_WHOLE = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def _kind(value: Any) -> type:
 def _texts(value: Any) -> Iterator[str]:
     """What a glob may match: a whole number also without its fraction."""
     yield value if isinstance(value, str) else _text(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE:
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_INTEGERS:
         yield str(int(value))
 
 

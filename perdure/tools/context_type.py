@@ -11,8 +11,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..errors import DefinitionError, InvalidInputError
 from ..types.plain_json import flaw
+from ..types.validation_errors import describe_validation_error
 
-_SHOWN = 10
 _NO_OBJECT = {
     "call",
     "int",
@@ -65,7 +65,7 @@ class ContextType:
         try:
             return self._adapter.validate_json(json.dumps(raw or {}, allow_nan=False))
         except ValidationError as error:
-            raise self._unfit(_explained(error, self._field)) from error
+            raise self._unfit(describe_validation_error(error, self._field, most=10)) from error
         except Exception as error:  # a validator of the author's, or values that are not JSON
             raise self._unfit(f"{type(error).__name__}: {error}") from error
 
@@ -81,7 +81,7 @@ class ContextType:
         try:
             instance = self._adapter.validate_python(value)
         except ValidationError as error:
-            raise self._unfit(_explained(error, self._field)) from error
+            raise self._unfit(describe_validation_error(error, self._field, most=10)) from error
         dump = self._adapter.dump_python
         plain = self._plain(lambda: dump(instance, mode="json", by_alias=True, round_trip=True, warnings="error"))
         if dump(self.read(plain), round_trip=True) != dump(instance, round_trip=True):
@@ -126,14 +126,3 @@ def plain_context(agent: str, value: Any) -> dict[str, Any]:
         f"the context of a run is a dictionary of plain JSON, not {value!r:.100}",
         hint=f"Agent {agent!r} can declare its type, Agent(…, context={kind}), and then takes instances.",
     )
-
-
-def _explained(error: ValidationError, whole: str) -> str:
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = [f"{_path(detail['loc']) or whole}: {detail['msg']}" for detail in details[:_SHOWN]]
-    return "; ".join(shown) + (f"; and {len(details) - _SHOWN} more" if len(details) > _SHOWN else "")
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
-    return path.removeprefix(".")

@@ -14,6 +14,8 @@ from ..types.files import MAX_BYTES, File
 from ..types.messages import clean
 
 MAX_ERROR_BYTES = 8 * 1024
+CUT = "… (cut)"
+"""Ends a text that was shortened."""
 """An exception's text is cut here: a page of HTML in it would be paid for in every later model call."""
 
 
@@ -92,8 +94,7 @@ def shortened(text: str) -> str:
     encoded = text.encode()
     if len(encoded) <= MAX_ERROR_BYTES:
         return text
-    mark = "… (cut)"
-    return encoded[: MAX_ERROR_BYTES - len(mark.encode())].decode(errors="ignore") + mark
+    return encoded[: MAX_ERROR_BYTES - len(CUT.encode())].decode(errors="ignore") + CUT
 
 
 def json_text(value: Any) -> str:

@@ -19,6 +19,7 @@ from pydantic_core import to_json
 
 from ..errors import DefinitionError, ToolError
 from ..types.messages import clean
+from ..types.validation_errors import first_problem
 from .context import RunContext, ToolContext
 from .json_schema import PlainSchema, explained, runs_code, untitled
 
@@ -341,7 +342,7 @@ class Arguments:
             try:
                 self._validator.validate_assignment(empty, field_name, info.default)
             except ValidationError as error:
-                why = error.errors(include_url=False)[0]["msg"]
+                why = first_problem(error)[1]
                 way = "Allow None in its type: X | None." if info.default is None else "Change the default or the type."
                 raise self._function.wrong(
                     f"the default {info.default!r:.100} of {name!r} does not fit its type: {why}", way

@@ -16,6 +16,7 @@ from ..errors import DefinitionError
 from ..hooks import Hook, HookSet, checked_hooks
 from ..hooks.hook import OF_TOOLS
 from ..ports import ListedTool, Toolset, ToolSpec
+from ..ports.model import NAME_PATTERN
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean
 from ..types.tool_calls import PinnedTool
@@ -31,7 +32,6 @@ NeedsApproval = bool | Approval | Callable[..., Any]
 """Of a function: ``(call, ctx)``, sync or async, gives one of the others, or None for no."""
 DEFAULT_TIMEOUT = 600.0
 """Seconds that one attempt of a tool may take unless it says otherwise."""
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class Tool(Generic[P, R]):
@@ -173,9 +173,9 @@ def _check_name(name: str, function: Function) -> None:
         raise function.wrong("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
     if name == FINISH_TOOL:
         raise function.wrong(f"{name} is the engine's own tool", 'Give it another name: @tool(name="…").')
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise function.wrong(
-            f"the name {name!r} does not match [a-zA-Z0-9_-]{{1,64}}", 'Give it another one: @tool(name="…").'
+            f"the name {name!r} does not match {NAME_PATTERN.pattern}", 'Give it another one: @tool(name="…").'
         )
 
 

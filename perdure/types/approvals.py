@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from .messages import CALL_ID_CHARS, Data
+from .messages import CALL_ID_CHARS, NAME_CHARS, Data
 from .plain_json import JsonObject
 
 OnExpiry = Literal["deny", "approve"]
@@ -114,7 +114,7 @@ class Revocation(Data):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tool: str = Field(min_length=1, max_length=500)
-    by: str | None = Field(default=None, max_length=200)
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
     """Who takes it back, as the sender says."""
 
 
@@ -136,7 +136,7 @@ class ApprovalDecision(Data):
 
     call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     decision: Literal["approve", "deny"]
-    by: str | None = Field(default=None, max_length=200)
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
     """Who decides, as the sender says."""
     comment: str | None = Field(default=None, max_length=COMMENT_CHARS)
     arguments: JsonObject | None = None

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from .approvals import DecidedApproval, PendingApproval, StandingApproval
 from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
-from .messages import CALL_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
+from .messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, ContentPart, Data, FinishReason, Message, Usage
 from .plain_json import JsonObject, parse_json
 from .subagents import BackgroundStatus, Lineage
 
@@ -148,11 +148,11 @@ class UserMessage(Strict):
     """Of the agent's input type, as plain JSON."""
     typed: bool = Field(default=False, exclude_if=operator.not_)
     """``content`` is the JSON of such an input: where it is kept in the store, or as a run carries it."""
-    id: str | None = Field(default=None, max_length=200)
+    id: str | None = Field(default=None, max_length=NAME_CHARS)
     """The sender's id: the same id counts once."""
-    by: str | None = Field(default=None, max_length=200)
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
     """Who sent it, as the sender says."""
-    task_id: str | None = Field(default=None, min_length=1, max_length=200)
+    task_id: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     """Id of the turn, if this message opens one; it gets one without."""
     override: Override | None = None
     """What the turn changes of the agent, from its next model call on."""
@@ -182,9 +182,9 @@ class Parent(Data):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    context_id: str = Field(min_length=1, max_length=2000)
+    context_id: str = Field(min_length=1, max_length=RUN_ID_CHARS)
     call_id: str = Field(max_length=CALL_ID_CHARS)
-    scope: str = Field(min_length=1, max_length=200)
+    scope: str = Field(min_length=1, max_length=NAME_CHARS)
     """The journal scope of the child: the key of the call."""
     depth: int = Field(ge=1)
     """1 for the child of a run that somebody started."""
@@ -203,7 +203,7 @@ class Parent(Data):
 class Start(Strict):
     """The workflow's input: ``{"agent": "support", "message": "hi"}``."""
 
-    agent: str = Field(min_length=1, max_length=200)
+    agent: str = Field(min_length=1, max_length=NAME_CHARS)
     message: str | UserMessage | None = None
     """Without one the run waits for the first."""
     mode: Mode = "run"

@@ -20,7 +20,8 @@ from .messages import Data
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_MOST = 100 * 365 * 86400
+LONGEST_SECONDS = 100 * 365 * 86400
+"""Of a duration: a century, which Temporal can be told."""
 
 
 def seconds(value: Any) -> float:
@@ -28,12 +29,13 @@ def seconds(value: Any) -> float:
     if isinstance(value, timedelta):
         found = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value) if abs(value) < _MOST else _MOST  # a whole number may be too large for any float
+        in_range = abs(value) < LONGEST_SECONDS  # an int may be too large for a float
+        found = float(value) if in_range else LONGEST_SECONDS
     elif isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         found = sum(float(number) * _UNITS[unit] for number, unit in _PIECE.findall(value))
     else:
         raise ValueError(f"{value!r:.100} is no duration: give seconds, or text like '30s', '15m', '1h', '7d'")
-    if not 0 < found < _MOST:
+    if not 0 < found < LONGEST_SECONDS:
         raise ValueError(f"a duration is above zero and below 100 years, not {value!r:.100}")
     return found
 
@@ -49,11 +51,15 @@ Seconds = Annotated[float, BeforeValidator(seconds, json_schema_input_type=float
 LimitName = Literal["max_iterations", "iterations", "tokens", "cost_usd", "wall_time", "tool_calls"]
 """``max_iterations`` is the turn's iterations; ``iterations`` those of all turns."""
 LimitScope = Literal["run", "turn"]
-Count = Annotated[int, Field(ge=1, lt=2**63)]
+DEFAULT_ITERATIONS = 50
+"""Model calls in a turn of an agent that does not say another limit."""
+MOST_COUNT = 2**63
+"""Counts are less: stores and other languages have 64 bits for one."""
+Count = Annotated[int, Field(ge=1, lt=MOST_COUNT)]
 """A whole number that a float can carry, too."""
 
 
-Amount = Annotated[int, Field(ge=0, lt=2**63)]
+Amount = Annotated[int, Field(ge=0, lt=MOST_COUNT)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -271,7 +277,7 @@ def _given(change: TurnLimits) -> dict[str, Any]:
 
 
 def _whole(owner: str, field: str, value: object, example: str) -> None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**63):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < MOST_COUNT):
         return
     raise DefinitionError(
         f"{owner}: {field} must be a whole number of at least 1, not {value!r:.100}",

@@ -76,6 +76,10 @@ class ThinkingPart(Data):
     opaque: dict[str, Any] | None = None
 
 
+NAME_CHARS = 200
+"""Of what senders choose: ids of messages and turns, and who sends; and of names of agents and scopes."""
+RUN_ID_CHARS = 2000
+"""Of the id of a run."""
 CALL_ID_CHARS = 100
 """Of a call's id, as a run uses it: no longer than 40 (``loop.calls``)."""
 

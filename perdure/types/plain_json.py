@@ -19,18 +19,20 @@ LEVELS = 150
 LARGEST = 4 * 1024 * 1024
 """Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound
 of its own; this one ends the walk through a value that contains itself."""
+EXACT_INTEGERS = 2**53
+"""Below this, a double has every integer."""
 _TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
-_TOO_LARGE = f"it is larger than {LARGEST:,} characters"
 _TORN = "a text in it has a lone surrogate, which UTF-8 cannot carry"
 _BITS = sys.float_info.max_exp - 1
 """Of an integer that is certainly in the range of a double, the only number that many readers know."""
 
 
-def flaw(value: Any) -> str | None:
+def flaw(value: Any, largest: int = LARGEST) -> str | None:
     """Why ``value`` is not plain JSON, as the end of a sentence; None if it is.
 
     Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists (or
     tuples) and dictionaries of these whose keys are such texts, in at most ``LEVELS`` levels. Takes any depth.
+    ``largest`` is as :data:`LARGEST`.
     """
     level, walked = [value], 0
     for above in range(LEVELS + 1):
@@ -61,12 +63,16 @@ def flaw(value: Any) -> str | None:
         if not below:
             if above == LEVELS and any(isinstance(part, dict | list | tuple) for part in level):  # empty ones
                 return _TOO_DEEP
-            return None if walked <= LARGEST else _TOO_LARGE
+            return None if walked <= largest else _too_large(largest)
         walked += 2 * len(below)
-        if walked > LARGEST:
-            return _TOO_LARGE
+        if walked > largest:
+            return _too_large(largest)
         level = below
     return _TOO_DEEP
+
+
+def _too_large(largest: int) -> str:
+    return f"it is larger than {largest:,} characters"
 
 
 def as_plain(value: Any, *, by_alias: bool = True) -> Any:

@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import InvalidInputError
 from .messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from .validation_errors import first_problem
 
 _GROUPS = {
     "system": "alone",
@@ -190,7 +191,9 @@ def _check_about(number: int, about: Any, left: int) -> None:
 
 
 def _wrong(number: int, error: ValidationError) -> InvalidInputError:
-    problem = error.errors(include_url=False)[0]
-    ours = {name: here for names in _NAMES.values() for here, name in names.items() if name != "content"}
-    where = ".".join(ours.get(str(at), str(at)) for at in problem["loc"] if at not in ("text", "file"))
-    return InvalidInputError(f"session[{number}]: {where}: {problem['msg']}")
+    place, why = first_problem(error)  # it begins with the kind of a part, or is a field of the message
+    kind = str(place[0]) if place else "entry"
+    ours = {"text": "content", **{name: here for here, name in _NAMES.get(kind, {}).items()}}
+    shown = [kind] if kind not in ("text", "file") else []
+    where = ".".join((*shown, *(ours.get(str(step), str(step)) for step in place[1:])))
+    return InvalidInputError(f"session[{number}]: {where}: {why}")

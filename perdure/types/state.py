@@ -19,6 +19,7 @@ from .messages import BlobRef, FinishReason, Usage
 from .subagents import BackgroundRun, BranchAsked, BranchOutcome
 from .tool_calls import Answer as PersonsAnswer
 from .tool_calls import Call, Cleared, Question
+from .validation_errors import describe_validation_error
 from .wire import AgentLimits, New, NewResult
 
 SCHEMA_VERSION = 1
@@ -288,6 +289,4 @@ def read_state(raw: Any) -> RunState:
     try:
         return RunState.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("state", *(str(place) for place in first["loc"])))
-        raise InvalidInputError(f"{where}: {first['msg']}") from None
+        raise InvalidInputError(describe_validation_error(error, "state", within="state")) from None

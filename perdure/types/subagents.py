@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .limits import Bounds
-from .messages import CALL_ID_CHARS, BlobRef, Data, Usage
+from .messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, Data, Usage
 
 AT_ONCE = 10
 """How many run at once, unless the author says otherwise."""
@@ -53,9 +53,9 @@ class Used(Data):
 class ChildEnded(Data):
     """How a run in background ended, as it tells its parent: the argument of the signal ``child_ended``."""
 
-    context_id: str = Field(max_length=2000)
+    context_id: str = Field(max_length=RUN_ID_CHARS)
     """Its id."""
-    scope: str = Field(max_length=200)
+    scope: str = Field(max_length=NAME_CHARS)
     """The journal scope that its parent gave it, by which it is known to be the one that was started."""
     state: Literal["completed", "failed", "cancelled"]
     content: str = Field(default="", max_length=ENDED_CHARS)
@@ -167,20 +167,20 @@ class BranchOutcome(Data):
 class PathStep(Data):
     """A call of another agent: a step down from the run that made it to the run that answers it."""
 
-    agent: str = Field(max_length=200)
+    agent: str = Field(max_length=NAME_CHARS)
     """The agent that was called."""
     call_id: str = Field(max_length=CALL_ID_CHARS)
-    task_id: str | None = Field(default=None, max_length=200)
+    task_id: str | None = Field(default=None, max_length=NAME_CHARS)
     """The turn of the caller that made the call."""
 
 
 class Lineage(Data):
     """The way from the run at the top down to a run that a call of another agent has begun."""
 
-    root: str = Field(min_length=1, max_length=2000)
+    root: str = Field(min_length=1, max_length=RUN_ID_CHARS)
     """Id of the run at the top, in whose order the events of all runs below it stand."""
     path: tuple[PathStep, ...] = Field(min_length=1, max_length=20)
-    agent: str = Field(max_length=200)
+    agent: str = Field(max_length=NAME_CHARS)
     """The agent of the run at the top."""
 
     @property

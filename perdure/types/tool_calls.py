@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from .approvals import Asks
-from .messages import CALL_ID_CHARS, BlobRef, Data
+from .messages import CALL_ID_CHARS, NAME_CHARS, BlobRef, Data
 from .plain_json import Json, JsonObject
 from .subagents import AsCollect, AsTell
 
@@ -135,7 +135,7 @@ class CallAnswer(Data):
     blob: BlobRef | None = None
     """Where a long text is that perdure's client has put into the store ``store_id``."""
     store_id: str | None = Field(default=None, max_length=100)
-    by: str | None = Field(default=None, max_length=200)
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
     """Who answers, as the sender says."""
     hash: str | None = Field(default=None, max_length=100)
     """The ``hash`` of what was looked at, as ``status`` has it: refused if the call asks something else now. Without

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from .approvals import Decided, Reminder, Revoked
 from .interface import FinishProtocol, Kept, Mode, OnLimit, plain_output
-from .limits import Bounds, LimitUse
+from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
 from .subagents import BranchAsked, BranchOutcome, Lineage
 from .tool_calls import (
@@ -179,7 +179,7 @@ class Finish(Data):
 class AgentLimits(Data):
     """The agent's limits, as its code has them now."""
 
-    max_iterations: int = 50
+    max_iterations: int = DEFAULT_ITERATIONS
     on_limit: OnLimit = "finish"
     protocol: FinishProtocol = "text"
     run: Bounds | None = Field(default=None, exclude_if=operator.not_)

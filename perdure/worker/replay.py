@@ -15,7 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
 from ..client.client import Client
-from ..errors import InvalidInputError, PerdureError
+from ..errors import LIST_HINT, InvalidInputError, PerdureError
 from ..temporal_service import translated
 from ..types.interface import WORKFLOW
 from ..workflows import AgentWorkflow
@@ -226,7 +226,7 @@ async def _histories(
     assert client is not None, "checked above"
     ids = [id] if id is not None else await ids_of(client, query or "")
     if not ids:
-        raise InvalidInputError(f"no run is found by {query!r}", hint="`perdure list` shows the runs there are.")
+        raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
     found: dict[str, WorkflowHistory] = {}
     for one in ids:
         found |= await histories_of_run(client, one)

@@ -32,6 +32,7 @@ from ..types.interface import WORKFLOW, Response
 from ..types.state import PendingBranch, PendingCall, RunState
 from ..types.subagents import AsTell, BackgroundRun, BranchOutcome
 from ..types.tool_calls import AsSubagent
+from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from . import host
 from .activity_options import background_options, child_options
@@ -108,9 +109,8 @@ def ended_with(result: Any) -> loop.Ended:
     try:
         return loop.Ended(Response.model_validate(result))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the result"
-        return loop.Ended(error=f"RunError: the subagent's result cannot be read: {where}: {first['msg']}")
+        why = describe_validation_error(error, "the result")
+        return loop.Ended(error=f"RunError: the subagent's result cannot be read: {why}")
 
 
 def failed(error: FailureError) -> loop.Ended:
@@ -138,7 +138,7 @@ LOOK_FOR_PARENT, LONGEST_FOR_PARENT = 3600.0, 24 * 3600.0
 idle parent four events of history, for each of its subagents."""
 STOPPING = timedelta(seconds=60)
 """How long a run that ends waits for those that it has stopped."""
-_GONE = "ExternalWorkflowExecutionNotFound"
+EXTERNAL_RUN_GONE = "ExternalWorkflowExecutionNotFound"
 
 
 class Children:
@@ -337,7 +337,7 @@ def _next_for_parent(state: RunState) -> float:
 
 
 def _is_gone(error: FailureError) -> bool:
-    return isinstance(error, ApplicationError) and error.type == _GONE
+    return isinstance(error, ApplicationError) and error.type == EXTERNAL_RUN_GONE
 
 
 # ---

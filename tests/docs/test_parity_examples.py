@@ -107,6 +107,21 @@ async def test_history(loopback: Loopback) -> None:
     ]
 
 
+async def test_import(loopback: Loopback) -> None:
+    def rule(request: Request) -> Any:
+        measured = results(request)
+        return f"{measured[-1]} now" if len(measured) > 1 else Call("measure", {"city": "Oslo"})
+
+    loopback.model.rule = rule
+    assert succeeded(await loopback.python(EXAMPLES / "48_import.py")).splitlines() == [
+        "measured: 24 °C",
+        "measured: 9 °C",
+        "9 °C now",
+    ]
+    assert system(loopback.model.requests[0]) == "You are a weather service."
+    assert users(loopback.model.requests[0]) == ["How warm is it in Lisbon?", "And in Oslo?"]
+
+
 async def test_injection(loopback: Loopback) -> None:
     def rule(request: Request) -> Any:
         return f"{results(request)[0]} at eight" if results(request) else Call("measure", {"room": "hall"})

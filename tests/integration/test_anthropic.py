@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent
+from perdure import Agent, register_provider
+from perdure.errors import InvalidInputError
+from perdure.providers import Anthropic, import_messages, registry
 from tests.servers.anthropic import sign, thinking
 from tests.servers.model_server import AnthropicServer, Call, error
 from tests.support.checks import assert_closed, results
@@ -96,3 +98,48 @@ async def test_a_finish_that_is_forced_and_another_turn(engine: Engine, monkeypa
     assert again.content == "Still three."
     assert server.refusals == []
     assert server.requests[1]["tool_choice"] == {"type": "none"}
+
+
+@pytest.mark.usefixtures("_key")
+async def test_a_conversation_of_the_api_goes_on_in_a_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its tool call, its thinking and its system prompt."""
+    request: dict[str, Any] = {
+        "system": [{"type": "text", "text": "You add.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "What is 1 + 2?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": sign("hm")},
+                    {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1, "b": 2}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "3"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Three."}]},
+        ],
+    }
+    steps: list[Any] = [[thinking("more"), Call("add", {"a": 3, "b": 4})], [thinking(""), "Seven."]]
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(registry, "_providers", {})
+    async with AnthropicServer(lambda _: steps[len(server.requests) - 1]) as server:
+        register_provider("claude", Anthropic(base_url=server.base_url, api_key="sk-ant-test"))
+        agent = Agent("a", "claude:claude-sonnet-4-6", tools=[add], settings=EFFORT)
+        imported = import_messages("claude", request["messages"], system=request["system"])
+        override = {"instructions": imported.system}
+        async with engine.served(agent) as client:
+            run = await client.start("a", "And 4?", history=imported.messages, override=override)
+            response = await run.result()
+    assert response.content == "Seven."
+    assert results(response.messages) == ["3", "7"]
+    assert_closed(response.messages)
+    assert server.refusals == []
+    sent = server.requests[0]
+    assert "You add." in str(sent["system"])
+    contents = [message["content"] for message in sent["messages"]]
+    assert contents[1] == request["messages"][1]["content"]
+    assert [block["type"] for block in contents[2]] == ["tool_result"]
+    assert "And 4?" in str(contents[-1])
+    unfinished = import_messages("claude", request["messages"][:2])
+    async with engine.served(agent) as client:
+        with pytest.raises(InvalidInputError, match="tool call 'toolu_1' of add has no result"):
+            await client.start("a", "And 4?", history=unfinished.messages)

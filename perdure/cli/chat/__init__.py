@@ -30,6 +30,7 @@ from ..options import (
     complete_runs,
     json_object,
 )
+from ..rendering import INTERRUPTED
 
 if TYPE_CHECKING:
     from ...types.files import File
@@ -108,7 +109,7 @@ def chat(
     try:
         code = asyncio.run(_chat(asked, begun, terminal=terminal))
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
     finally:
         if terminal and any(talk.said for talk in begun):
             print_line(f"conversation {asked.id} stays open:", error=True)

@@ -25,7 +25,7 @@ from ...embedded.home import current_home, private
 from ...errors import NoWorkerError, PerdureError
 from ...terminal import print_line, printable, styled
 from ..events import called, retracted, subagent
-from ..rendering import arguments, colours, conversation, text_of
+from ..rendering import INTERRUPTED, arguments, colours, conversation, text_of
 from ..run import LOOK
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Terminal:
         except EOFError:
             return 0
         except KeyboardInterrupt:
-            return 130
+            return INTERRUPTED
         finally:
             left = [looking, sitting, *self._tasks]
             for task in left:

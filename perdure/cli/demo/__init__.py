@@ -14,7 +14,7 @@ from ...errors import InvalidInputError, RunError
 from ...terminal import print_line, print_text, styled
 from ..connection import Server, connected, ui_url
 from ..options import ServerOptions
-from ..rendering import colours, conversation
+from ..rendering import INTERRUPTED, colours, conversation
 
 if TYPE_CHECKING:
     from ...client.client import Client
@@ -57,7 +57,7 @@ def demo(
         held = asyncio.run(_demo(server, folder.resolve(), question, model, keep))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print_text("\nstopped; worker and model are gone, the run is closed", error=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     if not held:
         raise typer.Exit(1)
 

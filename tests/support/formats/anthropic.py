@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from perdure.providers import anthropic_messages, anthropic_request
+from perdure.providers import anthropic_request
 from perdure.providers.encoding import wire_id
+from perdure.providers.history import decode_messages
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -62,7 +63,7 @@ FORMAT = Format(
     "claude-sonnet-4-6",
     OWN,
     lambda request, origin: anthropic_request.encode_request(request, origin=origin).body,
-    lambda body, origin: anthropic_messages.decode(body["messages"], origin=origin),
+    lambda body, origin: decode_messages("anthropic", body["messages"], origin=origin).messages,
     lambda body: parse(body, version="2026-10-21", beta=""),
     holds,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.providers import google_reply, google_request
+from perdure.providers import google_request
+from perdure.providers.history import decode_messages
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -59,7 +60,7 @@ FORMAT = Format(
     "gemini-3-pro",
     OWN,
     lambda request, origin: google_request.encode_request(request, origin=origin),
-    lambda body, origin: google_reply.decode(body["contents"], origin=origin),
+    lambda body, origin: decode_messages("google", body["contents"], origin=origin).messages,
     lambda body: parse(body, "gemini-3-pro"),
     holds,
 )

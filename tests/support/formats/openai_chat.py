@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.providers import openai_chat_request, openai_decode
+from perdure.providers import openai_chat_request
 from perdure.providers.encoding import wire_id, wire_name
+from perdure.providers.history import decode_messages
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart
 from tests.servers.chat import parse
 from tests.support.formats.common import Format, Said, as_result, as_text, is_kept, mapped, odd, unnamed
@@ -49,7 +50,7 @@ FORMAT = Format(
     "gpt-5",
     OWN,
     lambda request, origin: openai_chat_request.encode_request(request, origin=origin, max_tokens_name="max_tokens"),
-    lambda body, origin: openai_decode.decode_chat(body["messages"], origin=origin)[1],
+    lambda body, origin: decode_messages("openai", body["messages"], origin=origin).messages,
     parse,
     holds,
 )

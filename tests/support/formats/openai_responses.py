@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from perdure.providers import openai_decode, openai_responses_request
+from perdure.providers import openai_responses_request
 from perdure.providers.encoding import wire_id
+from perdure.providers.history import decode_messages
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.responses import parse
 from tests.support.formats.common import Format, Said, as_result, as_text, is_kept, mapped, merged, odd, unnamed
@@ -80,7 +81,7 @@ FORMAT = Format(
     GPT,
     OWN,
     lambda request, origin: openai_responses_request.encode_request(request, origin=origin),
-    lambda body, origin: openai_decode.decode_responses(body["input"], origin=origin, model=GPT),
+    lambda body, origin: decode_messages("openai-responses", body["input"], origin=origin, model=GPT).messages,
     lambda body: parse(body, {}),
     holds,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from typing import Any
 
 import aiohttp
@@ -25,7 +26,7 @@ from perdure.errors import (
 )
 from perdure.ports import Completed, ModelRequest, TextDelta, ToolCallDelta, ToolSpec
 from perdure.providers.google import translate
-from perdure.providers.google_request import check_settings, generation
+from perdure.providers.google_request import check_settings, encode_request, generation
 from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.google import chunk, reason
 from tests.servers.model_server import Call, Reply, error
@@ -397,3 +398,12 @@ async def test_options_may_say_how_to_think(ask: Api) -> None:
 def test_what_does_not_go_together(settings: dict[str, Any], options: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         check_settings(settings, options)
+
+
+def test_results_are_sent_in_the_order_of_their_calls() -> None:
+    calls = said(ToolCallPart(id="a", name="add"), ToolCallPart(id="b", name="get"))
+    results = tool(result("b", name="get"), result("a", name="add"))
+    body = json.loads(
+        encode_request(ModelRequest("gemini-3-pro", [Message.user("hi"), calls, results]), origin="google")
+    )
+    assert [part["functionResponse"]["id"] for part in body["contents"][2]["parts"]] == ["a", "b"]

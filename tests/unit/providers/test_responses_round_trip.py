@@ -5,22 +5,18 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.errors import InvalidInputError
 from perdure.ports import ModelRequest
-from perdure.providers.openai_decode import decode_responses
+from perdure.providers.history import decode_messages
 from perdure.providers.openai_responses_request import encode_request, read_item
 from perdure.types.messages import (
     FilePart,
     Message,
     Part,
     TextPart,
-    ThinkingPart,
     ToolCallPart,
     ToolResultPart,
     canonical,
@@ -96,7 +92,7 @@ def _plain(messages: list[Message]) -> list[tuple[str, tuple[Part, ...]]]:
 def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
     said, needs = conversation
     body = encode_request(ModelRequest(MODEL, said), origin=ORIGIN)
-    taken = decode_responses(parse(body, needs)["input"], origin=ORIGIN, model=MODEL)
+    taken = decode_messages(ORIGIN, parse(body, needs)["input"], origin=ORIGIN, model=MODEL).messages
     assert _plain(taken) == _plain(said)
     assert encode_request(ModelRequest(MODEL, taken), origin=ORIGIN) == body
     stored = parse_messages(canonical(said))  # keys sorted
@@ -116,43 +112,3 @@ def test_another_model_or_server_takes_it_too(
     assert not any("encrypted_content" in item or item["type"] == "web_search_call" for item in asked["input"])
     calls = [item["arguments"] for item in asked["input"] if item["type"] == "function_call"]
     assert [json.loads(call) for call in calls] == [call.arguments for m in said for call in m.tool_calls]
-
-
-def test_what_people_write_by_hand() -> None:
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
-    items: list[dict[str, Any]] = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-        {"role": "assistant", "content": "hello"},
-        {"role": "user", "content": "add"},
-        thought,
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{broken"},
-        {"type": "function_call_output", "call_id": "c1", "output": "no"},
-    ]
-    assert _plain(decode_responses(items)) == [
-        ("system", (TextPart(text="Be brief."),)),
-        ("user", (TextPart(text="hi"),)),
-        ("assistant", (TextPart(text="hello"),)),
-        ("user", (TextPart(text="add"),)),
-        (
-            "assistant",
-            (
-                ThinkingPart(provider=ORIGIN, opaque={"item": thought}),
-                ToolCallPart(id="c1", name="add", malformed="{broken"),
-            ),
-        ),
-        ("tool", (ToolResultPart(call_id="c1", name="add", content="no"),)),
-    ]
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {"type": "item_reference", "id": "msg_1"},
-        {"text": "hi"},
-        {"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]},
-    ],
-)
-def test_what_cannot_be_taken_over_is_refused(item: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError):
-        decode_responses([item])
