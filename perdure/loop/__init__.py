@@ -5,7 +5,21 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 """
 
 from .apply import abort, apply_closed, apply_model, apply_result, apply_returned, fail_after_calls
-from .approvals import ask, check_approval, check_revocation, decide_approval, repeats, revoke, told_revoked
+from .approvals import (
+    answer_call,
+    ask,
+    build_late_error,
+    check_answer,
+    check_approval,
+    check_revocation,
+    decide_approval,
+    find_repeated,
+    read_answer,
+    read_decision,
+    repeats,
+    revoke,
+    told_revoked,
+)
 from .background import child_ended, gather
 from .compaction import Compact, apply_compacted, too_long, tried
 from .decide import (
@@ -41,8 +55,7 @@ from .lifecycle import (
 )
 from .limits import left, tick
 from .messages import check_message, receive, refuse, send
-from .questions import answer_call, ask_person, check_answer, clear
-from .questions import repeats as repeats_answer
+from .questions import answer_hash, as_text, ask_person, clear
 from .status import status, to_index, to_note, waiting_now
 from .subagents import (
     Ended,
@@ -74,6 +87,7 @@ __all__ = [
     "Wait",
     "abort",
     "answer_call",
+    "answer_hash",
     "apply_branch",
     "apply_child",
     "apply_closed",
@@ -81,11 +95,13 @@ __all__ = [
     "apply_model",
     "apply_result",
     "apply_returned",
+    "as_text",
     "ask",
     "ask_person",
     "beside",
     "branch_id",
     "branch_start",
+    "build_late_error",
     "cancel",
     "carry_over",
     "check_answer",
@@ -105,6 +121,7 @@ __all__ = [
     "expiry",
     "fail",
     "fail_after_calls",
+    "find_repeated",
     "gather",
     "interrupt",
     "joining",
@@ -112,12 +129,13 @@ __all__ = [
     "open_state",
     "parse_start",
     "pause",
+    "read_answer",
+    "read_decision",
     "read_limits",
     "receive",
     "refuse",
     "remind",
     "repeats",
-    "repeats_answer",
     "response",
     "resume",
     "revoke",
