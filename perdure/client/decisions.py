@@ -110,8 +110,9 @@ async def _resolve(
 ) -> DecidedApproval:
     """Send the decision or answer that ``facts`` are. Raises what the run refuses it with, ``RunNotFoundError``;
     ``RunClosedError`` where the run has ended and no event says who was quicker."""
-    approval, approves = "decision" in facts, facts.get("decision") == "approve"
-    looks = call_id is None or (approves and digest is None)
+    approval = "decision" in facts
+    update = "decide_approval" if approval else "answer_call"
+    looks = call_id is None or (digest is None and facts.get("decision") == "approve")
 
     async def attempt() -> DecidedApproval:
         found = (call_id, digest, since)
@@ -121,10 +122,7 @@ async def _resolve(
         said: ApprovalDecision | CallAnswer
         said = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
         try:
-            if approval:
-                raw = await _send_update(run, "decide_approval", payload, "the decision can be sent again", found[2])
-            else:
-                raw = await _send_update(run, "answer_call", payload, "the answer can be sent again", found[2])
+            raw = await _send_update(run, update, payload, f"no answer to {update}; send it again", found[2])
         except RunClosedError as closed:
             return await _find_past(run, said, closed)
         except InvalidInputError as refused:
@@ -168,7 +166,9 @@ def _build_choice_error(
     wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
     if waits:
         ids = ", ".join(f"{one.call_id} ({one.name})" for one in waits)
-        return InvalidInputError(f"{len(waits)} calls of run {run.id!r} wait for {wanted}", hint=f"Name one: {ids}")
+        return InvalidInputError(
+            f"{len(waits)} calls of run {run.id!r} wait for {wanted}", hint=f"Name one of them: {ids}"
+        )
     past = next((one for one in reversed(status.decided) if approval or one.state == "answered"), None)
     if status.approvals:
         hint = f"{status.approvals[0].name} waits for {other}."
@@ -238,7 +238,7 @@ async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
                 until = None
             elif isinstance(event, ApprovalRequested):
                 requested = event.hash
-            elif isinstance(event, QuestionAsked) and event.expires_in is not None:
+            elif isinstance(event, QuestionAsked) and event.expires_in is not None and event.at:
                 until = datetime.fromisoformat(event.at) + timedelta(seconds=event.expires_in)
             elif isinstance(event, ToolCompleted) and until and until <= datetime.fromisoformat(event.at):
                 found.append(DecidedApproval(call_id=call_id, name=event.name, state="expired", at=until.isoformat()))

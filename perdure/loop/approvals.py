@@ -219,10 +219,7 @@ def check_answer(state: RunState | None, raw: Any, now: datetime) -> None:
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Carry a decision out; one that was carried out before is given back. Raises as :func:`check_approval`."""
     ask(state, now)
-    decision = read_decision(raw)
-    if isinstance(found := _find_outcome(state, decision, now), DecidedApproval):
-        return found
-    decided = _take_decision(state, found.pending, decision, now)
+    decided = _resolve(state, read_decision(raw), now)
     ask(state, now)
     return decided
 
@@ -230,13 +227,19 @@ def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval
 def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Take an answer; one that was taken before is given back. Raises as :func:`check_answer`."""
     questions.note(state, now)
-    answer = read_answer(raw)
-    if isinstance(found := _find_outcome(state, answer, now), DecidedApproval):
-        return found
-    answered = take_answer(state, found.pending, answer, now)
+    answered = _resolve(state, read_answer(raw), now)
     collect(state)
     end_at_limit(state)
     return answered
+
+
+def _resolve(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime) -> DecidedApproval:
+    found = _find_outcome(state, said, now)
+    if isinstance(found, DecidedApproval):
+        return found
+    if isinstance(said, CallAnswer):
+        return take_answer(state, found.pending, said, now)
+    return _take_decision(state, found.pending, said, now)
 
 
 def repeats(said: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
