@@ -31,9 +31,7 @@ def ask_person(state: RunState, op: int, question: Question, now: datetime) -> N
             pending.result = _result(pending, text, is_error=True)
         else:
             pending.question, pending.expects = question, None
-    note(state, now)
-    collect(state)
-    end_at_limit(state)
+    _settle(state, now)
 
 
 def clear(state: RunState, op: int, cleared: Cleared, now: datetime) -> None:
@@ -41,6 +39,10 @@ def clear(state: RunState, op: int, cleared: Cleared, now: datetime) -> None:
     for pending in state.calls:
         if pending.op == op and pending.result is None:
             keep_cleared(state, pending, cleared)
+    _settle(state, now)
+
+
+def _settle(state: RunState, now: datetime) -> None:
     note(state, now)
     collect(state)
     end_at_limit(state)
