@@ -188,9 +188,11 @@ async def _send_update(run: Run, name: str, payload: Mapping[str, Any], unheard:
     ``since`` is not known, each is another update, and the run itself tells that a decision is repeated, as it does
     behind continue-as-new.
     """
-    known = hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
+    update_id = uuid.uuid4().hex
+    if since is not None:
+        update_id = hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
     try:
-        return await run.handle.execute_update(name, payload, id=known if since is not None else uuid.uuid4().hex)
+        return await run.handle.execute_update(name, payload, id=update_id)
     except WorkflowUpdateFailedError as error:
         cause = error.cause
         kind = cause.type if isinstance(cause, ApplicationError) else None

@@ -16,7 +16,6 @@ from .approvals import (
     find_repeated,
     read_answer,
     read_decision,
-    repeats,
     revoke,
     told_revoked,
 )
@@ -135,7 +134,6 @@ __all__ = [
     "receive",
     "refuse",
     "remind",
-    "repeats",
     "response",
     "resume",
     "revoke",
