@@ -257,6 +257,15 @@ def test_a_run_that_ends_takes_no_answer_and_closes_what_waits(error: type[Perdu
     assert loop.status(state).approvals == ()
 
 
+def test_who_repeats_an_answer_to_a_run_that_ends_gets_it_back() -> None:
+    state = questioned(call("c1"), handed("c2"))
+    first = answer(state, "c2", value=1, by="ana")
+    loop.cancel(state)
+    assert answer(state, "c2", value=1, by="ana") == first
+    with pytest.raises(RunClosedError):
+        answer(state, "c2", value=2, by="ana")
+
+
 def test_a_callback_that_limits_hold_back_waits_for_no_answer_yet() -> None:
     state = asked(handed())
     state.calls[0].held = True
