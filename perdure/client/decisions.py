@@ -22,7 +22,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from ..errors import InvalidInputError, PerdureError, RunClosedError, from_type
-from ..loop import answer_hash, as_text, build_late_error, find_repeated, read_answer, read_decision
+from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
+from ..loop.questions import answer_hash, as_text
 from ..temporal_service import closed_error, unreachable
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, arguments_hash
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, QuestionAsked, ToolCompleted
@@ -294,12 +295,9 @@ def decision(event: Event) -> DecidedApproval | None:
             call_id=event.call_id,
             name=event.name,
             state=event.decision,
-            by=event.by,
             at=event.decided_at,
-            comment=event.comment,
             changed=event.arguments is not None,
-            always=event.always,
-            standing=event.standing,
+            **event.model_dump(include={"by", "comment", "always", "standing"}),
         )
     if isinstance(event, QuestionAnswered):
         said: dict[str, Any] = {"by": event.by, "at": event.answered_at, "comment": event.error}

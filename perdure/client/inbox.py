@@ -177,15 +177,10 @@ def _call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
     return PendingCall(
         run=run,
         agent=agent,
-        call_id=one.call_id,
         tool=one.name,
-        arguments=one.arguments,
         since=_moment(one.since),
         expires=_moment(one.expires),
-        hash=one.hash,
-        kind=one.kind,
-        question=one.question,
-        form=one.form,
+        **one.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
     )
 
 

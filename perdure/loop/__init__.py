@@ -8,14 +8,10 @@ from .apply import abort, apply_closed, apply_model, apply_result, apply_returne
 from .approvals import (
     answer_call,
     ask,
-    build_late_error,
     check_answer,
     check_approval,
     check_revocation,
     decide_approval,
-    find_repeated,
-    read_answer,
-    read_decision,
     revoke,
     told_revoked,
 )
@@ -54,7 +50,7 @@ from .lifecycle import (
 )
 from .limits import left, tick
 from .messages import check_message, receive, refuse, send
-from .questions import answer_hash, as_text, ask_person, clear
+from .questions import ask_person, clear
 from .status import status, to_index, to_note, waiting_now
 from .subagents import (
     Ended,
@@ -86,7 +82,6 @@ __all__ = [
     "Wait",
     "abort",
     "answer_call",
-    "answer_hash",
     "apply_branch",
     "apply_child",
     "apply_closed",
@@ -94,13 +89,11 @@ __all__ = [
     "apply_model",
     "apply_result",
     "apply_returned",
-    "as_text",
     "ask",
     "ask_person",
     "beside",
     "branch_id",
     "branch_start",
-    "build_late_error",
     "cancel",
     "carry_over",
     "check_answer",
@@ -120,7 +113,6 @@ __all__ = [
     "expiry",
     "fail",
     "fail_after_calls",
-    "find_repeated",
     "gather",
     "interrupt",
     "joining",
@@ -128,8 +120,6 @@ __all__ = [
     "open_state",
     "parse_start",
     "pause",
-    "read_answer",
-    "read_decision",
     "read_limits",
     "receive",
     "refuse",

@@ -204,16 +204,12 @@ def check_approval(state: RunState | None, raw: Any, now: datetime) -> None:
 
     Of a run whose input is not read yet (None) only what is sent is looked at.
     """
-    decision = read_decision(raw)
-    if state is not None:
-        _find_outcome(state, decision, now)
+    _check(state, read_decision(raw), now)
 
 
 def check_answer(state: RunState | None, raw: Any, now: datetime) -> None:
     """The same of an answer. See :func:`check_approval`."""
-    answer = read_answer(raw)
-    if state is not None:
-        _find_outcome(state, answer, now)
+    _check(state, read_answer(raw), now)
 
 
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
@@ -234,9 +230,10 @@ def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
 
 
 def _resolve(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime) -> DecidedApproval:
-    found = _find_outcome(state, said, now)
+    found = _check(state, said, now)
     if isinstance(found, DecidedApproval):
         return found
+    assert found is not None, "the state is known"
     if isinstance(said, CallAnswer):
         return take_answer(state, found.pending, said, now)
     return _take_decision(state, found.pending, said, now)
@@ -277,8 +274,13 @@ def build_late_error(
     return ApprovalDecidedError(f"call {past.call_id!r} is already {past}", hint=hint)
 
 
-def _find_outcome(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime) -> PendingWait | DecidedApproval:
-    """The wait that ``said`` ends, or what it came to before. Raises as :func:`check_approval`."""
+def _check(
+    state: RunState | None, said: ApprovalDecision | CallAnswer, now: datetime
+) -> PendingWait | DecidedApproval | None:
+    """The wait that ``said`` ends, or what it came to before; None where the state is not known yet. Raises as
+    :func:`check_approval`."""
+    if state is None:
+        return None
     approval = isinstance(said, ApprovalDecision)
     waits = (wait for wait in pending_waits(state) if wait.pending.call.id == said.call_id)
     wait = next((wait for wait in waits if (wait.kind == "approval") == approval), None)

@@ -87,9 +87,6 @@ class PendingWait:
         """The entry of ``Status.approvals``, and of the memo."""
         pending, terms, period = self.pending, self.terms, self.period
         until = period.until if period else None
-        more: dict[str, Any] = {"form": None if isinstance(terms, Asks) else terms.form}
-        if isinstance(terms, Asks):
-            more |= {"on_expiry": terms.on_expiry, "separate": terms.separate}
         return PendingApproval(
             kind=self.kind,
             call_id=pending.call.id,
@@ -98,9 +95,11 @@ class PendingWait:
             hash=self.hash,
             since=period.since if period else None,
             expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
+            on_expiry=terms.on_expiry if isinstance(terms, Asks) else "deny",
+            separate=isinstance(terms, Asks) and terms.separate,
             reminded=period.reminded if period else 0,
             question=terms.text if isinstance(terms, Question) else None,
-            **more,
+            form=None if isinstance(terms, Asks) else terms.form,
         )
 
 

@@ -113,12 +113,8 @@ def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any
         call_id=call_id,
         name=name,
         decision=how.state,
-        by=how.by,
         decided_at=how.at,
-        comment=how.comment,
-        arguments=how.arguments,
-        always=how.always,
-        standing=how.standing,
+        **how.model_dump(include={"by", "comment", "arguments", "always", "standing"}),
     )
     return NewEvent(event, key=f"decided/{key}")
 
