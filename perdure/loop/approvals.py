@@ -285,7 +285,7 @@ def _check(
     waits = (wait for wait in pending_waits(state) if wait.pending.call.id == said.call_id)
     wait = next((wait for wait in waits if (wait.kind == "approval") == approval), None)
     meant = wait is not None and _is_meant(wait, said)
-    if not meant and (wait is None or not approval):  # a decision without the hash may be on another call of that id
+    if not meant and (wait is None or not approval):  # a decision is on what waits under its id, if anything does
         blind = isinstance(said, ApprovalDecision) and said.decision == "approve" and said.hash is None
         if not blind and (past := find_repeated(state.decided, said)) is not None:
             return past
