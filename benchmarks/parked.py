@@ -89,7 +89,7 @@ def check(figures: dict[str, Any]) -> None:
         edits = APPROVERS[winner]
         assert amount == (1 if edits and int(order) % edits == 0 else AMOUNT), f"{winner} approved {amount} of {order}"
         lost = [mine[order]["lost"] for mine in decided.values() if "lost" in mine.get(order, {})]
-        assert all(f"already decided: approved by {winner}" in text for text in lost), lost
+        assert all(f"already approved by {winner}" in text for text in lost), lost
 
 
 async def _warm_up(client: Client) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..agent.agent import Agent
@@ -242,18 +242,10 @@ class Firing:
             if isinstance(how, AsCallback) and how.around.before:
                 continue  # hooks see it first; the activity in which they do tells of it
             if isinstance(how, Asks | AsCallback):
-                given: Given = {
-                    "kind": "approval" if isinstance(how, Asks) else "callback",
-                    "name": call.name,
-                    "arguments": dict(call.arguments or {}),
-                    "call_id": call.id,
-                    "hash": how.hash if isinstance(how, Asks) else None,
-                    "expires_in": how.expires,
-                    "reminder": 0,
-                    "question": None,
-                    "form": None if isinstance(how, Asks) else how.form,
-                    "ctx": told,
-                }
+                more: dict[str, Any] = (
+                    {"hash": how.hash} if isinstance(how, Asks) else {"kind": "callback", "form": how.form}
+                )
+                given = _wait_facts(call.id, call.name, call.arguments, how.expires, told, **more)
                 await fire_all(self._author.run, hooks, given)
 
     async def reminded(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
@@ -261,19 +253,9 @@ class Firing:
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
         for one in call.input.reminders or ():
             for hook in self.on("on_approval", agent):
-                asked = dict(arguments.get(one.call_id) or {})
-                given: Given = {
-                    "kind": "approval",
-                    "name": one.name,
-                    "arguments": asked,
-                    "call_id": one.call_id,
-                    "hash": arguments_hash(one.call_id, one.name, asked),
-                    "expires_in": one.expires_in,
-                    "reminder": one.number,
-                    "question": None,
-                    "form": None,
-                    "ctx": told,
-                }
+                asked = arguments.get(one.call_id)
+                more: dict[str, Any] = {"hash": arguments_hash(one.call_id, one.name, asked), "reminder": one.number}
+                given = _wait_facts(one.call_id, one.name, asked, one.expires_in, told, **more)
                 try:
                     await fire_all(self._author.run, [hook], given)
                 except AbortError as abort:
@@ -292,18 +274,11 @@ class Firing:
         if not hooks or asked is None:
             return output
         context = await told()
-        given: Given = {
-            "kind": "question" if client is None else "callback",
-            "name": call.input.name,
-            "arguments": dict(call.arguments),
-            "call_id": call.input.call_id,
-            "hash": None,
-            "expires_in": asked.expires,
-            "reminder": 0,
-            "question": None if isinstance(asked, Before) else asked.text,
-            "form": asked.form,
-            "ctx": context,
-        }
+        more: dict[str, Any] = (
+            {"kind": "callback"} if isinstance(asked, Before) else {"kind": "question", "question": asked.text}
+        )
+        facts = call.input.call_id, call.input.name, call.arguments, asked.expires, context
+        given = _wait_facts(*facts, form=asked.form, **more)
         try:
             await fire_all(self._author.run, hooks, given)
         except AbortError as error:
@@ -330,6 +305,19 @@ class Firing:
                 raise abort.plain() from error
             except Exception as wrong:
                 logger.warning("%s", wrong)
+
+
+def _wait_facts(
+    call_id: str,
+    name: str,
+    arguments: Mapping[str, Any] | None,
+    expires_in: float | None,
+    told: RunContext[Any],
+    **more: Any,
+) -> Given:
+    """What ``on_approval`` hooks are told of a wait; ``more`` are the facts that not every kind of wait has."""
+    given = {"kind": "approval", "name": name, "arguments": dict(arguments or {}), "call_id": call_id, "hash": None}
+    return given | {"expires_in": expires_in, "reminder": 0, "question": None, "form": None, "ctx": told, **more}
 
 
 def _check_typed(agent: Agent, content: str) -> None:

@@ -1,4 +1,8 @@
-"""Decisions on calls that wait for approval: on their way to the run."""
+"""Decisions on calls that wait for approval, and answers to calls that wait for one: on their way to the run.
+
+Both take one way (:func:`_resolve`): find the call that is meant, send the update, again while the run has not heard
+that the call waits; where the run has ended, its events say who was quicker.
+"""
 
 from __future__ import annotations
 
@@ -9,207 +13,28 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnswer
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from ..errors import (
-    ApprovalDecidedError,
-    ApprovalExpiredError,
-    InvalidInputError,
-    NotWaitingYetError,
-    PerdureError,
-    RunClosedError,
-    from_type,
-)
-from ..loop import repeats, repeats_answer
-from ..temporal_service import closed_error, unreachable
-from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval
-from ..types.events import ApprovalDecided, Event, QuestionAnswered, ToolCompleted
+from ..errors import InvalidInputError, PerdureError, RunClosedError, from_type
+from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
+from ..loop.questions import answer_hash, as_text
+from ..temporal_service import ACCEPTED_UPDATE_ENDED, closed_error, unreachable
+from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, arguments_hash
+from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, QuestionAsked, ToolCompleted
 from ..types.interface import Status
 from ..types.plain_json import as_plain
 from ..types.tool_calls import CallAnswer
-from ..types.validation_errors import describe_validation_error
-from .follow import again, delays, follow, waiting
+from .follow import NotHeardYet, follow, is_unheard, until_heard
 from .messages import SENT_BYTES, uploaded
-from .visibility import closed_status
 
 if TYPE_CHECKING:
     from .run import Run
-
-
-# ---
-# What was decided or answered in a run that has ended: by its history first, for which no worker has to load it.
-
-
-async def past_of(run: Run, call_id: str) -> DecidedApproval | None:
-    """The last that was decided on the call, or answered; None where nobody can say."""
-    try:
-        seen = await run.describe()
-    except PerdureError:
-        return None
-    if (past := await _decision_of(run, seen.run_id, call_id)) is not None or closed_status(seen) is None:
-        return past
-    # Nobody sent it to the last execution: it ran out, or continued as new.
-    raw = await run.query_ended(str(seen.run_id), "status")
-    status = Status.model_validate(raw) if raw else None
-    return next((one for one in reversed(status.decided if status else ()) if one.call_id == call_id), None)
-
-
-async def _decision_of(run: Run, run_id: str | None, call_id: str) -> DecidedApproval | None:
-    """The last decision on the call that somebody sent to that execution; None where there is none to see."""
-    client, found = run.client.temporal, None
-    try:
-        async for event in client.get_workflow_handle(run.id, run_id=run_id).fetch_history_events():
-            if not event.HasField("workflow_execution_update_completed_event_attributes"):
-                continue
-            outcome = event.workflow_execution_update_completed_event_attributes.outcome
-            for raw in await client.data_converter.decode(outcome.success.payloads):
-                if isinstance(raw, dict) and raw.get("call_id") == call_id:
-                    found = DecidedApproval.model_validate(raw)
-    except (RPCError, ValidationError):
-        return None
-    return found
-
-
-# ---
-# Updates of a run: sent so that Temporal knows them when they come twice, and what becomes of those that fail.
-
-
-_ENDED = "AcceptedUpdateCompletedWorkflow"
-
-
-async def updated(run: Run, name: str, payload: Mapping[str, Any], *, unheard: str, since: str | None = None) -> Any:
-    """What update ``name`` of ``run`` returns. ``since`` is when the wait began that it is about, where that is known.
-
-    Who is told of a call by an event may be quicker than the run, which hears of it from the activity that told: then
-    it is sent again, for a while. Raises what the run refuses it with, ``RunClosedError``, ``RunNotFoundError``;
-    ``ServerUnreachableError``, which says ``unheard``, where no answer came.
-    """
-    left = delays()
-    while True:
-        try:
-            return await _send_update(run, name, payload, unheard, since)
-        except NotWaitingYetError:
-            if not await again(left):
-                raise
-
-
-async def _send_update(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None) -> Any:
-    try:
-        return await run.handle.execute_update(name, payload, id=_id(payload, since))
-    except WorkflowUpdateFailedError as error:
-        cause = error.cause
-        kind = cause.type if isinstance(cause, ApplicationError) else None
-        if kind == _ENDED:
-            raise closed_error(run.id) from None
-        raise from_type(kind, getattr(cause, "message", str(cause))) from None
-    except NoAnswer as error:
-        if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
-            raise asyncio.CancelledError from error
-        raise unreachable(run.client.temporal, unheard) from error
-    except RPCError as error:
-        raise run.translated(error) from None
-
-
-def _id(payload: Mapping[str, Any], since: str | None) -> str:
-    """The same for whoever sends the same on the same wait again: Temporal then knows the update.
-
-    Where it is not known since when the call waits, each is another update, and the run itself tells that a decision is
-    repeated, as it does behind continue-as-new.
-    """
-    if since is None:
-        return uuid.uuid4().hex
-    return hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
-
-
-# ---
-# Answers to what tools ask of people, and to calls that a client runs: on their way to the run.
-
-
-async def answer(
-    run: Run,
-    call_id: str | None,
-    value: Any,
-    *,
-    error: str | None = None,
-    by: str | None = None,
-    digest: str | None = None,
-    since: str | None = None,
-) -> DecidedApproval:
-    """Answer a call of ``run``; without an id, the only one that waits for it. Errors as of ``Run.answer``.
-
-    ``digest`` and ``since`` are those of what was looked at.
-    """
-    if error is not None and value is not None:
-        raise InvalidInputError("an answer has either a value or an error", hint="Leave one of the two out.")
-    if call_id is None:
-        only = _only_question(run, await waiting(run, approval=False))
-        call_id, digest, since = only.call_id, only.hash, only.since
-    raw: dict[str, Any] = {"call_id": call_id, "by": by or run.client.actor, "hash": digest}
-    raw |= await _said(run, value) if error is None else {"error": error}
-    try:
-        said = CallAnswer.model_validate(raw)
-    except ValidationError as wrong:
-        raise InvalidInputError(describe_validation_error(wrong, "the answer")) from None
-    return await _send_answer(run, said, since)
-
-
-async def _said(run: Run, value: Any) -> dict[str, Any]:
-    """Plain JSON; a long text goes by way of the store."""
-    try:
-        plain = as_plain(value)
-    except ValueError as error:
-        raise InvalidInputError(f"the answer cannot be written as JSON: {error}", hint="Give plain values.") from None
-    if isinstance(plain, str) and len(plain.encode(errors="replace")) > SENT_BYTES:
-        ref, store_id = await uploaded(run.client, plain)
-        return {"blob": ref, "store_id": store_id}
-    return {"value": plain}
-
-
-async def _send_answer(run: Run, said: CallAnswer, since: str | None) -> DecidedApproval:
-    payload = said.model_dump(mode="json", exclude_none=True)
-    if said.error is None and said.blob is None:
-        payload["value"] = said.value  # null is an answer too
-    try:
-        unheard = "it did not say that it has the answer; send it again"
-        raw = await updated(run, "answer_call", payload, unheard=unheard, since=since)
-    except RunClosedError as closed:
-        return await _resolve_late_answer(run, said, closed)
-    return DecidedApproval.model_validate(raw)
-
-
-async def _resolve_late_answer(run: Run, said: CallAnswer, closed: RunClosedError) -> DecidedApproval:
-    """What the same answer came to before; else raises who was quicker, where that can still be told."""
-    past = await past_of(run, said.call_id)
-    if past is None or past.state == "approved":
-        raise closed
-    if repeats_answer(said, past):
-        return past
-    if past.state == "expired":
-        raise ApprovalExpiredError(f"the time to answer call {said.call_id!r} is over")
-    raise ApprovalDecidedError(f"call {said.call_id!r} is already {past}")
-
-
-def _only_question(run: Run, status: Status) -> PendingApproval:
-    waiting = [one for one in status.approvals if one.kind != "approval"]
-    if len(waiting) == 1:
-        return waiting[0]
-    if waiting:
-        ids = ", ".join(f"{one.call_id} ({one.name})" for one in waiting)
-        raise InvalidInputError(
-            f"{len(waiting)} calls of run {run.id!r} wait for an answer", hint=f"Name one of them: {ids}"
-        )
-    if status.approvals:
-        hint = f"There waits {status.approvals[0].name} for approval: approve or deny it."
-    else:
-        last = next((one for one in reversed(status.decided) if one.state == "answered"), None)
-        hint = f"The last one, {last.call_id} ({last.name}), was {last}." if last else "None was asked for yet."
-    raise InvalidInputError(f"no call of run {run.id!r} waits for an answer", hint=hint)
 
 
 async def decide(
@@ -226,128 +51,215 @@ async def decide(
 ) -> DecidedApproval:
     """Decide on a call of ``run``; without an id, on the only one that waits. Errors as of ``Run.approve``.
 
-    ``digest`` and ``since`` are those of what was looked at.
+    ``digest`` and ``since`` are those of what was looked at. An approval without ``digest`` is one of what waits under
+    the id at this moment.
     """
     if arguments is not None and not isinstance(arguments, Mapping):
         raise InvalidInputError(
             f"arguments: {arguments!r:.100} is no object of names and values", hint='For instance {"amount": 3}.'
         )
-    if call_id is None:
-        only = _only_approval(run, await waiting(run, approval=True))
-        if digest not in (None, only.hash):
-            raise InvalidInputError(
-                f"what waits in run {run.id!r} is not what was looked at: {only.call_id} ({only.name})",
-                hint="Look at what waits now, and decide on that.",
-            )
-        call_id, digest, since = only.call_id, only.hash, only.since
-    try:
-        said = ApprovalDecision.model_validate(
-            {
-                "call_id": call_id,
-                "decision": decision,
-                "by": by or run.client.actor,
-                "comment": comment,
-                "arguments": None if arguments is None else dict(arguments),
-                "always": always,
-                "hash": digest,
-            }
-        )
-    except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, "the decision"), hint="Nothing was decided.") from None
-    if decision == "approve" and digest is None:
-        return await _as_it_waits(run, said)
-    return await _send_decision(run, said, since)
+    facts = {
+        "decision": decision,
+        "by": by or run.client.actor,
+        "comment": comment,
+        "arguments": None if arguments is None else dict(arguments),
+        "always": always or None,
+    }
+    return await _resolve(run, {name: fact for name, fact in facts.items() if fact is not None}, call_id, digest, since)
 
 
-async def _as_it_waits(run: Run, said: ApprovalDecision) -> DecidedApproval:
-    """Send the approval of a call with the hash of what waits under its id now.
+async def answer(
+    run: Run,
+    call_id: str | None,
+    value: Any,
+    *,
+    error: str | None = None,
+    by: str | None = None,
+    digest: str | None = None,
+    since: str | None = None,
+) -> DecidedApproval:
+    """Answer a call of ``run``; without an id, the only one that waits for it. Errors as of ``Run.answer``.
 
-    Where nothing does, the run says why; it never takes an approval without a hash.
+    ``digest`` and ``since`` are those of what was looked at. A long text goes by way of the store.
     """
-    digest, since = await _waits_under(run, said.call_id)
+    facts: dict[str, Any] = {"by": by or run.client.actor}
+    if error is not None:
+        if value is not None:
+            raise InvalidInputError("an answer has either a value or an error", hint="Leave one of the two out.")
+        return await _resolve(run, facts | {"error": error}, call_id, digest, since)
     try:
-        return await _send_decision(run, said.model_copy(update={"hash": digest}), since)
-    except InvalidInputError:
-        if digest is not None:
-            raise
-        digest, since = await _waits_under(run, said.call_id)
-        if digest is None:
-            raise
-    return await _send_decision(run, said.model_copy(update={"hash": digest}), since)  # it has come to wait in between
-
-
-async def _waits_under(run: Run, call_id: str) -> tuple[str | None, str | None]:
-    """Hash and beginning of the call that waits for approval under the id, or the hash of what was decided on it."""
-    status = await run.status()
-    for one in status.approvals:
-        if (one.kind, one.call_id) == ("approval", call_id):
-            return one.hash, one.since
-    past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
-    return past.hash or None if past is not None else None, None
-
-
-def _plain(arguments: dict[str, Any]) -> Any:
-    """As they are, and not as pydantic would mend them: somebody approves these. Raises ``InvalidInputError``."""
-    try:
-        return as_plain(arguments)
-    except ValueError as error:
-        hint = "Give plain values: finite numbers, texts without lone surrogates."
-        raise InvalidInputError(f"the arguments cannot be written as JSON: {error}", hint=hint) from None
+        plain = as_plain(value)
+    except ValueError as wrong:
+        raise InvalidInputError(f"the answer cannot be written as JSON: {wrong}", hint="Give plain values.") from None
+    if isinstance(plain, str) and len(plain.encode(errors="replace")) > SENT_BYTES:
+        ref, store_id = await uploaded(run.client, plain)
+        facts |= {"blob": as_plain(ref), "store_id": store_id}
+    else:
+        facts["value"] = plain
+    return await _resolve(run, facts, call_id, digest, since)
 
 
 async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
     """See ``Run.revoke``."""
     payload = {"tool": tool, "by": by or run.client.actor}
-    raw = await updated(run, "revoke_approval", payload, unheard="no answer; status says what stands")
+    raw = await _send_update(run, "revoke_approval", payload, "no answer; status says what stands")
     return [StandingApproval.model_validate(one) for one in raw["revoked"]]
 
 
-async def _send_decision(run: Run, said: ApprovalDecision, since: str | None) -> DecidedApproval:
-    payload = said.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"arguments"})
-    if said.arguments is not None:
-        payload["arguments"] = _plain(said.arguments)
+async def _resolve(
+    run: Run, facts: dict[str, Any], call_id: str | None, digest: str | None, since: str | None
+) -> DecidedApproval:
+    """Send the decision or answer that ``facts`` are. Raises what the run refuses it with, ``RunNotFoundError``;
+    ``RunClosedError`` where the run has ended and no event says who was quicker."""
+    approval = "decision" in facts
+    update = "decide_approval" if approval else "answer_call"
+    looks = call_id is None or (digest is None and facts.get("decision") == "approve")
+
+    async def attempt() -> DecidedApproval:
+        found = (call_id, digest, since)
+        if looks:
+            found = await _find_wait(run, call_id, digest, approval=approval)
+        payload = facts | {"call_id": found[0]} | ({"hash": found[1]} if found[1] is not None else {})
+        said: ApprovalDecision | CallAnswer
+        said = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
+        try:
+            raw = await _send_update(run, update, payload, f"no answer to {update}; send it again", found[2])
+        except RunClosedError as closed:
+            return await _find_past(run, said, closed)
+        except InvalidInputError as refused:
+            if looks and said.hash is None and (await _find_wait(run, call_id, None, approval=approval))[1] is not None:
+                raise NotHeardYet(refused) from None  # it has come to wait in between
+            raise
+        return DecidedApproval.model_validate(raw)
+
+    return await until_heard(attempt)
+
+
+async def _find_wait(
+    run: Run, call_id: str | None, digest: str | None, *, approval: bool
+) -> tuple[str, str | None, str | None]:
+    """Id, hash and beginning of the wait of call ``call_id``, or of the only one.
+
+    Of a call that is named and does not wait the hash is that of what was decided, or None: the run says why.
+    """
+    status = await run.status()
+    waits = [one for one in status.approvals if (one.kind == "approval") == approval and call_id in (None, one.call_id)]
+    if call_id is not None and not waits:
+        past = next((one for one in reversed(status.decided) if one.call_id == call_id), None)
+        return call_id, past.hash or None if past is not None else None, None
+    if len(waits) != 1 and call_id is None:
+        refusal = _build_choice_error(run, status, waits, approval=approval)
+        if not waits and await is_unheard(run, status, approval=approval):
+            raise NotHeardYet(refusal)
+        raise refusal
+    if digest not in (None, waits[0].hash):
+        raise InvalidInputError(
+            f"what waits in run {run.id!r} is not what was looked at: {waits[0].call_id} ({waits[0].name})",
+            hint="Look at what waits now, and decide on that.",
+        )
+    return waits[0].call_id, waits[0].hash, waits[0].since
+
+
+def _build_choice_error(
+    run: Run, status: Status, waits: Sequence[PendingApproval], *, approval: bool
+) -> InvalidInputError:
+    """Not exactly one call waits."""
+    wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
+    if waits:
+        ids = ", ".join(f"{one.call_id} ({one.name})" for one in waits)
+        return InvalidInputError(
+            f"{len(waits)} calls of run {run.id!r} wait for {wanted}", hint=f"Name one of them: {ids}"
+        )
+    past = next((one for one in reversed(status.decided) if approval or one.state == "answered"), None)
+    if status.approvals:
+        hint = f"{status.approvals[0].name} waits for {other}."
+    elif past is not None:
+        hint = f"The last one, {past.call_id} ({past.name}), was {past}."
+    elif status.state in ("completed", "failed", "cancelled"):
+        hint = "The run has ended. Name the call to hear what became of it."
+    else:
+        hint = "Nothing was asked yet, or it was long ago."
+    return InvalidInputError(f"no call of run {run.id!r} waits for {wanted}", hint=hint)
+
+
+async def _send_update(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None = None) -> Any:
+    """What update ``name`` of ``run`` returns; ``unheard`` says what to do where no answer came.
+
+    Who sends the same on the same wait again (it began at ``since``) sends the update that Temporal knows. Where
+    ``since`` is not known, each is another update, and the run itself tells that a decision is repeated, as it does
+    behind continue-as-new.
+    """
+    update_id = uuid.uuid4().hex
+    if since is not None:
+        update_id = hashlib.sha256(json.dumps([payload, since], sort_keys=True).encode()).hexdigest()[:32]
     try:
-        unheard = "no answer to a decision; it can be sent again"
-        raw = await updated(run, "decide_approval", payload, unheard=unheard, since=since)
-    except RunClosedError as closed:
-        return await _resolve_late_decision(run, said, closed)
-    return DecidedApproval.model_validate(raw)
-
-
-async def _resolve_late_decision(run: Run, said: ApprovalDecision, closed: RunClosedError) -> DecidedApproval:
-    """What the same decision came to before; else raises who had decided, where that can still be told."""
-    past = await past_of(run, said.call_id)
-    if past is None:
-        raise closed
-    if repeats(said, past):
-        return past
-    if past.state == "expired":
-        raise ApprovalExpiredError(f"the approval of call {said.call_id!r} has {past}")
-    raise ApprovalDecidedError(f"call {said.call_id!r} is already decided: {past}")
-
-
-def _only_approval(run: Run, status: Status) -> PendingApproval:
-    waiting = [one for one in status.approvals if one.kind == "approval"]
-    if len(waiting) == 1:
-        return waiting[0]
-    if not waiting:
-        hint = f"There waits {status.approvals[0].name} for an answer." if status.approvals else _last(status)
-        raise InvalidInputError(f"no call of run {run.id!r} waits for approval", hint=hint)
-    ids = ", ".join(f"{one.call_id} ({one.name})" for one in waiting)
-    raise InvalidInputError(f"{len(waiting)} calls of run {run.id!r} wait", hint=f"Name one of them: {ids}")
-
-
-def _last(status: Status) -> str:
-    if status.state in ("completed", "failed", "cancelled"):
-        return "The run has ended. Name the call to hear what became of it."
-    if not status.decided:
-        return "Nothing was asked yet, or it was long ago."
-    past = status.decided[-1]
-    return f"The last one, {past.call_id} ({past.name}), was {past}."
+        return await run.handle.execute_update(name, payload, id=update_id)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        kind = cause.type if isinstance(cause, ApplicationError) else None
+        if kind == ACCEPTED_UPDATE_ENDED:
+            raise closed_error(run.id) from None
+        raise from_type(kind, getattr(cause, "message", str(cause))) from None
+    except NoAnswer as error:
+        if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
+            raise asyncio.CancelledError from error
+        raise unreachable(run.client.temporal, unheard) from error
+    except RPCError as error:
+        raise run.translated(error) from None
 
 
 # ---
 # What people decided and answered in a run, as its events say: for good, also when Temporal has forgotten the run.
+
+
+async def _find_past(run: Run, said: ApprovalDecision | CallAnswer, closed: RunClosedError) -> DecidedApproval:
+    """What ``said`` came to before the run ended. Raises who was quicker, as events say it; else ``closed``, as for a
+    client without the store."""
+    try:
+        decided = await _read_decided(run, said.call_id)
+    except PerdureError:
+        raise closed from None
+    same = [said]
+    if isinstance(said, CallAnswer) and said.error is None and said.blob is None:
+        same.append(said.model_copy(update={"value": as_text(said.value)}))  # of a callback events have the text
+    past = next((past for one in same if (past := find_repeated(decided, one)) is not None), None)
+    if past is None:
+        raise build_late_error(decided, said) or closed
+    return past
+
+
+async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
+    """What events say of the waits of a call, each with the hash of what was decided or answered."""
+    found: list[DecidedApproval] = []
+    requested, until = "", None
+    async with aclosing(follow(run, wait=False, children=False)) as events:
+        async for event in events:
+            if getattr(event, "call_id", None) != call_id:
+                continue
+            if (past := decision(event)) is not None:
+                found.append(past.model_copy(update={"hash": _hash_of(event, requested)}))
+                until = None
+            elif isinstance(event, ApprovalRequested):
+                requested = event.hash
+            elif isinstance(event, QuestionAsked) and event.expires_in is not None and event.at:
+                until = datetime.fromisoformat(event.at) + timedelta(seconds=event.expires_in)
+            elif isinstance(event, ToolCompleted) and until and until <= datetime.fromisoformat(event.at):
+                found.append(DecidedApproval(call_id=call_id, name=event.name, state="expired", at=until.isoformat()))
+    return found
+
+
+def _hash_of(event: Event, requested: str) -> str:
+    """As ``DecidedApproval.hash`` has it; ``requested`` is that of the event that asked for approval."""
+    if isinstance(event, ApprovalDecided):
+        return requested if event.arguments is None else arguments_hash(event.call_id, event.name, event.arguments)
+    if isinstance(event, QuestionAnswered):
+        said = {"value": event.value, "error": event.error}
+    elif isinstance(event, ToolCompleted) and event.is_error:
+        said = {"error": event.content}
+    else:
+        blob = getattr(event, "blob", None)
+        said = {"blob": blob} if blob is not None else {"value": getattr(event, "content", None)}
+    return answer_hash(CallAnswer.model_construct(**said))
 
 
 async def decisions(run: Run, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
@@ -383,12 +295,9 @@ def decision(event: Event) -> DecidedApproval | None:
             call_id=event.call_id,
             name=event.name,
             state=event.decision,
-            by=event.by,
             at=event.decided_at,
-            comment=event.comment,
             changed=event.arguments is not None,
-            always=event.always,
-            standing=event.standing,
+            **event.model_dump(include={"by", "comment", "always", "standing"}),
         )
     if isinstance(event, QuestionAnswered):
         said: dict[str, Any] = {"by": event.by, "at": event.answered_at, "comment": event.error}

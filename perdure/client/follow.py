@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError
 
-from ..errors import PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
+from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..ports import Batch, EventRow, NewEvent, Store, timestamp, token
 from ..temporal_service import run_error
 from ..types.approvals import WaitsFor
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 
 # ---
-# What the events of a run tell, and the run itself has not heard yet.
+# Waits for the workflow to catch up with the event log.
 #
-# An activity tells of a call that waits, or that the run has to pause, with what it records. The run hears of it as
-# the
-# activity ends: a moment later, or after a crash some time later. Whoever acts on what he was told waits for that.
+# An activity records the event of a call that waits, or of a pause; the workflow hears of it as the activity ends: a
+# moment later, or after a crash some time later. Who acts on the event waits for that, in :func:`until_heard`.
 
 
+T = TypeVar("T")
 EARLY = 30.0
-"""Seconds for which an update that comes too early is repeated: a worker may have died before it told the run."""
+"""Seconds for which what comes too early is tried again: a worker may have died before it told the run."""
 _FIRST, _LONGEST = 0.02, 1.0
 """Seconds between two attempts: at first, and in the end."""
 _BACK = 500
@@ -75,47 +75,41 @@ class Told:
     """When the run had to pause: ISO 8601, UTC."""
 
 
-def delays() -> Iterator[float]:
-    """Seconds before each further look, or attempt, until what is waited for is given up."""
+class NotHeardYet(Exception):  # noqa: N818  # no error: it never leaves :func:`until_heard`
+    """The workflow is behind the event log; ``error`` is raised where it does not catch up in time."""
+
+    def __init__(self, error: PerdureError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of ``attempt``, which is made again, for ``EARLY`` seconds, while it raises ``NotHeardYet`` or
+    ``NotWaitingYetError``. Raises that error in the end."""
     delay, until = _FIRST, time.monotonic() + EARLY
-    while time.monotonic() < until:
-        yield delay
-        delay = min(delay * 1.5, _LONGEST)
-
-
-async def again(left: Iterator[float]) -> bool:
-    """Wait for the next of what is ``left`` of :func:`delays`; false where there is none."""
-    if (delay := next(left, None)) is None:
-        return False
-    await asyncio.sleep(delay)
-    return True
-
-
-async def waiting(run: Run, *, approval: bool) -> Status:
-    """The status of ``run``, with the calls that wait for approval, or for an answer: also those of which the store
-    knows before the run itself. Raises as ``run.status()``."""
-    left = delays()
     while True:
-        status = await run.status()
-        there = any((one.kind == "approval") == approval for one in status.approvals)
-        if there or not await _unheard(run, status, approval=approval) or not await again(left):
-            return status
+        try:
+            return await attempt()
+        except (NotHeardYet, NotWaitingYetError) as early:
+            if time.monotonic() >= until:
+                raise (early.error if isinstance(early, NotHeardYet) else early) from None
+        await asyncio.sleep(delay)
+        delay = min(delay * 1.5, _LONGEST)
 
 
 async def pause_heard(run: Run) -> None:
     """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
-    left = delays()
-    while True:
+
+    async def look() -> None:
         if (paused := (await _told(run)).paused) is None:
             return
-        try:
-            status = await run.status()
-        except PerdureError:
-            return  # what it is told now, it hears when it has a worker again: after the pause
-        if status.state != "running" or status.since is None:
-            return
-        if datetime.fromisoformat(paused) < datetime.fromisoformat(status.since) or not await again(left):
-            return
+        status = await run.status()
+        running = status.state == "running" and status.since is not None
+        if running and datetime.fromisoformat(paused) >= datetime.fromisoformat(str(status.since)):
+            raise NotHeardYet(PerdureError("the run has not heard of its pause"))
+
+    with suppress(PerdureError):  # what it is told now, it hears when it has a worker again: after the pause
+        await until_heard(look)
 
 
 async def to_begin(run: Run) -> bool:
@@ -125,18 +119,20 @@ async def to_begin(run: Run) -> bool:
     return run.id in [child for call_id, child in told.begins.items() if call_id not in told.waits]
 
 
-async def _unheard(run: Run, status: Status, *, approval: bool) -> bool:
-    """Whether the store tells of a call that ``status`` does not show yet."""
-    if status.doing == "nothing" and status.state in ("running", "waiting"):  # no worker answers for the run
-        return any((kind == "approval") == approval for kind in (await _told(run)).waits.values())
-    if status.doing not in (("model",) if approval else ("model", "tools")):
-        return False  # of approvals the model's activity tells alone
+async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
+    """Whether the events tell of a call that waits for approval, or for an answer, and that ``status`` does not show
+    yet."""
+    unanswered = status.doing == "nothing" and status.state in ("running", "waiting")  # no worker answers for the run
+    # The model's activity tells of calls that the run has not heard of at all; that of a call, of its own question.
+    if not unanswered and status.doing not in (("model",) if approval else ("model", "tools")):
+        return False
     known = {call.call_id for call in status.calls}
     past = {one.call_id for one in status.decided if approval or one.state != "approved"}
-    kinds = (await _told(run)).waits
-    waits = (call_id for call_id, kind in kinds.items() if (kind == "approval") == approval and call_id not in past)
-    # The model's activity tells of calls that the run has not heard of at all; that of a call, of its own.
-    return any((call_id in known) == (status.doing == "tools") for call_id in waits)
+    return any(
+        (kind == "approval") == approval
+        and (unanswered or (call_id not in past and (call_id in known) == (status.doing == "tools")))
+        for call_id, kind in (await _told(run)).waits.items()
+    )
 
 
 async def _told(run: Run, of: str | None = None) -> Told:
@@ -369,16 +365,20 @@ async def _over(run: Run, store: Store, *, wait: bool) -> End | None:
 
     Raises ``RunNotFoundError`` where neither the server nor the store knows the run.
     """
-    left = delays()
-    while True:
+
+    async def look() -> bool:
         try:
             await run.describe()
-            break
-        except RunNotFoundError:
+        except RunNotFoundError as unknown:
             if await store.run(run.id) is not None or await store.events(run.id, limit=1):
-                return None  # long ago
-            if not wait or not await to_begin(run) or not await again(left):
-                raise
+                return False  # long ago
+            if wait and await to_begin(run):
+                raise NotHeardYet(unknown) from None
+            raise
+        return True
+
+    if not await until_heard(look):
+        return None
     return await _ended(run, store) if wait else await end_of(run.client.run(run.id), store, GLANCE)
 
 

@@ -17,7 +17,7 @@ from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundErr
 from ..types.approvals import DecidedApproval, PendingApproval, WaitsFor
 from ..types.interface import PENDING, WAITING, WORKFLOW, Status
 from .decisions import answer, decide
-from .visibility import MAY_WAIT, agent_of_run, closed_status, listed, of_agent
+from .visibility import MAY_WAIT, agent_of_run, attribute_of, closed_status, listed, of_agent
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowExecution
@@ -41,7 +41,7 @@ async def noted(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
     That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, or
     the run has just continued as new. Number and list are written at once.
     """
-    pending = next((pair.value for pair in seen.typed_search_attributes if pair.key.name == PENDING), None)
+    pending = attribute_of(seen, PENDING)
     if not isinstance(pending, int):
         return None
     if pending == 0:
@@ -102,12 +102,13 @@ class PendingCall:
 
     async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
         """See ``Run.answer``."""
-        since = self.since.isoformat() if self.since else None
-        return await answer(self.run, self.call_id, value, error=error, by=by, digest=self.hash, since=since)
+        return await answer(self.run, self.call_id, value, error=error, by=by, **self._looked_at())
 
     async def _decide(self, decision: str, **said: Any) -> DecidedApproval:
-        since = self.since.isoformat() if self.since else None
-        return await decide(self.run, self.call_id, decision, digest=self.hash, since=since, **said)
+        return await decide(self.run, self.call_id, decision, **self._looked_at(), **said)
+
+    def _looked_at(self) -> dict[str, Any]:
+        return {"digest": self.hash, "since": self.since.isoformat() if self.since else None}
 
 
 async def approvals(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
@@ -176,15 +177,10 @@ def _call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
     return PendingCall(
         run=run,
         agent=agent,
-        call_id=one.call_id,
         tool=one.name,
-        arguments=one.arguments,
         since=_moment(one.since),
         expires=_moment(one.expires),
-        hash=one.hash,
-        kind=one.kind,
-        question=one.question,
-        form=one.form,
+        **one.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
     )
 
 

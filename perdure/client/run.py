@@ -42,7 +42,7 @@ from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
 from ..types.files import Asked
-from ..types.interface import READ, Override, Response, Status, plain_output
+from ..types.interface import READ, STATUS, Override, Response, Status, plain_output
 from ..types.messages import FilePart, Message
 from .decisions import answer, decide, revoke
 from .follow import begun, follow, pause_heard
@@ -50,7 +50,7 @@ from .fork import Difference, difference, fork
 from .inbox import noted
 from .messages import deliver, ended, reopen, reopening
 from .turn import Turn
-from .visibility import agent_of_run, closed_status, has_poller, pending_reason, status_of
+from .visibility import agent_of_run, attribute_of, closed_status, has_poller, pending_reason
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -206,7 +206,7 @@ class Run:
 
     async def _unanswered(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
         """What Temporal and the store know of an open run for which no worker answers."""
-        told = status_of(seen)
+        told = attribute_of(seen, STATUS)
         known: dict[str, Any] = {
             "agent": await agent_of_run(self.client, seen),
             "state": told if told in ("waiting", "paused") else "running",

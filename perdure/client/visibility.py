@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionMessage
@@ -75,16 +75,9 @@ async def of_status(client: Client, query: str, status: str) -> AsyncIterator[Wo
         ) from None
 
 
-def status_of(seen: WorkflowExecution) -> str | None:
-    """The ``PerdureStatus`` of a run, where it has told it."""
-    found = [pair.value for pair in seen.typed_search_attributes if pair.key.name == STATUS]
-    return str(found[0]) if found else None
-
-
-def indexed_agent(seen: WorkflowExecution) -> str:
-    """The ``PerdureAgent`` of a run; "" where it has not told it."""
-    found = [pair.value for pair in seen.typed_search_attributes if pair.key.name == AGENT]
-    return str(found[0]) if found else ""
+def attribute_of(seen: WorkflowExecution, name: str) -> Any:
+    """The value of a run's search attribute; None where the run has not told it."""
+    return next((pair.value for pair in seen.typed_search_attributes if pair.key.name == name), None)
 
 
 async def _iterate(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
@@ -244,7 +237,7 @@ def _listings(client: Client, agent: str | None, status: str | None) -> list[Asy
 
 async def _summary(client: Client, seen: WorkflowExecution) -> RunSummary:
     state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
-    if state == "running" and (told := status_of(seen)) in _OPEN:
+    if state == "running" and (told := attribute_of(seen, STATUS)) in _OPEN:
         state = told
     return RunSummary(seen.id, await agent_of_run(client, seen), state, seen.start_time, seen.close_time)
 
@@ -254,8 +247,8 @@ async def agent_of_run(client: Client, seen: WorkflowExecution) -> str:
 
     "" where neither knows: a list is worth more than a name that is missing in it.
     """
-    if named := indexed_agent(seen):
-        return named
+    if named := attribute_of(seen, AGENT):
+        return str(named)
     try:
         named = str((await seen.memo()).get("agent", ""))
     except Exception:  # somebody else's codec wrote it

@@ -5,7 +5,16 @@ happened. Whoever drives the loop (a workflow, or a test in process) only carrie
 """
 
 from .apply import abort, apply_closed, apply_model, apply_result, apply_returned, fail_after_calls
-from .approvals import ask, check_approval, check_revocation, decide_approval, repeats, revoke, told_revoked
+from .approvals import (
+    answer_call,
+    ask,
+    check_answer,
+    check_approval,
+    check_revocation,
+    decide_approval,
+    revoke,
+    told_revoked,
+)
 from .background import child_ended, gather
 from .compaction import Compact, apply_compacted, too_long, tried
 from .decide import (
@@ -41,8 +50,7 @@ from .lifecycle import (
 )
 from .limits import left, tick
 from .messages import check_message, receive, refuse, send
-from .questions import answer_call, ask_person, check_answer, clear
-from .questions import repeats as repeats_answer
+from .questions import ask_person, clear
 from .status import status, to_index, to_note, waiting_now
 from .subagents import (
     Ended,
@@ -116,8 +124,6 @@ __all__ = [
     "receive",
     "refuse",
     "remind",
-    "repeats",
-    "repeats_answer",
     "response",
     "resume",
     "revoke",

@@ -1,14 +1,25 @@
-"""Calls that wait for somebody's approval: from when on, until when, and what was decided."""
+"""What people decide on calls that wait for approval, and answer to calls that wait for an answer.
+
+Both updates take one way: the same checks in the same order, then one of two changes of the call. What is sent twice
+gives back what it came to.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunClosedError
+from ..errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    InvalidInputError,
+    NotWaitingYetError,
+    PerdureError,
+    RunClosedError,
+)
 from ..types.approvals import (
     CHANGED_BYTES,
     STANDING,
@@ -19,22 +30,33 @@ from ..types.approvals import (
     Revocation,
     Revoked,
     StandingApproval,
-    Waiting,
     arguments_hash,
     name_hash,
 )
 from ..types.messages import clean
 from ..types.plain_json import size
-from ..types.state import DECIDED, PendingCall, RunState
-from ..types.tool_calls import AsActivity
+from ..types.state import PendingCall, RunState
+from ..types.tool_calls import AsActivity, CallAnswer
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from . import questions
 from .apply import collect, end_at_limit
+from .decide import CallModel, decide
+from .external_calls import due_before
 from .limits import unused
-from .payload_limits import DECIDED_BYTES, latest
-from .questions import not_yet
-from .waits import askers, asks, expects, look
+from .questions import answer_hash, check_value, take_answer
+from .waits import PendingWait, askers, look, pending_waits, remember
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _parse(model: type[Model], raw: Any, whole: str, hint: str | None) -> Model:
+    """``raw`` as ``model``. Raises ``InvalidInputError`` with the first problem; ``whole`` names all of ``raw``."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidInputError(describe_validation_error(error, whole), hint=hint) from None
+
 
 # ---
 # Standing approvals: somebody has approved every call of a tool in this conversation.
@@ -87,10 +109,7 @@ def withdraw(state: RunState, tool: str) -> list[StandingApproval]:
 
 def check_revocation(state: RunState | None, raw: Any) -> Revocation:
     """Which standing approvals are to go. Raises ``InvalidInputError``, also where there are none of that tool."""
-    try:
-        given = Revocation.model_validate(raw)
-    except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, "the revocation"), hint=HINT) from None
+    given = _parse(Revocation, raw, "the revocation", HINT)
     if state is not None and not any(one.tool == given.tool for one in state.standing):
         there = "; ".join(map(str, state.standing))
         raise InvalidInputError(
@@ -120,20 +139,19 @@ def _without(state: RunState, tool: str, by: str | None) -> list[StandingApprova
     return [one for one in state.standing if (one.tool, name_hash(one.by)) != (tool, name_hash(by))]
 
 
-_WHOSE = {"remote": "those of a remote tool", "callback": "those of a callback"}
+# ---
+# What waits, as time goes on.
 
 
 def ask(state: RunState, now: datetime) -> None:
     """Note since when new calls wait and of which somebody is to be reminded, and end the wait of those that nobody
     decided on in time, or has to."""
-    for pending in [one for one in state.calls if asks(one)]:
-        terms = pending.call.approval
-        assert terms is not None, "it asks"
-        if pending.waiting is None:
-            until = None if terms.expires is None else now.timestamp() + terms.expires
-            after = None if terms.remind is None else now.timestamp() + terms.remind
-            pending.waiting = Waiting(since=now.isoformat(), until=until, next=after)
-        if _late(pending, now):
+    for wait in pending_waits(state):
+        pending, terms = wait.pending, wait.pending.call.approval
+        if wait.kind != "approval" or terms is None:
+            continue
+        wait.begin(now)
+        if wait.is_late(now):
             kept = "expired" if terms.on_expiry == "deny" else "approved"
             _decide(state, pending, Decided.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}))
         elif (decided := by_standing(state, pending, now)) is not None:
@@ -145,53 +163,166 @@ def ask(state: RunState, now: datetime) -> None:
     end_at_limit(state)
 
 
-def check_approval(state: RunState | None, raw: Any, now: datetime) -> ApprovalDecision:
-    """The decision, as it can be carried out; as it was sent where the state is not known yet.
-
-    Raises ``InvalidInputError`` for one that does not fit, names no waiting call or approves without a hash,
-    ``ApprovalDecidedError`` unless the same person has decided the same before, ``ApprovalExpiredError``;
-    ``RunClosedError`` where the run is ending.
-    """
-    return _checked(state, _read(raw), now)
+def waiting(state: RunState) -> list[PendingApproval]:
+    """What waits, as ``status`` shows it: approvals first."""
+    waits = sorted(pending_waits(state), key=lambda wait: wait.kind != "approval")
+    return [wait.show() for wait in waits]
 
 
-def _checked(state: RunState | None, decision: ApprovalDecision, now: datetime) -> ApprovalDecision:
-    if state is None or _before(state, decision) is not None:
-        return decision
-    if state.cancelled or (state.turn is not None and state.turn.failure is not None):
-        raise RunClosedError(f"run {state.context_id!r} is ending", hint="Its calls are closed.")
-    pending = next((one for one in state.calls if one.call.id == decision.call_id and asks(one)), None)
-    if pending is None or pending.call.approval is None:
-        raise _none_waits(state, decision.call_id)
-    terms = pending.call.approval
-    if decision.hash is None and decision.decision == "approve":
-        raise InvalidInputError(
-            f"hash: an approval says what was looked at, and this one of call {decision.call_id!r} does not",
-            hint="Send the call's `hash` as `status` shows it, together with its arguments.",
-        )
-    if decision.hash is not None and decision.hash != terms.hash:
-        raise InvalidInputError(
-            f"call {decision.call_id!r} is not the one that was looked at: it has other arguments now",
-            hint="Look at what waits now, and decide on that.",
-        )
-    if _late(pending, now):
-        raise ApprovalExpiredError(f"the approval of call {decision.call_id!r} has expired")
-    if decision.arguments is not None and not isinstance(pending.call.disposition, AsActivity):
-        whose = _WHOSE.get(pending.call.disposition.kind, "what a subagent is asked")
-        raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
-    if terms.separate and decision.decision == "approve":
-        _check_separate(state, decision)
-    check_always(state, decision, pending)
+# ---
+# Decisions and answers.
+
+
+DECISION = 'Send {"call_id": "<id>", "hash": "<as status has it>", "decision": "approve" or "deny", "by": "<name>"}.'
+ANSWER = 'Send {"call_id": "<id>", "value": <JSON>, "by": "<name>"}, or "error" in the place of "value".'
+_WHOSE = {"remote": "those of a remote tool", "callback": "those of a callback"}
+_SEND = "To answer that, send its `hash`, as `status` shows it."
+
+
+def read_decision(raw: Any, hint: str | None = DECISION) -> ApprovalDecision:
+    """The argument of ``decide_approval``. Raises ``InvalidInputError`` for one that fits no call at all."""
+    decision = _parse(ApprovalDecision, raw, "the decision", hint)
+    if decision.always and decision.decision == "deny":
+        raise InvalidInputError("always: only an approval can stand", hint="A rule of the agent denies every call.")
+    if decision.arguments is not None:
+        if decision.decision == "deny":
+            raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
+        if (found := size(decision.arguments)) > CHANGED_BYTES:
+            raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
     return decision
+
+
+def read_answer(raw: Any, hint: str | None = ANSWER) -> CallAnswer:
+    """The argument of ``answer_call``. Raises ``InvalidInputError``."""
+    return _parse(CallAnswer, raw, "the answer", hint)
+
+
+def check_approval(state: RunState | None, raw: Any, now: datetime) -> None:
+    """Raise ``InvalidInputError`` for a decision that does not fit, names no waiting call or approves without a hash,
+    ``ApprovalDecidedError`` unless the same person has decided the same before, ``ApprovalExpiredError``;
+    ``NotWaitingYetError`` where the call may still come to wait; ``RunClosedError`` where the run is ending.
+
+    Of a run whose input is not read yet (None) only what is sent is looked at.
+    """
+    _check(state, read_decision(raw), now)
+
+
+def check_answer(state: RunState | None, raw: Any, now: datetime) -> None:
+    """The same of an answer. See :func:`check_approval`."""
+    _check(state, read_answer(raw), now)
 
 
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Carry a decision out; one that was carried out before is given back. Raises as :func:`check_approval`."""
     ask(state, now)
-    decision = _checked(state, _read(raw), now)
-    if (past := _before(state, decision)) is not None:
-        return past
-    pending = next(one for one in state.calls if one.call.id == decision.call_id and asks(one))
+    decided = _resolve(state, read_decision(raw), now)
+    ask(state, now)
+    return decided
+
+
+def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
+    """Take an answer; one that was taken before is given back. Raises as :func:`check_answer`."""
+    questions.note(state, now)
+    answered = _resolve(state, read_answer(raw), now)
+    collect(state)
+    end_at_limit(state)
+    return answered
+
+
+def _resolve(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime) -> DecidedApproval:
+    found = _check(state, said, now)
+    if isinstance(found, DecidedApproval):
+        return found
+    assert found is not None, "the state is known"
+    if isinstance(said, CallAnswer):
+        return take_answer(state, found.pending, said, now)
+    return _take_decision(state, found.pending, said, now)
+
+
+def repeats(said: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
+    """Whether ``past`` is what came of ``said``, sent again by the same person who had no answer."""
+    by = name_hash(said.by)
+    if (past.call_id, name_hash(past.by)) != (said.call_id, by):
+        return False
+    if isinstance(said, CallAnswer):
+        return (past.state, past.hash) == ("answered", answer_hash(said))
+    comment = clean(said.comment) if said.comment else None
+    made = "approved" if said.decision == "approve" else "denied"
+    always = said.always and not past.standing  # said of another call, it holds for this one
+    if by is None or (made, comment, always) != (past.state, past.comment, past.always):
+        return False
+    if said.arguments is not None:
+        return arguments_hash(past.call_id, past.name, said.arguments) == past.hash
+    return not past.changed and said.hash in (None, past.hash)
+
+
+def find_repeated(decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer) -> DecidedApproval | None:
+    """What came of ``said`` before, among what was ``decided`` (the latest last)."""
+    return next((past for past in reversed(decided) if repeats(said, past)), None)
+
+
+def build_late_error(
+    decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer, hint: str | None = None
+) -> PerdureError | None:
+    """The error for somebody who comes too late, which names who was quicker; None where nobody was. A call that was
+    approved may still be answered."""
+    past = next((one for one in reversed(decided) if one.call_id == said.call_id), None)
+    if past is None or (isinstance(said, CallAnswer) and past.state == "approved"):
+        return None
+    if past.state == "expired":
+        return ApprovalExpiredError(f"call {past.call_id!r} has {past}")
+    return ApprovalDecidedError(f"call {past.call_id!r} is already {past}", hint=hint)
+
+
+def _check(
+    state: RunState | None, said: ApprovalDecision | CallAnswer, now: datetime
+) -> PendingWait | DecidedApproval | None:
+    """The wait that ``said`` ends, or what it came to before; None where the state is not known yet. Raises as
+    :func:`check_approval`."""
+    if state is None:
+        return None
+    approval = isinstance(said, ApprovalDecision)
+    waits = (wait for wait in pending_waits(state) if wait.pending.call.id == said.call_id)
+    wait = next((wait for wait in waits if (wait.kind == "approval") == approval), None)
+    meant = wait is not None and _is_meant(wait, said)
+    if not meant and (wait is None or not approval):  # a decision is on what waits under its id, if anything does
+        blind = isinstance(said, ApprovalDecision) and said.decision == "approve" and said.hash is None
+        if not blind and (past := find_repeated(state.decided, said)) is not None:
+            return past
+    if state.cancelled or (state.turn is not None and state.turn.failure is not None):
+        raise RunClosedError(f"run {state.context_id!r} is ending", hint="Its calls are closed.")
+    if wait is None:
+        raise _build_no_wait_error(state, said)
+    if not meant:
+        raise _build_other_wait_error(state, said)
+    if wait.is_late(now):
+        raise ApprovalExpiredError(f"call {said.call_id!r} has expired: nobody had decided by {wait.show().expires}")
+    if isinstance(said, ApprovalDecision):
+        _check_decision(state, wait.pending, said)
+    elif said.error is None:
+        check_value(state, wait, said)
+    return wait
+
+
+def _check_decision(state: RunState, pending: PendingCall, decision: ApprovalDecision) -> None:
+    if decision.arguments is not None and not isinstance(pending.call.disposition, AsActivity):
+        whose = _WHOSE.get(pending.call.disposition.kind, "what a subagent is asked")
+        raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
+    terms = pending.call.approval
+    if terms is not None and terms.separate and decision.decision == "approve":
+        _check_separate(state, decision)
+    check_always(state, decision, pending)
+
+
+def _is_meant(wait: PendingWait, said: ApprovalDecision | CallAnswer) -> bool:
+    """Whether the sender has looked at what waits now. Without a hash a call may be denied, and its first question be
+    answered."""
+    if said.hash is not None:
+        return said.hash == wait.hash
+    return said.decision == "deny" if isinstance(said, ApprovalDecision) else not wait.pending.answers
+
+
+def _take_decision(state: RunState, pending: PendingCall, decision: ApprovalDecision, now: datetime) -> DecidedApproval:
     call, terms = pending.call, pending.call.approval
     assert terms is not None, "it asks"
     changed = decision.arguments if decision.decision == "approve" else None
@@ -214,57 +345,7 @@ def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval
         stand(state, call.name, decided.by, decided.at)
     elif decision.decision == "deny":
         withdraw(state, call.name)
-    ask(state, now)
     return decided
-
-
-def repeats(decision: ApprovalDecision, past: DecidedApproval) -> bool:
-    """Whether ``past`` is what came of ``decision``, sent again by the same person who had no answer."""
-    by = name_hash(decision.by)
-    if by is None or (name_hash(past.by), past.call_id) != (by, decision.call_id):
-        return False
-    comment = clean(decision.comment) if decision.comment else None
-    made = "approved" if decision.decision == "approve" else "denied"
-    always = decision.always and not past.standing  # said of another call, it holds for this one
-    if (made, comment, always) != (past.state, past.comment, past.always):
-        return False
-    if decision.arguments is not None:
-        return arguments_hash(past.call_id, past.name, decision.arguments) == past.hash
-    return not past.changed and decision.hash in (None, past.hash)
-
-
-def waiting(state: RunState) -> list[PendingApproval]:
-    """What waits, as ``status`` shows it."""
-    found = []
-    for pending in state.calls:
-        terms = pending.call.approval
-        if not asks(pending) or terms is None:
-            continue
-        until = pending.waiting.until if pending.waiting else None
-        found.append(
-            PendingApproval(
-                call_id=pending.call.id,
-                name=pending.call.name,
-                arguments=pending.call.arguments,
-                hash=terms.hash,
-                since=pending.waiting.since if pending.waiting else None,
-                expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
-                on_expiry=terms.on_expiry,
-                separate=terms.separate,
-                reminded=pending.waiting.reminded if pending.waiting else 0,
-            )
-        )
-    return found + questions.expecting(state)
-
-
-def _before(state: RunState, decision: ApprovalDecision) -> DecidedApproval | None:
-    """What the same decision came to, unless another call waits under the id by now."""
-    if any(one.call.id == decision.call_id and asks(one) for one in state.calls):
-        return None
-    if decision.hash is None and decision.decision == "approve":
-        return None
-    past = next((one for one in reversed(state.decided) if one.call_id == decision.call_id), None)
-    return past if past is not None and repeats(decision, past) else None
 
 
 def _decide(state: RunState, pending: PendingCall, decided: Decided) -> DecidedApproval:
@@ -275,10 +356,8 @@ def _decide(state: RunState, pending: PendingCall, decided: Decided) -> DecidedA
         pending.result = NewResult(
             call_id=call.id, name=call.name, text=_refusal(pending, decided), is_error=True, decided=decided
         )
-    said = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
-    past = DecidedApproval(call_id=call.id, name=call.name, changed=decided.arguments is not None, **said)
-    state.decided = latest([*state.decided, past][-DECIDED:], DECIDED_BYTES)
-    return past
+    facts = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
+    return remember(state, pending, changed=decided.arguments is not None, **facts)
 
 
 def _refusal(pending: PendingCall, decided: Decided) -> str:
@@ -287,47 +366,6 @@ def _refusal(pending: PendingCall, decided: Decided) -> str:
         return f"Expired: nobody approved the call of {pending.call.name} in time; it was not run"
     by = f" by {decided.by}" if decided.by else ""
     return f"Denied{by}: {decided.comment}" if decided.comment else f"Denied{by}"
-
-
-def _late(pending: PendingCall, now: datetime) -> bool:
-    until = pending.waiting.until if pending.waiting else None
-    return until is not None and until <= now.timestamp()
-
-
-def _read(raw: Any) -> ApprovalDecision:
-    expected = (
-        'Send {"call_id": "<id>", "hash": "<as status has it>", "decision": "approve" or "deny", "by": "<name>"}.'
-    )
-    try:
-        decision = ApprovalDecision.model_validate(raw)
-    except ValidationError as error:
-        raise InvalidInputError(describe_validation_error(error, "the decision"), hint=expected) from None
-    if decision.always and decision.decision == "deny":
-        raise InvalidInputError("always: only an approval can stand", hint="A rule of the agent denies every call.")
-    if decision.arguments is not None:
-        if decision.decision == "deny":
-            raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
-        if (found := size(decision.arguments)) > CHANGED_BYTES:
-            raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
-    return decision
-
-
-def _none_waits(state: RunState, call_id: str) -> Exception:
-    if any(one.call.id == call_id and expects(one) for one in state.calls):
-        return InvalidInputError(
-            f"call {call_id!r} waits for an answer, not for approval",
-            hint='Answer it: answer_call {"call_id", "value"}; or with "error", why there is none.',
-        )
-    past = next((one for one in reversed(state.decided) if one.call_id == call_id), None)
-    if past is not None and past.state == "expired":
-        return ApprovalExpiredError(f"the approval of call {call_id!r} has {past}")
-    if past is not None:
-        return ApprovalDecidedError(f"call {call_id!r} is already decided: {past}")
-    if not any(one.call.id == call_id for one in state.calls) and (early := not_yet(state, call_id)) is not None:
-        return early
-    ids = [repr(one.call.id) for one in state.calls if asks(one)]
-    there = f"There waits: {', '.join(ids)}." if ids else "None waits in this run."
-    return InvalidInputError(f"no call {call_id!r:.120} waits for approval", hint=there)
 
 
 def _check_separate(state: RunState, decision: ApprovalDecision) -> None:
@@ -341,3 +379,68 @@ def _check_separate(state: RunState, decision: ApprovalDecision) -> None:
             f"{decision.by} asked for what led to call {decision.call_id!r}, and cannot approve it",
             hint="Somebody else has to.",
         )
+
+
+# ---
+# Why a decision or an answer is refused.
+
+
+def _build_no_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -> PerdureError:
+    """No call of that id waits for such an update."""
+    call_id, approval, waits = said.call_id, isinstance(said, ApprovalDecision), pending_waits(state)
+    wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
+    if any(wait.pending.call.id == call_id for wait in waits):
+        hint = 'Answer it: answer_call {"call_id", "value"}; or with "error", why there is none.'
+        return InvalidInputError(
+            f"call {call_id!r} waits for {other}, not for {wanted}",
+            hint=hint if approval else "Approve or deny it: decide_approval.",
+        )
+    if (late := build_late_error(state.decided, said)) is not None:
+        return late
+    # A call that the run knows was let begin, and comes to wait for no approval any more.
+    begun = approval and any(one.call.id == call_id for one in state.calls)
+    if not begun and (early := not_yet(state, call_id)) is not None:
+        return early
+    ids = [repr(wait.pending.call.id) for wait in waits if (wait.kind == "approval") == approval]
+    there = f"There waits: {', '.join(ids)}." if ids else "None waits in this run."
+    return InvalidInputError(f"no call {call_id!r:.120} waits for {wanted}", hint=there)
+
+
+def _build_other_wait_error(state: RunState, said: ApprovalDecision | CallAnswer) -> PerdureError:
+    """The call waits for something else than what was looked at."""
+    if isinstance(said, CallAnswer):
+        return build_late_error(state.decided, said, f"It asks something else now. {_SEND}") or InvalidInputError(
+            f"call {said.call_id!r} asks something else than what was looked at",
+            hint=f"Look at what waits now. {_SEND}",
+        )
+    if said.hash is None:
+        return InvalidInputError(
+            f"hash: an approval says what was looked at, and this one of call {said.call_id!r} does not",
+            hint="Send the call's `hash` as `status` shows it, together with its arguments.",
+        )
+    return InvalidInputError(
+        f"call {said.call_id!r} is not the one that was looked at: it has other arguments now",
+        hint="Look at what waits now, and decide on that.",
+    )
+
+
+def not_yet(state: RunState, call_id: str) -> NotWaitingYetError | None:
+    """The error for somebody who comes too early; None where the call will not wait, as far as the run knows.
+
+    The activity that comes upon a question records the event of it; the run hears of it as the activity ends: a moment
+    later, or after a crash some time later.
+    """
+    pending = next((one for one in state.calls if one.call.id == call_id), None)
+    if pending is None:
+        why = "the model is asked, and may make such a call" if isinstance(decide(state), CallModel) else None
+    elif due_before(pending):
+        why = "its worker looks at it first"
+    else:
+        runs = isinstance(pending.call.disposition, AsActivity) and pending.result is None and not pending.held
+        why = "its tool runs, and may ask something" if runs else None
+    if why is None:
+        return None
+    return NotWaitingYetError(
+        f"call {call_id!r:.120} does not wait for anybody yet: {why}",
+        hint="Send it again as soon as `status` shows the call among `approvals`.",
+    )

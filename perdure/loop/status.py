@@ -17,7 +17,7 @@ from .compaction import Compact
 from .decide import CallModel, Close, End, Next, Remind, Report, RunBranches, RunCalls, StopChildren, Wait, decide
 from .limits import exceeded, pause_reason, uses
 from .subagents import branch_id, child_id
-from .waits import asks, waits_for_person
+from .waits import asks, pending_waits
 
 # ---
 # What Temporal is told of a run, so that one query finds all that waits, and nobody need ask the run what it is.
@@ -32,7 +32,7 @@ def to_index(state: RunState, step: Next | None, shown: Mapping[str, object]) ->
     A run that never waits, for a person or for a message, is not worth an event; from its first wait on it is kept up
     to date, but for whether a session is in a turn. Only attributes that the namespace is known to have.
     """
-    pending = sum(map(waits_for_person, state.calls))
+    pending = len(pending_waits(state))
     idle = isinstance(step, Wait) and step.until != "child"
     if not pending and not idle and PENDING not in shown and STATUS not in shown:
         return {}
@@ -51,11 +51,10 @@ def waiting_now(state: RunState) -> tuple[Hashable, ...] | None:
     None while a wait has only just begun, and the state does not say yet since when.
     """
     found: list[Hashable] = []
-    for one in filter(waits_for_person, state.calls):
-        wait = one.waiting if asks(one) else one.expects
-        if wait is None:
+    for wait in pending_waits(state):
+        if wait.period is None:
             return None
-        found.append((one.op, asks(one), len(one.answers), wait.since))
+        found.append((wait.pending.op, wait.kind == "approval", len(wait.pending.answers), wait.period.since))
     return tuple(found)
 
 

@@ -1,31 +1,156 @@
-"""Reminders of calls that wait for somebody's approval: when one is due, and what is told."""
+"""Calls that wait for a person: what each waits for, from when and until when, and its reminders.
+
+Approvals, questions and callbacks are three kinds of one wait. :class:`PendingWait` is that wait of a
+:class:`~perdure.types.state.PendingCall`; ``decide.Wait`` is the step in which the whole run waits.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
-from ..types.approvals import Decided, Reminder
-from ..types.state import PendingCall, RunState
-from ..types.tool_calls import AsCallback
-from .external_calls import due_before
+from ..types.approvals import (
+    Asks,
+    Decided,
+    DecidedApproval,
+    PendingApproval,
+    Reminder,
+    Waiting,
+    WaitsFor,
+    arguments_hash,
+)
+from ..types.state import DECIDED, PendingCall, RunState
+from ..types.tool_calls import AsCallback, Question
+from .external_calls import arguments_of, due_before
+from .payload_limits import DECIDED_BYTES, latest
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWait:
+    """What a call waits for. Holds nothing itself: what is known of the wait is in ``pending``."""
+
+    pending: PendingCall
+    kind: WaitsFor
+
+    @property
+    def terms(self) -> Asks | Question | AsCallback:
+        """What was asked for, and how long it may take."""
+        call = self.pending.call
+        terms = call.approval if self.kind == "approval" else self.pending.question or call.disposition
+        assert isinstance(terms, Asks | Question | AsCallback), "wait_kind has seen it"
+        return terms
+
+    @property
+    def period(self) -> Waiting | None:
+        """Since when and until when it waits; None until :meth:`begin`."""
+        return self.pending.waiting if self.kind == "approval" else self.pending.expects
+
+    @property
+    def hash(self) -> str:
+        """Names what a person looks at: the call and its arguments, or the call and which question of it."""
+        pending, terms = self.pending, self.terms
+        if isinstance(terms, Asks):
+            return terms.hash
+        asked = arguments_of(pending) or {}
+        if pending.question is not None:
+            asked = {"question": pending.question.text, "answers": len(pending.answers)}
+        return arguments_hash(pending.call.id, pending.call.name, asked)
+
+    def begin(self, now: datetime) -> None:
+        """Note that it waits from now on, unless it has begun before."""
+        if self.period is not None:
+            return
+        terms, at = self.terms, now.timestamp()
+        remind = terms.remind if isinstance(terms, Asks) else None
+        period = Waiting(
+            since=now.isoformat(),
+            until=None if terms.expires is None else at + terms.expires,
+            next=None if remind is None else at + remind,
+        )
+        if self.kind == "approval":
+            self.pending.waiting = period
+        else:
+            self.pending.expects = period
+
+    def ends(self) -> tuple[float | None, float | None]:
+        """When it ends by itself, and when its next reminder is due: seconds since 1970."""
+        period = self.period
+        return (None, None) if period is None else (period.until, period.next)
+
+    def is_late(self, now: datetime) -> bool:
+        """Whether the time to decide or to answer is over."""
+        until, _ = self.ends()
+        return until is not None and until <= now.timestamp()
+
+    def show(self) -> PendingApproval:
+        """The entry of ``Status.approvals``, and of the memo."""
+        pending, terms, period = self.pending, self.terms, self.period
+        until = period.until if period else None
+        return PendingApproval(
+            kind=self.kind,
+            call_id=pending.call.id,
+            name=pending.call.name,
+            arguments=arguments_of(pending),
+            hash=self.hash,
+            since=period.since if period else None,
+            expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
+            on_expiry=terms.on_expiry if isinstance(terms, Asks) else "deny",
+            separate=isinstance(terms, Asks) and terms.separate,
+            reminded=period.reminded if period else 0,
+            question=terms.text if isinstance(terms, Question) else None,
+            form=None if isinstance(terms, Asks) else terms.form,
+        )
+
 
 # ---
 # Which calls wait for a person, and for how long.
 
 
 def asks(pending: PendingCall) -> bool:
-    """Whether the call waits for a person to approve it."""
+    """Whether the call waits for approval."""
     return pending.call.approval is not None and pending.decided is None and pending.result is None
 
 
-def expects(pending: PendingCall) -> bool:
-    """Whether it waits for an answer: to its tool's question, or in the place of its result."""
-    if pending.result is not None or pending.held or asks(pending):
-        return False
+def wait_kind(pending: PendingCall) -> WaitsFor | None:
+    """What the call waits for a person to give: approval, the answer to its tool's question, or its result; None for a
+    call that waits for nobody."""
+    if asks(pending):
+        return "approval"
+    if pending.result is not None or pending.held:
+        return None
     if isinstance(pending.call.disposition, AsCallback):
-        return pending.returned is None and not due_before(pending)
-    return pending.question is not None
+        if pending.returned is not None or due_before(pending):
+            return None
+    elif pending.question is None:
+        return None
+    return "callback" if pending.question is None else "question"
+
+
+def waits_for_person(pending: PendingCall) -> bool:
+    """Whether the call waits for a person."""
+    return wait_kind(pending) is not None
+
+
+def pending_waits(state: RunState) -> list[PendingWait]:
+    """What waits for a person, in the order of the calls. Status, memo, timers and updates all read it here."""
+    return [PendingWait(one, kind) for one in state.calls if (kind := wait_kind(one)) is not None]
+
+
+def deadline(state: RunState) -> float | None:
+    """When the next wait ends by itself, or the next reminder is due: seconds since 1970."""
+    return min((at for wait in pending_waits(state) for at in wait.ends() if at is not None), default=None)
+
+
+def beside(state: RunState) -> float | None:
+    """When it is to be looked while other calls run: seconds since 1970. None where no call has reminders."""
+    waits = [ends for wait in pending_waits(state) if (ends := wait.ends())[1] is not None]
+    return min((at for ends in waits for at in ends if at is not None), default=None)
+
+
+def expiry(state: RunState) -> float | None:
+    """When the next call's wait for a person ends by itself: seconds since 1970."""
+    return min((at for wait in pending_waits(state) if (at := wait.ends()[0]) is not None), default=None)
 
 
 def let_go(pending: PendingCall) -> Decided | None:
@@ -34,22 +159,21 @@ def let_go(pending: PendingCall) -> Decided | None:
     return pending.decided if callback and pending.cleared is None else None
 
 
-def waits_for_person(pending: PendingCall) -> bool:
-    """Whether it waits for a person."""
-    return asks(pending) or expects(pending)
-
-
-def deadline(state: RunState) -> float | None:
-    """When the next wait ends by itself, or the next reminder is due: seconds since 1970."""
-    waits = [one.waiting for one in state.calls if asks(one)] + [one.expects for one in state.calls if expects(one)]
-    ends = [at for wait in waits if wait is not None for at in (wait.until, wait.next) if at is not None]
-    return min(ends, default=None)
-
-
 def askers(state: RunState) -> list[str]:
     """``name_hash`` of who asked for what the run does now: who wrote to it in this turn, and to the runs above it."""
     above = state.parent.asked_by if state.parent else ()
     return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))
+
+
+def remember(state: RunState, pending: PendingCall, /, **facts: Any) -> DecidedApproval:
+    """Record in ``status.decided`` how a wait of the call has ended. ``facts``: the other fields of the record."""
+    past = DecidedApproval(call_id=pending.call.id, name=pending.call.name, **facts)
+    state.decided = latest([*state.decided, past][-DECIDED:], DECIDED_BYTES)
+    return past
+
+
+# ---
+# Reminders of calls that wait for approval: when one is due, and what is told.
 
 
 _SAME = 1e-6
@@ -99,15 +223,3 @@ def remind(state: RunState, now: datetime) -> Reminding:
         reminders.append(Reminder(call_id=pending.call.id, name=pending.call.name, number=number, expires_in=left))
     op, state.op = state.op, state.op + 1
     return Reminding(op, calls, tuple(reminders))
-
-
-def beside(state: RunState) -> float | None:
-    """When it is to be looked while other calls run: seconds since 1970. None where no call has reminders."""
-    waits = [one.waiting for one in state.calls if asks(one) and one.waiting and one.waiting.next is not None]
-    return min((at for one in waits for at in (one.until, one.next) if at is not None), default=None)
-
-
-def expiry(state: RunState) -> float | None:
-    """When the next call's wait for a person ends by itself: seconds since 1970."""
-    waits = [one.waiting for one in state.calls if asks(one)] + [one.expects for one in state.calls if expects(one)]
-    return min((wait.until for wait in waits if wait is not None and wait.until is not None), default=None)

@@ -80,14 +80,15 @@ def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The calls of a reply that wait for somebody. ``said`` is what every event has."""
     for call in output.calls:
         if call.approval is not None:
-            asks: dict[str, Any] = {"expires_in": call.approval.expires, "on_expiry": call.approval.on_expiry}
-            what: dict[str, Any] = {
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-                "hash": call.approval.hash,
-            }
-            event = ApprovalRequested(**said, **what, **asks)
+            event = ApprovalRequested(
+                **said,
+                call_id=call.id,
+                name=call.name,
+                arguments=call.arguments,
+                hash=call.approval.hash,
+                expires_in=call.approval.expires,
+                on_expiry=call.approval.on_expiry,
+            )
             yield NewEvent(event)
 
 
@@ -112,12 +113,8 @@ def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any
         call_id=call_id,
         name=name,
         decision=how.state,
-        by=how.by,
         decided_at=how.at,
-        comment=how.comment,
-        arguments=how.arguments,
-        always=how.always,
-        standing=how.standing,
+        **how.model_dump(include={"by", "comment", "arguments", "always", "standing"}),
     )
     return NewEvent(event, key=f"decided/{key}")
 
@@ -237,16 +234,7 @@ def handed(task: ModelInput, output: ModelOutput, said: dict[str, Any], owner: s
         begins = ToolStarted(**said, call_id=call.id, name=call.name, arguments=_shown(call.arguments))
         yield NewEvent(begins, key=f"tool/{owner}/{call.id}")
         if isinstance(how := call.disposition, AsCallback):
-            event = QuestionAsked(
-                **said,
-                call_id=call.id,
-                name=call.name,
-                kind="callback",
-                arguments=call.arguments,
-                form=how.form,
-                expires_in=how.expires,
-            )
-            yield NewEvent(event)
+            yield NewEvent(_question_asked(said, call.id, call.name, how, arguments=call.arguments))
 
 
 def begin_at_once(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
@@ -270,16 +258,21 @@ def cleared(call: ToolCall, how: Cleared, said: dict[str, Any]) -> NewEvent:
     """A client is to run the call, as nothing stands before it any more."""
     task = call.input
     assert isinstance(task.side, Before), "it is looked at"
-    event = QuestionAsked(
-        **said,
-        call_id=task.call_id,
-        name=task.name,
-        kind="callback",
-        arguments=dict(call.arguments) if how.arguments is None else how.arguments,
-        form=task.side.form,
-        expires_in=task.side.expires,
-    )
+    arguments = dict(call.arguments) if how.arguments is None else how.arguments
+    event = _question_asked(said, task.call_id, task.name, task.side, arguments=arguments)
     return NewEvent(event, key=f"asked/{call.key}")
+
+
+def _question_asked(
+    said: dict[str, Any],
+    call_id: str,
+    name: str,
+    terms: Question | AsCallback | Before,
+    *,
+    arguments: dict[str, Any] | None = None,
+) -> QuestionAsked:
+    what = {"question": terms.text} if isinstance(terms, Question) else {"kind": "callback", "arguments": arguments}
+    return QuestionAsked(**said, call_id=call_id, name=name, form=terms.form, expires_in=terms.expires, **what)
 
 
 def _shown(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -288,14 +281,7 @@ def _shown(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def build_question_asked(call: ToolCall, question: Question, said: dict[str, Any]) -> NewEvent:
     """The tool asks."""
-    event = QuestionAsked(
-        **said,
-        call_id=call.input.call_id,
-        name=call.input.name,
-        question=question.text,
-        form=question.form,
-        expires_in=question.expires,
-    )
+    event = _question_asked(said, call.input.call_id, call.input.name, question)
     return NewEvent(event, key=f"asked/{call.key}")
 
 

@@ -30,44 +30,29 @@ def indexing(state: RunState, step: Callable[[], loop.Next | None]) -> Iterator[
 
 
 async def _index(state: RunState, step: Callable[[], loop.Next | None]) -> None:
-    def due() -> dict[str, str | int]:
+    def changed_attributes() -> dict[str, str | int]:
         return loop.to_index(state, step(), host.search_attributes()) if state.indexed else {}
 
-    noted = _Noted(state)
+    def waits() -> tuple[Hashable, ...] | None:
+        # Nothing in a namespace where nobody would look for it: what was told before is taken back.
+        return loop.waiting_now(state) if state.noted else ()
+
+    told: tuple[Hashable, ...] = ()  # an execution that continues another one begins with a memo without it
+    noted: list[dict[str, Any]] | None = None
+
+    def has_news() -> bool:
+        return waits() not in (None, told) or bool(changed_attributes())
+
     while True:
-        await host.wait_condition(lambda: holds(lambda: noted.due() or bool(due())))
+        await host.wait_condition(lambda: holds(has_news))
         # Both come in one workflow task: whoever sees the number sees what it counts.
-        noted.tell()
-        if changed := due():
+        if (now := waits()) is not None:
+            told = now
+            if (wanted := loop.to_note(state) if now else None) != noted:
+                host.upsert_memo({WAITING: wanted})
+                noted = wanted
+        if changed := changed_attributes():
             host.upsert_search_attributes(changed)
-
-
-class _Noted:
-    """What waits, as the memo has it. An execution that continues another one begins without."""
-
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        self._said: list[dict[str, Any]] | None = None
-        self._looked_at: tuple[Hashable, ...] = ()
-
-    def due(self) -> bool:
-        """Whether something else waits than when it was told last."""
-        now = self._now()
-        return now is not None and now != self._looked_at
-
-    def tell(self) -> None:
-        """Write what waits, if the memo has something else."""
-        if (now := self._now()) is None:
-            return
-        self._looked_at = now
-        wanted = loop.to_note(self._state) if self._looked_at else None
-        if wanted != self._said:
-            host.upsert_memo({WAITING: wanted})
-            self._said = wanted
-
-    def _now(self) -> tuple[Hashable, ...] | None:
-        """Nothing in a namespace where nobody would look for it: what was told before is taken back."""
-        return loop.waiting_now(self._state) if self._state.noted else ()
 
 
 def of_child(state: RunState, agent: str) -> TypedSearchAttributes | None:

@@ -57,7 +57,7 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine, monkeypa
         await run.result()
         late = await cli("approve", run.id, second, "--by", "cleo")
         assert late.code != 0
-        assert "is already decided: denied by bea" in late.err
+        assert "is already denied by bea" in late.err
         said = results(await run.transcript())
         told = (await cli("events", run.id)).out
         assert (await cli("approvals", "--agent", agent.name)).out == "nothing waits for a person\n"

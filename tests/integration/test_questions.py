@@ -105,6 +105,8 @@ async def test_questions_come_one_after_the_other(engine: Engine) -> None:
         await run.answer(value={"a": None}, by="ana")
         (second,) = await asked(run, question="Second?")
         assert (first.call_id, first.hash != second.hash) == (second.call_id, True)
+        with pytest.raises(InvalidInputError, match="is not what was looked at"):
+            await run.answer(value=1, hash=first.hash)
         with pytest.raises(ApprovalDecidedError, match="already answered by ana"):
             await first.answer("late", by="bea")
         assert (await first.answer({"a": None}, by="ana")).by == "ana"
@@ -233,7 +235,7 @@ async def test_a_question_expires(engine: Engine) -> None:
         await run.result()
         assert await told(run) == ["Expired: nobody answered the call of ask in time"]
         asked_id = (await run.transcript())[1].tool_calls[0].id
-        with pytest.raises(ApprovalExpiredError, match="the time to answer"):
+        with pytest.raises(ApprovalExpiredError, match="has expired: nobody had decided by"):
             await run.answer(asked_id, True)
 
 

@@ -71,6 +71,8 @@ def past(tree: ast.AST) -> Iterator[int]:
         if not isinstance(node, ast.Call):
             continue
         called, given = ast.unparse(node.func), "".join(map(ast.unparse, node.args))
+        if called == "self.wfile.write":  # the demo's model answers by HTTP
+            continue
         if called in ("print", "os.write", "typer.echo", "typer.secho", "sys.excepthook") or (
             called.endswith((".write", ".writelines")) and not (given.startswith("rendered(") or given == r"'\n'")
         ):

@@ -111,7 +111,7 @@ def test_the_end_of_the_time_is_an_error(says: str | None) -> None:
     state = asked(handed(expires=10, on_expiry=says))
     loop.ask(state, NOW + timedelta(seconds=9))
     assert isinstance(loop.decide(state), loop.Wait)
-    with pytest.raises(ApprovalExpiredError, match="is over"):
+    with pytest.raises(ApprovalExpiredError, match="call 'c1' has expired: nobody had decided by 2026-01-02T03:04:15"):
         answer(state, value=1, at=10)
     loop.ask(state, NOW + timedelta(seconds=10))
     step = loop.decide(state)
@@ -119,7 +119,7 @@ def test_the_end_of_the_time_is_an_error(says: str | None) -> None:
     (result,) = step.new
     assert isinstance(result, NewResult)
     assert (result.text, result.is_error) == (says or "Expired: nobody answered the call of look in time", True)
-    with pytest.raises(ApprovalExpiredError, match="is over"):
+    with pytest.raises(ApprovalExpiredError, match="call 'c1' has expired: nobody had decided by 2026-01-02T03:04:15"):
         answer(state, value=1, at=11)
 
 
@@ -257,6 +257,15 @@ def test_a_run_that_ends_takes_no_answer_and_closes_what_waits(error: type[Perdu
     assert loop.status(state).approvals == ()
 
 
+def test_who_repeats_an_answer_to_a_run_that_ends_gets_it_back() -> None:
+    state = questioned(call("c1"), handed("c2"))
+    first = answer(state, "c2", value=1, by="ana")
+    loop.cancel(state)
+    assert answer(state, "c2", value=1, by="ana") == first
+    with pytest.raises(RunClosedError):
+        answer(state, "c2", value=2, by="ana")
+
+
 def test_a_callback_that_limits_hold_back_waits_for_no_answer_yet() -> None:
     state = asked(handed())
     state.calls[0].held = True
@@ -297,7 +306,7 @@ def test_who_comes_too_early_is_told_so_only_while_the_call_may_still_come_to_wa
     with pytest.raises(NotWaitingYetError, match="the model is asked"):
         decide(state, "c9")
     loop.pause(state, "the key is gone", NOW.isoformat())
-    with pytest.raises(InvalidInputError, match="None does in this run"):
+    with pytest.raises(InvalidInputError, match="None waits in this run"):
         answer(state, "c9", value=True)
 
 
