@@ -17,7 +17,7 @@ from temporalio.worker import Replayer
 from benchmarks.contestants import BASE, CONTESTANTS, Contestant
 from benchmarks.lab import Lab
 from perdure import Client
-from perdure.types.messages import canonical
+from perdure.types.messages import encode_canonical
 
 TINY = 64
 """Bytes of a tool result where time is measured."""
@@ -151,7 +151,7 @@ async def _message_bytes(lab: Lab, one: Contestant, run_id: str) -> int | None:
         return None
     client = Client(lab.client, store_url=lab.store_url(one))
     try:
-        return len(canonical(await client.run(run_id).transcript()))
+        return len(encode_canonical(await client.run(run_id).transcript()))
     finally:
         await client.close()
 

@@ -21,7 +21,7 @@ from benchmarks.lab import Lab
 from benchmarks.measures import Figures, Scale
 from benchmarks.parking import AGENT, AMOUNT
 from perdure import Client, Run
-from perdure.types.interface import PENDING
+from perdure.types.interface import PENDING_ATTRIBUTE
 
 APPROVERS = {"ana": 3, "bea": 0}
 """With which the one changes every third call's arguments."""
@@ -113,7 +113,7 @@ async def _start(client: Client, orders: range) -> list[Run]:
 
 async def _until_waiting(client: Client, count: int) -> None:
     """Until one query finds so many runs that wait."""
-    query = f"{PENDING} > 0 AND TaskQueue = '{client.task_queue}' AND ExecutionStatus = 'Running'"
+    query = f"{PENDING_ATTRIBUTE} > 0 AND TaskQueue = '{client.task_queue}' AND ExecutionStatus = 'Running'"
     while True:
         if (await client.temporal.count_workflows(query)).count == count:
             return

@@ -7,12 +7,12 @@ import os
 
 from .embedded.home import current_home, named_store
 
-TASK_QUEUE = "perdure"
+DEFAULT_TASK_QUEUE = "perdure"
 
 
-def task_queue(given: str | None = None) -> str:
+def resolve_task_queue(given: str | None = None) -> str:
     """The argument, then ``PERDURE_TASK_QUEUE``, then ``perdure``."""
-    return named_task_queue(given) or TASK_QUEUE
+    return named_task_queue(given) or DEFAULT_TASK_QUEUE
 
 
 def named_task_queue(given: str | None = None) -> str | None:
@@ -20,22 +20,22 @@ def named_task_queue(given: str | None = None) -> str | None:
     return given or os.environ.get("PERDURE_TASK_QUEUE") or None
 
 
-def store_url(given: str | None = None) -> str | None:
+def resolve_store_url(given: str | None = None) -> str | None:
     """The argument, then ``PERDURE_STORE_URL``; None when neither names a store."""
     return given or named_store()
 
 
-def new_store() -> bool:
+def is_new_store_allowed() -> bool:
     """Whether ``PERDURE_NEW_STORE`` lets a store be made although runs are kept in another one."""
     return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")
 
 
-def home_store_url() -> str:
+def get_home_store_url() -> str:
     """The store under ``PERDURE_HOME``, which is what the embedded engine uses."""
     return f"sqlite:///{current_home().store_db}"
 
 
-def user(given: str | None = None) -> str:
+def resolve_user(given: str | None = None) -> str:
     """Who acts: the argument, then ``PERDURE_USER``, then the user of the operating system."""
     named = given or os.environ.get("PERDURE_USER")
     if named:

@@ -25,22 +25,22 @@ from temporalio.client import Client as TemporalClient
 from .embedded.home import current_home
 from .embedded.server import read_record
 from .errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
-from .types.interface import FORM, REF_CHARS
+from .types.interface import AUTH_REF_CHARS, AUTH_TOKEN_PREFIX
 
-VARIABLE = "PERDURE_ENCRYPTION_KEYS"
+KEYS_VARIABLE = "PERDURE_ENCRYPTION_KEYS"
 KEY_BYTES = 32
-IN_PROCESS = "in-process"
+IN_PROCESS_ADDRESS = "in-process"
 """Address of the engine of ``perdure.testing``."""
-MAKE = f'Make one: export {VARIABLE}="k1:$(openssl rand -base64 32)", the same for clients and workers.'
+MAKE_KEY_HINT = f'Make one: export {KEYS_VARIABLE}="k1:$(openssl rand -base64 32)", the same for clients and workers.'
 
 _NONCE_BYTES = 12
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_OWN = "home"
+_KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HOME_KEY_ID = "home"
 """Id of the key under PERDURE_HOME."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Key:
+class EncryptionKey:
     """A key under its id. It is never shown."""
 
     id: str
@@ -57,8 +57,8 @@ class Key:
     def seal(self, plain: bytes, about: str) -> str:
         """``plain`` as a token that opens with this key, for the same ``about`` alone."""
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = _cipher(self).encrypt(nonce, plain, self._bound(about))
-        return ":".join((FORM, self.id, self.mark, base64.urlsafe_b64encode(nonce + sealed).decode()))
+        sealed = _build_cipher(self).encrypt(nonce, plain, self._bound(about))
+        return ":".join((AUTH_TOKEN_PREFIX, self.id, self.mark, base64.urlsafe_b64encode(nonce + sealed).decode()))
 
     def open(self, body: str, abouts: Iterable[str]) -> bytes | None:
         """What was sealed for one of ``abouts``; None where it was not, or was changed."""
@@ -68,7 +68,7 @@ class Key:
             raw = base64.urlsafe_b64decode(body)
         except ValueError:
             return None
-        cipher = _cipher(self)
+        cipher = _build_cipher(self)
         for about in abouts:
             try:
                 plain: bytes = cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._bound(about))
@@ -78,38 +78,38 @@ class Key:
         return None
 
     def _bound(self, about: str) -> bytes:
-        return "\n".join((FORM, self.id, self.mark, about)).encode()
+        return "\n".join((AUTH_TOKEN_PREFIX, self.id, self.mark, about)).encode()
 
 
-class Keys:
+class KeyRing:
     """Keys by their ids, the first of which encrypts."""
 
-    def __init__(self, keys: Iterable[Key] = ()) -> None:
+    def __init__(self, keys: Iterable[EncryptionKey] = ()) -> None:
         self._keys = {key.id: key for key in keys}
 
     @classmethod
-    def given(cls) -> Keys:
+    def given(cls) -> KeyRing:
         """Those of ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the one which is wrong."""
-        return cls(_parsed(os.environ.get("PERDURE_ENCRYPTION_KEYS", ""), VARIABLE))
+        return cls(_parse_keys(os.environ.get("PERDURE_ENCRYPTION_KEYS", ""), KEYS_VARIABLE))
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Of the keys, the one that encrypts first."""
         return tuple(self._keys)
 
-    def encrypting(self, address: str) -> Key:
+    def encrypting(self, address: str) -> EncryptionKey:
         """The key that encrypts for the server at ``address``. Raises ``AuthContextUnavailableError`` without one."""
         if self._keys:
             return next(iter(self._keys.values()))
-        if address == IN_PROCESS:
-            return _PROCESS
+        if address == IN_PROCESS_ADDRESS:
+            return _PROCESS_KEY
         record = read_record(current_home())
         if record is not None and record.address == address:
-            return _own_key() or _made_own_key()
+            return _read_home_key() or _create_home_key()
         raise AuthContextUnavailableError(
             f"auth_context would stand readable in the history of the Temporal server at {address}, "
-            f"and {VARIABLE} gives no key to encrypt it with",
-            hint=f"{MAKE} Or send an auth_ref, which the worker resolves.",
+            f"and {KEYS_VARIABLE} gives no key to encrypt it with",
+            hint=f"{MAKE_KEY_HINT} Or send an auth_ref, which the worker resolves.",
         )
 
     def open(self, token: str, abouts: Iterable[str]) -> bytes:
@@ -119,7 +119,7 @@ class Keys:
         changed, or made for something else.
         """
         form, key_id, mark, body = token.split(":") if token.count(":") == 3 else ("", "", "", "")
-        if form != FORM:
+        if form != AUTH_TOKEN_PREFIX:
             raise AuthContextError("the run's auth_context is of a form that this engine does not know")
         key = self._found(key_id, mark)
         plain = key.open(body, abouts)
@@ -130,8 +130,8 @@ class Keys:
             )
         return plain
 
-    def _found(self, key_id: str, mark: str) -> Key:
-        found = [self._keys.get(key_id), _PROCESS, _own_key() if key_id == _OWN else None]
+    def _found(self, key_id: str, mark: str) -> EncryptionKey:
+        found = [self._keys.get(key_id), _PROCESS_KEY, _read_home_key() if key_id == _HOME_KEY_ID else None]
         for key in found:
             if key is not None and (key.id, key.mark) == (key_id, mark):
                 return key
@@ -139,14 +139,14 @@ class Keys:
         what = "has another key under that id" if found[0] is not None else f"does not have it (it has: {here})"
         raise AuthContextUnavailableError(
             f"the run's auth_context was encrypted with key {key_id!r:.70}, and this worker {what}",
-            hint=f"Add the key to {VARIABLE} of every worker; the run waits for it.",
+            hint=f"Add the key to {KEYS_VARIABLE} of every worker; the run waits for it.",
         )
 
 
-_PROCESS = Key(f"process-{os.getpid()}", secrets.token_bytes(KEY_BYTES))
+_PROCESS_KEY = EncryptionKey(f"process-{os.getpid()}", secrets.token_bytes(KEY_BYTES))
 
 
-def _cipher(key: Key) -> Any:
+def _build_cipher(key: EncryptionKey) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
@@ -156,56 +156,64 @@ def _cipher(key: Key) -> Any:
     return AESGCM(key.secret)
 
 
-def _parsed(text: str, where: str) -> list[Key]:
-    keys: dict[str, Key] = {}
+def _parse_keys(text: str, where: str) -> list[EncryptionKey]:
+    keys: dict[str, EncryptionKey] = {}
     for number, one in enumerate((part.strip() for part in text.split(",") if part.strip()), 1):
         key_id, _, secret = one.partition(":")
-        if not _ID.fullmatch(key_id) or not secret:  # what stands there may be a key without its id: it is not shown
-            raise RuntimeSetupError(f"{where}: key {number} is not of the form id:base64", hint=MAKE)
+        if (
+            not _KEY_ID.fullmatch(key_id) or not secret
+        ):  # what stands there may be a key without its id: it is not shown
+            raise RuntimeSetupError(f"{where}: key {number} is not of the form id:base64", hint=MAKE_KEY_HINT)
         if key_id in keys:
             raise RuntimeSetupError(f"{where}: two keys have the id {key_id!r}", hint="Give each key an id of its own.")
-        keys[key_id] = Key(key_id, _secret(key_id, secret, where))
+        keys[key_id] = EncryptionKey(key_id, _decode_secret(key_id, secret, where))
     return list(keys.values())
 
 
-def _secret(id: str, text: str, where: str) -> bytes:
+def _decode_secret(id: str, text: str, where: str) -> bytes:
     try:
         secret = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
     except binascii.Error:
-        raise RuntimeSetupError(f"{where}: key {id!r} is not base64", hint=MAKE) from None
+        raise RuntimeSetupError(f"{where}: key {id!r} is not base64", hint=MAKE_KEY_HINT) from None
     if len(secret) != KEY_BYTES:
-        raise RuntimeSetupError(f"{where}: key {id!r} has {len(secret)} bytes and must have {KEY_BYTES}", hint=MAKE)
+        raise RuntimeSetupError(
+            f"{where}: key {id!r} has {len(secret)} bytes and must have {KEY_BYTES}", hint=MAKE_KEY_HINT
+        )
     return secret
 
 
-def _own_file() -> Path:
+def _get_home_key_path() -> Path:
     return current_home().root / "encryption.key"
 
 
-def _own_key() -> Key | None:
+def _read_home_key() -> EncryptionKey | None:
     """This machine's own key, if it has been made."""
     try:
-        text = _own_file().read_text()
+        text = _get_home_key_path().read_text()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RuntimeSetupError(f"{_own_file()} cannot be read: {error.strerror}", hint="Make it readable.") from None
-    keys: Mapping[str, Key] = {key.id: key for key in _parsed(text, str(_own_file()))}
-    return keys.get(_OWN)
+        raise RuntimeSetupError(
+            f"{_get_home_key_path()} cannot be read: {error.strerror}", hint="Make it readable."
+        ) from None
+    keys: Mapping[str, EncryptionKey] = {key.id: key for key in _parse_keys(text, str(_get_home_key_path()))}
+    return keys.get(_HOME_KEY_ID)
 
 
-def _made_own_key() -> Key:
+def _create_home_key() -> EncryptionKey:
     """Make it, readable by its owner alone, whole from the first moment, and once: of two programs the first counts."""
     home = current_home().create()
     with home.guard(), tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh:  # its mode is 0600
-        fresh.write(f"{_OWN}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n")
+        fresh.write(f"{_HOME_KEY_ID}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n")
         fresh.flush()
         os.fsync(fresh.fileno())
         with suppress(FileExistsError):
-            os.link(fresh.name, _own_file())
-    key = _own_key()
+            os.link(fresh.name, _get_home_key_path())
+    key = _read_home_key()
     if key is None:
-        raise RuntimeSetupError(f"{_own_file()} has no key {_OWN!r}", hint="Remove the file, and a key is made anew.")
+        raise RuntimeSetupError(
+            f"{_get_home_key_path()} has no key {_HOME_KEY_ID!r}", hint="Remove the file, and a key is made anew."
+        )
     return key
 
 
@@ -216,11 +224,11 @@ def _made_own_key() -> Key:
 AUTH_BYTES = 8 * 1024
 """Of an ``auth_context`` as JSON. Every step of the run is told it, encrypted."""
 
-Auth = Mapping[str, Any]
+AuthMapping = Mapping[str, Any]
 
 
-def sealed(
-    temporal: TemporalClient, context_id: str, auth_context: Auth | None, auth_ref: str | None
+def seal_auth(
+    temporal: TemporalClient, context_id: str, auth_context: AuthMapping | None, auth_ref: str | None
 ) -> dict[str, str]:
     """The fields of a start or a message that say on whose behalf conversation ``context_id`` acts; none without any.
 
@@ -229,29 +237,29 @@ def sealed(
     if auth_context is not None and auth_ref is not None:
         raise InvalidInputError("there is auth_context or auth_ref, not both", hint="Leave one out.")
     if auth_ref is not None:
-        if not isinstance(auth_ref, str) or not 0 < len(auth_ref) <= REF_CHARS:
-            raise InvalidInputError(f"an auth_ref is a text of 1 to {REF_CHARS:,} characters")
+        if not isinstance(auth_ref, str) or not 0 < len(auth_ref) <= AUTH_REF_CHARS:
+            raise InvalidInputError(f"an auth_ref is a text of 1 to {AUTH_REF_CHARS:,} characters")
         return {"auth_ref": auth_ref}
     if auth_context is None:
         return {}
-    plain = _plain(auth_context)
-    key = Keys.given().encrypting(temporal.service_client.config.target_host)
+    plain = _encode_auth_context(auth_context)
+    key = KeyRing.given().encrypting(temporal.service_client.config.target_host)
     return {"auth_context": key.seal(plain, context_id)}
 
 
-def resealed(temporal: TemporalClient, token: str, parent_id: str, context_id: str) -> str:
+def reseal_auth_token(temporal: TemporalClient, token: str, parent_id: str, context_id: str) -> str:
     """``token`` of a subagent's run, which may be sealed for a run above it, for its conversation ``context_id`` alone.
 
     ``parent_id`` is the run that started it, as Temporal's history says. Raises ``AuthContextUnavailableError`` where
     the key is not here, ``AuthContextError``.
     """
     above = [parent_id[:end] for end, character in enumerate(parent_id) if character == "/"]
-    keys = Keys.given()
+    keys = KeyRing.given()
     plain = keys.open(token, [context_id, parent_id, *above])
     return keys.encrypting(temporal.service_client.config.target_host).seal(plain, context_id)
 
 
-def _plain(auth_context: Auth) -> bytes:
+def _encode_auth_context(auth_context: AuthMapping) -> bytes:
     """Its JSON. What is wrong is said without its values."""
     wants = "Give names and plain values: what the tools need to act for the user."
     if not isinstance(auth_context, Mapping) or not all(isinstance(name, str) for name in auth_context):

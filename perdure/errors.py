@@ -379,16 +379,16 @@ class NoWorkerError(RuntimeSetupError):
     """No worker polls the task queue."""
 
 
-def _tree(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
+def _collect_error_classes(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
+        found |= _collect_error_classes(child)
     return found
 
 
-def from_type(name: str | None, message: str, hint: str | None = None) -> PerdureError:
+def build_error(name: str | None, message: str, hint: str | None = None) -> PerdureError:
     """The error of class ``name`` again, as it was before it crossed Temporal; ``RunError`` for a stranger."""
-    cls = _tree(PerdureError).get(name or "")
+    cls = _collect_error_classes(PerdureError).get(name or "")
     if cls is None:
         return RunError(f"{name}: {message}" if name else message, hint=hint)
     return cls(message, hint=hint)

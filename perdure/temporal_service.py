@@ -48,23 +48,23 @@ from .errors import (
     RuntimeSetupError,
     ServerStartError,
     ServerUnreachableError,
-    from_type,
+    build_error,
 )
-from .types.interface import AGENT, ATTRIBUTES, WORKFLOW
+from .types.interface import AGENT_ATTRIBUTE, SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 
-AGAIN = 60.0
+RECHECK_SECONDS = 60.0
 """Seconds after which a namespace is asked again what it has: so long does ``perdure server setup`` take to be seen."""
-_PATIENCE = timedelta(seconds=2)
+_RPC_TIMEOUT = timedelta(seconds=2)
 """A start, or a model call's reply, does not wait longer for a server that is slow to say what it has."""
-_NO_RIGHT = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
+_DENIED_STATUSES = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
 """What a server says whose operator service is not for everybody: Temporal Cloud's, for instance."""
-_ALIASED = re.compile(r"(?:Custom)?([A-Za-z]+?)(?:\d+|Field)")
+_ALIAS_COLUMN = re.compile(r"(?:Custom)?([A-Za-z]+?)(?:\d+|Field)")
 """The column behind an attribute of a namespace, which says its type: ``Keyword01``, ``Int03``."""
-_CLOUD = "On Temporal Cloud: tcld namespace search-attributes add, or the namespace's page."
+_CLOUD_HINT = "On Temporal Cloud: tcld namespace search-attributes add, or the namespace's page."
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NamespaceAttributes:
     """What a namespace has of :data:`ATTRIBUTES`."""
 
     names: tuple[str, ...]
@@ -75,65 +75,65 @@ class Found:
     @property
     def missing(self) -> tuple[str, ...]:
         """Those that are not there, in any type."""
-        return tuple(name for name in ATTRIBUTES if name not in self.names and name not in self.wrong)
+        return tuple(name for name in SEARCH_ATTRIBUTES if name not in self.names and name not in self.wrong)
 
     def __str__(self) -> str:
         """What is wrong, in a line; "" where all are there."""
         said = [f"missing: {', '.join(self.missing)}"] if self.missing else []
-        said += [f"{name} is of type {kind} and must be {ATTRIBUTES[name]}" for name, kind in self.wrong.items()]
+        said += [f"{name} is of type {kind} and must be {SEARCH_ATTRIBUTES[name]}" for name, kind in self.wrong.items()]
         return "; ".join(said)
 
 
-async def find(service: ServiceClient, namespace: str) -> Found:
+async def find_search_attributes(service: ServiceClient, namespace: str) -> NamespaceAttributes:
     """What ``namespace`` has. Raises ``RPCError``."""
     try:
         asked = ListSearchAttributesRequest(namespace=namespace)
-        listed = await service.operator_service.list_search_attributes(asked, timeout=_PATIENCE)
+        listed = await service.operator_service.list_search_attributes(asked, timeout=_RPC_TIMEOUT)
     except RPCError as error:
-        if error.status not in _NO_RIGHT:
+        if error.status not in _DENIED_STATUSES:
             raise
-        types = await _aliases(service, namespace)
+        types = await _read_aliases(service, namespace)
     else:
-        types = {name: _type_name(kind) for name, kind in listed.custom_attributes.items()}
-    here = {name: types[name] for name in ATTRIBUTES if name in types}
-    return Found(
-        tuple(name for name, kind in here.items() if kind == ATTRIBUTES[name]),
-        {name: kind for name, kind in here.items() if kind != ATTRIBUTES[name]},
+        types = {name: _format_attribute_type(kind) for name, kind in listed.custom_attributes.items()}
+    here = {name: types[name] for name in SEARCH_ATTRIBUTES if name in types}
+    return NamespaceAttributes(
+        tuple(name for name, kind in here.items() if kind == SEARCH_ATTRIBUTES[name]),
+        {name: kind for name, kind in here.items() if kind != SEARCH_ATTRIBUTES[name]},
     )
 
 
-async def _aliases(service: ServiceClient, namespace: str) -> dict[str, str]:
+async def _read_aliases(service: ServiceClient, namespace: str) -> dict[str, str]:
     """The same from the namespace's description, which every client may read."""
     request = DescribeNamespaceRequest(namespace=namespace)
-    described = await service.workflow_service.describe_namespace(request, timeout=_PATIENCE)
+    described = await service.workflow_service.describe_namespace(request, timeout=_RPC_TIMEOUT)
     columns = described.config.custom_search_attribute_aliases
-    return {name: match[1] for column, name in columns.items() if (match := _ALIASED.fullmatch(column))}
+    return {name: match[1] for column, name in columns.items() if (match := _ALIAS_COLUMN.fullmatch(column))}
 
 
-async def register(service: ServiceClient, namespace: str) -> tuple[str, ...]:
+async def register_search_attributes(service: ServiceClient, namespace: str) -> tuple[str, ...]:
     """Give ``namespace`` the attributes that it lacks, and say which. Raises ``RuntimeSetupError``."""
     try:
-        found = await find(service, namespace)
+        found = await find_search_attributes(service, namespace)
         if found.wrong:
             raise RuntimeSetupError(
                 f"namespace {namespace!r} has another search attribute of that name: {found}",
                 hint="Remove or rename it. Until then runs are served without; the inbox asks every open run.",
             )
         if found.missing:
-            wanted = {name: type_of(ATTRIBUTES[name]) for name in found.missing}
+            wanted = {name: parse_attribute_type(SEARCH_ATTRIBUTES[name]) for name in found.missing}
             request = AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
             await service.operator_service.add_search_attributes(request)
     except RPCError as error:
-        raise _refused(namespace, error) from error
+        raise _build_registration_error(namespace, error) from error
     return found.missing
 
 
-def _refused(namespace: str, error: RPCError) -> RuntimeSetupError:
-    if error.status in _NO_RIGHT:
-        wanted = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in ATTRIBUTES.items())
+def _build_registration_error(namespace: str, error: RPCError) -> RuntimeSetupError:
+    if error.status in _DENIED_STATUSES:
+        wanted = " ".join(f'--search-attribute "{name}={kind}"' for name, kind in SEARCH_ATTRIBUTES.items())
         return RuntimeSetupError(
             f"you may not register search attributes in namespace {namespace!r}: {error.message}",
-            hint=f"Have an administrator do it. {_CLOUD} They are: {wanted}",
+            hint=f"Have an administrator do it. {_CLOUD_HINT} They are: {wanted}",
         )
     if error.status is RPCStatusCode.NOT_FOUND:
         way_out = "Name another one (--namespace), or create it: temporal operator namespace create."
@@ -142,48 +142,48 @@ def _refused(namespace: str, error: RPCError) -> RuntimeSetupError:
 
 
 @dataclass(slots=True)
-class _Known:
-    found: Found | None = None
+class _AttributesEntry:
+    found: NamespaceAttributes | None = None
     until: float = 0.0
     """When it is to be asked for again: ``time.monotonic()``."""
     asking: bool = False
 
 
-_known: WeakKeyDictionary[TemporalClient, _Known] = WeakKeyDictionary()
+_attributes_cache: WeakKeyDictionary[TemporalClient, _AttributesEntry] = WeakKeyDictionary()
 
 
-async def known(temporal: TemporalClient) -> Found | None:
+async def get_search_attributes(temporal: TemporalClient) -> NamespaceAttributes | None:
     """What the client's namespace has, as it was seen last; asked for now and then. None where it cannot be told.
 
     Never raises: nothing depends on it but how quickly runs are found.
     """
-    entry = _known.setdefault(temporal, _Known())
+    entry = _attributes_cache.setdefault(temporal, _AttributesEntry())
     if time.monotonic() < entry.until or (entry.asking and entry.found is not None):
         return entry.found
     entry.asking = True
     try:
-        entry.found = await find(temporal.service_client, temporal.namespace)
+        entry.found = await find_search_attributes(temporal.service_client, temporal.namespace)
     except RPCError:  # it stays as it was: a server that is away has lost nothing
         pass
     finally:
-        entry.asking, entry.until = False, time.monotonic() + AGAIN
+        entry.asking, entry.until = False, time.monotonic() + RECHECK_SECONDS
     return entry.found
 
 
-def forget(temporal: TemporalClient) -> None:
+def forget_search_attributes(temporal: TemporalClient) -> None:
     """What was known is wrong: the next one asks."""
-    _known.pop(temporal, None)
+    _attributes_cache.pop(temporal, None)
 
 
-async def of_start(temporal: TemporalClient, agent: str) -> TypedSearchAttributes:
+async def build_start_attributes(temporal: TemporalClient, agent: str) -> TypedSearchAttributes:
     """What a run of ``agent`` is started with: its name, where the namespace has an attribute for it."""
-    found = await known(temporal)
-    if found is None or AGENT not in found.names:
+    found = await get_search_attributes(temporal)
+    if found is None or AGENT_ATTRIBUTE not in found.names:
         return TypedSearchAttributes.empty
-    return typed({AGENT: agent})
+    return build_search_attributes({AGENT_ATTRIBUTE: agent})
 
 
-def typed(values: Mapping[str, object]) -> TypedSearchAttributes:
+def build_search_attributes(values: Mapping[str, object]) -> TypedSearchAttributes:
     """Texts are keywords, numbers are whole."""
     return TypedSearchAttributes(
         [
@@ -195,17 +195,17 @@ def typed(values: Mapping[str, object]) -> TypedSearchAttributes:
     )
 
 
-def refuses(error: RPCError) -> bool:
+def is_missing_attribute(error: RPCError) -> bool:
     """Whether the server refuses a start, or a query, for want of a search attribute."""
     return error.status is RPCStatusCode.INVALID_ARGUMENT and "search attribute" in error.message
 
 
-def type_of(name: str) -> IndexedValueType.ValueType:
+def parse_attribute_type(name: str) -> IndexedValueType.ValueType:
     """``"Keyword"`` as Temporal's interface has it."""
     return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{name.upper()}")
 
 
-def _type_name(kind: IndexedValueType.ValueType) -> str:
+def _format_attribute_type(kind: IndexedValueType.ValueType) -> str:
     words = IndexedValueType.Name(kind).removeprefix("INDEXED_VALUE_TYPE_").split("_")
     return "".join(word.capitalize() for word in words)
 
@@ -217,10 +217,10 @@ ACCEPTED_UPDATE_ENDED = "AcceptedUpdateCompletedWorkflow"
 """Temporal's type of the error of an update that a workflow has accepted and then ended without completing."""
 
 
-def translated(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
+def translate_rpc_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
     """What Temporal's refusal means for run ``id``."""
     if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
-        return unreachable(temporal, error.message)
+        return build_unreachable_error(temporal, error.message)
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
         return InvalidInputError(f"Temporal refuses run {id!r:.100}: {error.message}")
     if error.status != RPCStatusCode.NOT_FOUND:
@@ -230,11 +230,11 @@ def translated(temporal: TemporalClient, id: str, error: RPCError) -> PerdureErr
             f"Temporal: {error.message}", hint="Create the namespace, or name another one: TEMPORAL_NAMESPACE."
         )
     if "already completed" in error.message or "closing workflow" in error.message:  # an update in that very moment
-        return closed_error(id)
+        return build_closed_error(id)
     return RunNotFoundError(f"there is no run {id!r}", hint=LIST_HINT)
 
 
-def unreachable(temporal: TemporalClient, why: str) -> ServerUnreachableError:
+def build_unreachable_error(temporal: TemporalClient, why: str) -> ServerUnreachableError:
     """The server does not answer."""
     return ServerUnreachableError(
         f"the Temporal server at {temporal.service_client.config.target_host} does not answer: {why}",
@@ -242,18 +242,18 @@ def unreachable(temporal: TemporalClient, why: str) -> ServerUnreachableError:
     )
 
 
-def closed_error(id: str) -> RunClosedError:
+def build_closed_error(id: str) -> RunClosedError:
     """The run is over."""
     return RunClosedError(
         f"run {id!r} has ended", hint="Send it a message and it goes on from where it ended; or start another one."
     )
 
 
-def run_error(id: str, error: WorkflowFailureError) -> PerdureError:
+def build_run_error(id: str, error: WorkflowFailureError) -> PerdureError:
     """The error that the run ended with."""
     cause = error.cause
     if isinstance(cause, temporal.ApplicationError):
-        return from_type(cause.type, cause.message)
+        return build_error(cause.type, cause.message)
     if isinstance(cause, temporal.CancelledError):
         return RunCancelledError(f"run {id!r} was cancelled")
     if isinstance(cause, temporal.TerminatedError):
@@ -274,7 +274,7 @@ MEMO_AGENT = "agent"
 """Key of the memo that names the agent, so that a list of runs needs no store."""
 
 
-async def begin(
+async def start_run_workflow(
     temporal: TemporalClient,
     id: str,
     start: dict[str, Any],
@@ -290,7 +290,7 @@ async def begin(
 
     async def started(attributes: TypedSearchAttributes) -> WorkflowHandle[Any, Any]:
         return await temporal.start_workflow(
-            WORKFLOW,
+            WORKFLOW_TYPE,
             start,
             id=id,
             task_queue=task_queue,
@@ -302,23 +302,23 @@ async def begin(
 
     try:
         try:
-            return await started(await of_start(temporal, start["agent"]))
+            return await started(await build_start_attributes(temporal, start["agent"]))
         except RPCError as error:
-            if not refuses(error):
+            if not is_missing_attribute(error):
                 raise
-            forget(temporal)  # it was there a minute ago
+            forget_search_attributes(temporal)  # it was there a minute ago
             return await started(TypedSearchAttributes.empty)
     except RPCError as error:
-        raise translated(temporal, id, error) from error
+        raise translate_rpc_error(temporal, id, error) from error
 
 
-def scheduled(id: str, start: dict[str, Any], *, task_queue: str) -> ScheduleActionStartWorkflow:
+def build_schedule_action(id: str, start: dict[str, Any], *, task_queue: str) -> ScheduleActionStartWorkflow:
     """The same for a schedule: what it does each time. ``id`` is the beginning of its runs' ids.
 
     Without search attributes, which the run gives itself: in a namespace that has lost one no run would begin any more.
     """
     return ScheduleActionStartWorkflow(
-        WORKFLOW, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo={MEMO_AGENT: start["agent"]}
+        WORKFLOW_TYPE, start, id=id, task_queue=task_queue, task_timeout=TASK_TIMEOUT, memo={MEMO_AGENT: start["agent"]}
     )
 
 
@@ -330,11 +330,11 @@ RETENTION = timedelta(days=3650)
 """How long closed runs are kept in Temporal: the dev server's own 24 hours would lose them over a weekend."""
 
 
-async def cluster_id(address: str, *, seconds: float) -> str | None:
+async def read_cluster_id(address: str, *, seconds: float) -> str | None:
     """The id of the Temporal cluster that answers at ``address`` and serves its default namespace, if any."""
     try:
         async with asyncio.timeout(seconds):
-            service = await _connect(address)
+            service = await _connect_service(address)
             info = await service.workflow_service.get_cluster_info(GetClusterInfoRequest())
             # The frontend answers before it can serve; a described namespace says that it can.
             await service.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
@@ -353,11 +353,11 @@ async def keep_closed_runs(address: str) -> bool:
         ServerStartError: the server refuses.
     """
     try:
-        service = (await _connect(address)).workflow_service
+        service = (await _connect_service(address)).workflow_service
         current = await service.describe_namespace(DescribeNamespaceRequest(namespace="default"), retry=True)
         if current.config.workflow_execution_retention_ttl.seconds >= RETENTION.total_seconds():
             return False
-        config = NamespaceConfig(workflow_execution_retention_ttl=_duration(RETENTION))
+        config = NamespaceConfig(workflow_execution_retention_ttl=_build_duration_message(RETENTION))
         await service.update_namespace(UpdateNamespaceRequest(namespace="default", config=config), retry=True)
     except (RuntimeError, RPCError) as error:
         raise ServerStartError(f"the Temporal dev server cannot be set up: {error}") from error
@@ -368,7 +368,7 @@ async def index_runs(address: str, namespace: str = "default") -> None:
     """Give ``namespace`` the search attributes by which runs are found. Without them everything works all the same, so
     it raises nothing: ``perdure doctor`` says what is missing, and ``perdure server setup`` why."""
     with suppress(RuntimeError, RuntimeSetupError):
-        await register(await _connect(address), namespace)
+        await register_search_attributes(await _connect_service(address), namespace)
 
 
 async def ensure_namespace(address: str, namespace: str) -> None:
@@ -377,22 +377,24 @@ async def ensure_namespace(address: str, namespace: str) -> None:
     Raises:
         RuntimeSetupError: the server refuses; the name is not a valid one, say.
     """
-    request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(RETENTION))
+    request = RegisterNamespaceRequest(
+        namespace=namespace, workflow_execution_retention_period=_build_duration_message(RETENTION)
+    )
     try:
-        await (await _connect(address)).workflow_service.register_namespace(request)
+        await (await _connect_service(address)).workflow_service.register_namespace(request)
     except RPCError as error:
         if error.status is not RPCStatusCode.ALREADY_EXISTS:
             raise RuntimeSetupError(f"the namespace {namespace!r} cannot be made: {error.message}") from error
     await index_runs(address, namespace)
 
 
-def _duration(delta: timedelta) -> Duration:
+def _build_duration_message(delta: timedelta) -> Duration:
     duration = Duration()
     duration.FromTimedelta(delta)
     return duration
 
 
-async def _connect(address: str) -> ServiceClient:
+async def _connect_service(address: str) -> ServiceClient:
     return await ServiceClient.connect(ConnectConfig(target_host=address))
 
 
@@ -400,18 +402,18 @@ async def _connect(address: str) -> ServiceClient:
 # Workflow tasks of an open run, as its history has them: the one that fails again and again, and news without one.
 
 
-_PAGE = 50
+_HISTORY_PAGE = 50
 """Events that are read at once, from a history's end."""
-_MOST = 500
+_MAX_HISTORY_EVENTS = 500
 """Events among which the task before a failing one is looked for."""
-_CHARS = 300
-_NO_FAULT = (
+_MAX_ERROR_CHARS = 300
+_ORDINARY_CAUSES = (
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW,
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
 )
 """Causes for which a task is given out again in the ordinary course of things."""
-_EVENT = re.compile(r"HistoryEvent\(id: (\d+)")
+_REPLAY_EVENT = re.compile(r"HistoryEvent\(id: (\d+)")
 """How the SDK names the event of a history that it cannot replay."""
 
 
@@ -436,28 +438,28 @@ class FailingTask:
         return f"Run workers of the version that began it{named}"
 
 
-async def failing_task(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> FailingTask | None:
+async def find_failing_task(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> FailingTask | None:
     """The workflow task that fails again and again; None where none does, as far as the last events say."""
     task = seen.raw_description.pending_workflow_task
     if not seen.raw_description.HasField("pending_workflow_task") or task.attempt < 2:
         return None
     failed = None
-    async for event in _last_events(temporal, seen):
+    async for event in _read_last_events(temporal, seen):
         if event.HasField("workflow_task_completed_event_attributes"):
             if failed is None:
                 return None  # it was lost with its worker, and did not fail
-            named = _EVENT.search(failed)
+            named = _REPLAY_EVENT.search(failed)
             if named is None or event.event_id < int(named[1]):
-                return FailingTask(seen.id, task.attempt, failed[:_CHARS], event.event_id)
+                return FailingTask(seen.id, task.attempt, failed[:_MAX_ERROR_CHARS], event.event_id)
         elif failed is None and event.HasField("workflow_task_failed_event_attributes"):
             attributes = event.workflow_task_failed_event_attributes
-            if attributes.cause in _NO_FAULT:
+            if attributes.cause in _ORDINARY_CAUSES:
                 return None
-            failed = await _message(temporal, attributes.failure)
-    return None if failed is None else FailingTask(seen.id, task.attempt, failed[:_CHARS], None)
+            failed = await _decode_failure_message(temporal, attributes.failure)
+    return None if failed is None else FailingTask(seen.id, task.attempt, failed[:_MAX_ERROR_CHARS], None)
 
 
-async def has_news(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> bool:
+async def has_unhandled_events(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> bool:
     """Whether something has come, or may have come, for an open run that no workflow task has given to it yet.
 
     A task that is pending need not mean that: it may be there only because a client asked for the run's status.
@@ -466,7 +468,7 @@ async def has_news(temporal: TemporalClient, seen: WorkflowExecutionDescription)
         return False
     if seen.raw_description.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_STARTED:
         return True  # what comes meanwhile is in no history until the task ends, or its worker is found to be lost
-    async for event in _last_events(temporal, seen):
+    async for event in _read_last_events(temporal, seen):
         if event.event_id > seen.history_length:
             return True  # the run has got on since it was described
         if event.HasField("workflow_task_completed_event_attributes"):
@@ -478,14 +480,16 @@ async def has_news(temporal: TemporalClient, seen: WorkflowExecutionDescription)
     return True
 
 
-async def _last_events(temporal: TemporalClient, seen: WorkflowExecutionDescription) -> AsyncIterator[HistoryEvent]:
+async def _read_last_events(
+    temporal: TemporalClient, seen: WorkflowExecutionDescription
+) -> AsyncIterator[HistoryEvent]:
     """The latest first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
         execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id or ""),
-        maximum_page_size=_PAGE,
+        maximum_page_size=_HISTORY_PAGE,
     )
-    for _ in range(_MOST // _PAGE):
+    for _ in range(_MAX_HISTORY_EVENTS // _HISTORY_PAGE):
         answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request, retry=True)
         for event in answer.history.events:
             yield event
@@ -494,7 +498,7 @@ async def _last_events(temporal: TemporalClient, seen: WorkflowExecutionDescript
         request.next_page_token = answer.next_page_token
 
 
-async def _message(temporal: TemporalClient, failure: Failure) -> str:
+async def _decode_failure_message(temporal: TemporalClient, failure: Failure) -> str:
     try:
         error = await temporal.data_converter.decode_failure(failure)
     except Exception:  # a codec that is away

@@ -13,20 +13,20 @@ from typing import Any, Protocol
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
-from .types.messages import Data, clean
+from .types.messages import Data, clean_text
 
 PIECE_CHARS = 40_000
 """Of one piece: as JSON it has at most 6 bytes for each, and a value of memory may have 256 KiB."""
-SMALL_CHARS = 4_000
+MIN_PIECE_CHARS = 4_000
 """A last piece that is shorter is written anew with what is added: a text of many small additions has few pieces."""
-READ_CHARS = 20_000
+DEFAULT_READ_CHARS = 20_000
 """That a read gives unless it is told otherwise."""
-NAME_CHARS = 100
-PIECES = 4000
+ARTIFACT_NAME_CHARS = 100
+MAX_PIECES = 4000
 """Of one version."""
 
 
-class Reads(Protocol):
+class MemoryReader(Protocol):
     """What memory is read with: ``ctx.memory``, or ``client.memory``."""
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
@@ -53,37 +53,39 @@ class Artifact(Data):
         return f"{self.name}: version {self.version}, {self.chars:,} characters"
 
 
-def namespace(run_id: str) -> str:
+def build_artifact_namespace(run_id: str) -> str:
     """Of the artifacts of a conversation."""
     return f"artifacts:{run_id}"
 
 
-async def listed(memory: Reads, run_id: str, limit: int = 1000) -> list[Artifact]:
+async def list_artifacts(memory: MemoryReader, run_id: str, limit: int = 1000) -> list[Artifact]:
     """The last version of each artifact of a conversation, by name."""
-    found = await memory.list(namespace(run_id), "last:", limit=limit)
+    found = await memory.list(build_artifact_namespace(run_id), "last:", limit=limit)
     return [Artifact.model_validate(one) for one in found.values()]
 
 
-async def found(memory: Reads, run_id: str, name: str, version: int | None = None) -> Artifact:
+async def find_artifact(memory: MemoryReader, run_id: str, name: str, version: int | None = None) -> Artifact:
     """An artifact, its last version unless told otherwise. Raises ``InvalidInputError`` where there is none."""
     key = f"last:{name}" if version is None else f"version:{name}:{version:06}"
-    kept = await memory.get(namespace(run_id), key) if 0 < len(name) <= NAME_CHARS else None
+    kept = await memory.get(build_artifact_namespace(run_id), key) if 0 < len(name) <= ARTIFACT_NAME_CHARS else None
     if kept is None:
-        there = ", ".join(one.name for one in await listed(memory, run_id, 50)) or "none"
+        there = ", ".join(one.name for one in await list_artifacts(memory, run_id, 50)) or "none"
         what = f"no artifact {name!r:.120}" if version is None else f"no version {version} of artifact {name!r:.120}"
         raise InvalidInputError(what, hint=f"There is: {there}.")
     return Artifact.model_validate(kept)
 
 
-async def text(memory: Reads, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None) -> str:
+async def read_artifact_text(
+    memory: MemoryReader, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None
+) -> str:
     """The text of ``artifact``, or the characters from ``begin`` to before ``end``."""
     end = artifact.chars if end is None else min(end, artifact.chars)
     said: list[str] = []
     at = 0
     for key in artifact.pieces:
-        length = _length(key)
+        length = _get_piece_length(key)
         if at < end and at + length > begin:
-            piece: str = await memory.get(namespace(run_id), key, "")
+            piece: str = await memory.get(build_artifact_namespace(run_id), key, "")
             said.append(piece[max(0, begin - at) : end - at])
         at += length
     return "".join(said)
@@ -100,7 +102,12 @@ class Artifacts(Toolset):
 
     def __init__(self, *, prefix: str = "artifact_") -> None:
         self.prefix = prefix
-        functions: dict[str, Callable[..., Any]] = {"create": _create, "append": _append, "read": _read, "list": _list}
+        functions: dict[str, Callable[..., Any]] = {
+            "create": _create_artifact,
+            "append": _append_to_artifact,
+            "read": _read_artifact,
+            "list": _list_artifacts,
+        }
         self._tools = [tool(fn, name=name, inline=True) for name, fn in functions.items()]
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[Tool]:
@@ -108,37 +115,39 @@ class Artifacts(Toolset):
         return self._tools
 
 
-async def _create(ctx: ToolContext, name: str, content: str) -> str:
+async def _create_artifact(ctx: ToolContext, name: str, content: str) -> str:
     """Write a text under a name. One that is there already gets a new version.
 
     Args:
         name: What it is called, for instance report.md.
         content: The whole text.
     """
-    _check(name)
-    before = await ctx.memory.get(namespace(ctx.run_id), f"last:{name}")
+    _check_artifact_name(name)
+    before = await ctx.memory.get(build_artifact_namespace(ctx.run_id), f"last:{name}")
     version = Artifact.model_validate(before).version + 1 if before else 1
-    return await _keep(ctx, Artifact(name=name, version=version, chars=0), content, before)
+    return await _store_version(ctx, Artifact(name=name, version=version, chars=0), content, before)
 
 
-async def _append(ctx: ToolContext, name: str, content: str) -> str:
+async def _append_to_artifact(ctx: ToolContext, name: str, content: str) -> str:
     """Add text to the end of an artifact.
 
     Args:
         name: What it is called.
         content: The text to add.
     """
-    last = await found(ctx.memory, ctx.run_id, name)
+    last = await find_artifact(ctx.memory, ctx.run_id, name)
     read = last.model_dump(mode="json")
     pieces, kept = last.pieces, last.chars
-    if pieces and (length := _length(pieces[-1])) < SMALL_CHARS:
-        content = await text(ctx.memory, ctx.run_id, last, kept - length) + content
+    if pieces and (length := _get_piece_length(pieces[-1])) < MIN_PIECE_CHARS:
+        content = await read_artifact_text(ctx.memory, ctx.run_id, last, kept - length) + content
         pieces, kept = pieces[:-1], kept - length
-    return await _keep(ctx, Artifact(name=name, version=last.version + 1, chars=kept, pieces=pieces), content, read)
+    return await _store_version(
+        ctx, Artifact(name=name, version=last.version + 1, chars=kept, pieces=pieces), content, read
+    )
 
 
-async def _read(
-    ctx: ToolContext, name: str, begin: int = 0, length: int = READ_CHARS, version: int | None = None
+async def _read_artifact(
+    ctx: ToolContext, name: str, begin: int = 0, length: int = DEFAULT_READ_CHARS, version: int | None = None
 ) -> str:
     """Read an artifact, or a part of it.
 
@@ -149,30 +158,30 @@ async def _read(
         version: An earlier version; the last one without.
     """
     begin, length = max(0, begin), max(0, length)
-    artifact = await found(ctx.memory, ctx.run_id, name, version)
-    said = await text(ctx.memory, ctx.run_id, artifact, begin, begin + length)
+    artifact = await find_artifact(ctx.memory, ctx.run_id, name, version)
+    said = await read_artifact_text(ctx.memory, ctx.run_id, artifact, begin, begin + length)
     if begin + len(said) < artifact.chars:
         said += f"\n[characters {begin} to {begin + len(said)} of {artifact.chars}]"
     return said
 
 
-async def _list(ctx: ToolContext) -> str:
+async def _list_artifacts(ctx: ToolContext) -> str:
     """List the artifacts: name, version and length of each."""
-    there = await listed(ctx.memory, ctx.run_id)
+    there = await list_artifacts(ctx.memory, ctx.run_id)
     return "\n".join(map(str, there)) or "none yet"
 
 
-async def _keep(ctx: ToolContext, before: Artifact, content: str, last: Any) -> str:
+async def _store_version(ctx: ToolContext, before: Artifact, content: str, last: Any) -> str:
     """Keep ``before`` with ``content`` behind it as that version; ``last`` is what was read as the last one."""
-    content = clean(content)
-    place, name, version = namespace(ctx.run_id), before.name, before.version
+    content = clean_text(content)
+    place, name, version = build_artifact_namespace(ctx.run_id), before.name, before.version
     pieces = list(before.pieces)
     for begin in range(0, len(content), PIECE_CHARS):
         piece = content[begin : begin + PIECE_CHARS]
         # The call's own key: two versions of one number, of calls at the same time, must not mix their texts.
         pieces.append(f"piece:{ctx.idempotency_key[:16]}:{begin // PIECE_CHARS}:{len(piece)}")
         await ctx.memory.put(place, pieces[-1], piece)
-    if len(pieces) > PIECES:
+    if len(pieces) > MAX_PIECES:
         raise InvalidInputError(f"artifact {name!r} would be too long", hint="Begin another one.")
     kept = before.model_copy(update={"chars": before.chars + len(content), "pieces": tuple(pieces)})
     plain = kept.model_dump(mode="json")
@@ -182,16 +191,16 @@ async def _keep(ctx: ToolContext, before: Artifact, content: str, last: Any) -> 
     return str(kept)
 
 
-def _length(piece: str) -> int:
+def _get_piece_length(piece: str) -> int:
     """Of a piece, as its key says."""
     return int(piece.rpartition(":")[2])
 
 
-def _check(name: str) -> None:
-    if not 0 < len(name) <= NAME_CHARS or not name.isprintable():
+def _check_artifact_name(name: str) -> None:
+    if not 0 < len(name) <= ARTIFACT_NAME_CHARS or not name.isprintable():
         raise InvalidInputError(
             f"{name!r:.120} is no name of an artifact",
-            hint=f"It has 1 to {NAME_CHARS} printable characters, for instance report.md.",
+            hint=f"It has 1 to {ARTIFACT_NAME_CHARS} printable characters, for instance report.md.",
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio import workflow
 
 from .errors import InvalidInputError
-from .types.interface import WORKFLOW, Response
+from .types.interface import WORKFLOW_TYPE, Response
 
 if TYPE_CHECKING:
     from .agent.agent import Agent
@@ -60,7 +60,7 @@ async def run_agent(
         **options,
     }
     raw = await workflow.execute_child_workflow(
-        WORKFLOW,
+        WORKFLOW_TYPE,
         {field: value for field, value in start.items() if value is not None},
         id=id or f"{workflow.info().workflow_id}/{name}-{workflow.uuid4().hex[:12]}",
         task_queue=task_queue,

@@ -7,7 +7,7 @@ from .agents import Agents
 from .author_loop import AuthorLoop
 from .iteration import IterationStage
 from .model import ModelActivity
-from .run_context import StoredMemory
+from .run_context import MemoryFactory
 from .tools import ToolActivity
 
-__all__ = ["Agents", "AuthorLoop", "IterationStage", "ModelActivity", "StoredMemory", "ToolActivity"]
+__all__ = ["Agents", "AuthorLoop", "IterationStage", "MemoryFactory", "ModelActivity", "ToolActivity"]

@@ -59,7 +59,7 @@ class Agents:
                 hint="Agents of one worker need different names: rename one.",
             )
         self._agents[agent.name] = agent
-        for subagent in _called(agent):
+        for subagent in _iter_callable_agents(agent):
             if isinstance(subagent, Agent):
                 self._add(subagent)
 
@@ -89,10 +89,10 @@ class Agents:
         return len(self._agents)
 
 
-def check_asked(hooks: Iterable[Hook], agents: Agents) -> None:
+def check_hook_agents(hooks: Iterable[Hook], agents: Agents) -> None:
     """Raise ``DefinitionError`` for a hook of the worker that asks an agent which is not among ``agents``."""
     for hook in hooks:
-        for name in map(_name, hook.agents):
+        for name in map(_read_agent_name, hook.agents):
             if agents.find(name) is None:
                 here = ", ".join(sorted(agent.name for agent in agents)) or "none"
                 raise DefinitionError(
@@ -106,25 +106,25 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
 
     Agents that a model chooses among (``delegate``) may form a cycle: how deep it goes is for the run to limit.
     """
-    below = {name: [_name(one) for one in agent.subagents] for name, agent in agents.items()}
+    below = {name: [_read_agent_name(one) for one in agent.subagents] for name, agent in agents.items()}
     for name, agent in agents.items():
-        for subagent in map(_name, _called(agent)):
+        for subagent in map(_read_agent_name, _iter_callable_agents(agent)):
             if subagent not in below:
-                asked = any(subagent == _name(one) for hook in agent.hooks for one in hook.agents)
+                asked = any(subagent == _read_agent_name(one) for hook in agent.hooks for one in hook.agents)
                 raise DefinitionError(
                     f"agent {name!r} has a {'hook that asks' if asked else 'subagent'} {subagent!r}, "
                     "which this worker does not serve",
                     hint=f"Pass it to the worker too, or correct the name; it serves: {', '.join(sorted(below))}.",
                 )
     for name in below:
-        if cycle := _cycle(name, below, ()):
+        if cycle := _find_cycle(name, below, ()):
             raise DefinitionError(
                 f"a cycle of subagents: {' → '.join(cycle)}",
                 hint=f"They would call each other without end: take {cycle[1]!r} out of the subagents of {cycle[0]!r}.",
             )
 
 
-def _called(agent: Agent) -> Iterator[Agent | str]:
+def _iter_callable_agents(agent: Agent) -> Iterator[Agent | str]:
     """All that it may call, and that its step policies may ask."""
     yield from agent.subagents
     for hook in agent.hooks:
@@ -134,15 +134,15 @@ def _called(agent: Agent) -> Iterator[Agent | str]:
             yield from tool.agents
 
 
-def _name(agent: Agent | str) -> str:
+def _read_agent_name(agent: Agent | str) -> str:
     return agent if isinstance(agent, str) else agent.name
 
 
-def _cycle(name: str, below: Mapping[str, Sequence[str]], path: tuple[str, ...]) -> tuple[str, ...]:
+def _find_cycle(name: str, below: Mapping[str, Sequence[str]], path: tuple[str, ...]) -> tuple[str, ...]:
     """The way from ``name`` back to itself, or to where the path was before; empty without one."""
     if name in path:
         return (*path[path.index(name) :], name)
     for subagent in below[name]:
-        if found := _cycle(subagent, below, (*path, name)):
+        if found := _find_cycle(subagent, below, (*path, name)):
             return found
     return ()

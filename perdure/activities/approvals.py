@@ -16,27 +16,35 @@ from typing import Any
 from ..agent.agent import Agent
 from ..ports import NextTool, ToolCall
 from ..tools import RunContext, Tool
-from ..tools.approvals import UNKNOWN, Approval, Seen, first_rule, plain, stricter
-from ..types.approvals import Asks, Decided, arguments_hash
-from ..types.limits import seconds
+from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
+from ..types.approvals import ApprovalOutcome, ApprovalTerms, hash_arguments
+from ..types.limits import parse_seconds
 from ..types.messages import ToolCallPart
-from ..types.subagents import AsCollect, AsTell, Lineage
-from ..types.tool_calls import After, AsActivity, AsCallback, AsRemote, AsSubagent, Call, Refused
+from ..types.subagents import CollectCall, Lineage, TellCall
+from ..types.tool_calls import (
+    ActivityCall,
+    AfterExternalCall,
+    Call,
+    CallbackCall,
+    RefusedCall,
+    RemoteCall,
+    SubagentCall,
+)
 from ..types.wire import ToolOutput
 from .author_loop import AuthorLoop
 
 logger = logging.getLogger("perdure.worker")
 
-POLICY = 60.0
+POLICY_TIMEOUT = 60.0
 """Seconds that an approval policy may take; after that a person is asked."""
 
 
-_COMPOSED = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"}
+_COMPOSED_SCHEMA_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"}
 """With these a JSON Schema may have more properties than it lists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class Denial:
     """A rule of this agent says that the call does not run."""
 
     agent: str
@@ -46,7 +54,7 @@ class Denied:
         return f"Denied: a rule of agent {self.agent} does not allow this call of {name}"
 
 
-class Approving:
+class ApprovalGate:
     """Asks the agent's rules, then the tool, and then the rules of the agents that it works for: what those deny or
     have asked for holds below them too. Policies of authors run on the author's side."""
 
@@ -57,23 +65,23 @@ class Approving:
     async def plan(self, agent: Agent, call: Call, told: RunContext[Any], lineage: Lineage | None) -> Call:
         """``call``, to wait for a person or refused, where a rule or its tool says so."""
         how = call.disposition
-        if not isinstance(how, AsActivity | AsRemote | AsSubagent | AsCollect | AsTell | AsCallback):
+        if not isinstance(how, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall):
             return call
         arguments = call.arguments or {}
         part = ToolCallPart(id=call.id, name=call.name, arguments=arguments)
         terms = await self._terms(agent, agent.toolbox.get(call.name), part, told, lineage)
         if terms is None:
             return call
-        if isinstance(terms, Denied):
-            return call.model_copy(update={"disposition": Refused(text=terms.text(call.name))})
-        asks = Asks(
-            hash=arguments_hash(call.id, call.name, arguments),
-            expires=None if terms.expires is None else seconds(terms.expires),
+        if isinstance(terms, Denial):
+            return call.model_copy(update={"disposition": RefusedCall(text=terms.text(call.name))})
+        asks = ApprovalTerms(
+            hash=hash_arguments(call.id, call.name, arguments),
+            expires=None if terms.expires is None else parse_seconds(terms.expires),
             on_expiry=terms.on_expiry,
             separate=terms.separate,
-            remind=None if terms.remind is None else seconds(terms.remind),
+            remind=None if terms.remind is None else parse_seconds(terms.remind),
         )
-        if isinstance(how, AsActivity):  # it cannot run inside the model's activity any more
+        if isinstance(how, ActivityCall):  # it cannot run inside the model's activity any more
             how = how.model_copy(update={"inline": False})
         return call.model_copy(update={"approval": asks, "disposition": how})
 
@@ -82,18 +90,18 @@ class Approving:
     ) -> ToolOutput:
         """Run ``call``, if it may. A result for the model says why not."""
         task, given = call.input, call.input.approval
-        if isinstance(task.side, After):  # it has run
+        if isinstance(task.side, AfterExternalCall):  # it has run
             return await next(call)
-        if given is not None and given.hash != arguments_hash(task.call_id, task.name, call.arguments):
-            return _refused(call, f"{task.name} was approved with other arguments; it was not run")
+        if given is not None and given.hash != hash_arguments(task.call_id, task.name, call.arguments):
+            return _build_refusal(call, f"{task.name} was approved with other arguments; it was not run")
         ruled = bool(agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval))
         if ruled:
             refused = await self._again(agent, tool, call, told)
             if refused is not None:
-                return _refused(call, refused)
+                return _build_refusal(call, refused)
         if given is not None or ruled:
             call.refused = functools.partial(self._changed, agent, tool, call, told)
-        return _explained(await next(call), given)
+        return _add_argument_notice(await next(call), given)
 
     async def _changed(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
@@ -102,13 +110,15 @@ class Approving:
         task, given = call.input, call.input.approval
         how = f"the hook {call.changed_by.name} changed its arguments; it was not run"
         if given is not None and given.standing is None:
-            same = given.hash == arguments_hash(task.call_id, task.name, call.arguments)
-            return None if same else _refused(call, f"{task.name} was approved with other arguments: {how}")
+            same = given.hash == hash_arguments(task.call_id, task.name, call.arguments)
+            return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {how}")
         terms = await self._now(agent, tool, call, told)
-        if isinstance(terms, Denied):
-            return _refused(call, f"{terms.text(task.name)}: {how}")
+        if isinstance(terms, Denial):
+            return _build_refusal(call, f"{terms.text(task.name)}: {how}")
         if terms is not None and (given is None or terms.separate):
-            return _refused(call, f"{task.name} needs a person's approval, which these arguments do not have: {how}")
+            return _build_refusal(
+                call, f"{task.name} needs a person's approval, which these arguments do not have: {how}"
+            )
         return None
 
     async def _again(
@@ -117,7 +127,7 @@ class Approving:
         """Why the call may not run as things stand now, if so."""
         task = call.input
         terms = await self._now(agent, tool, call, told)
-        if isinstance(terms, Denied):
+        if isinstance(terms, Denial):
             return terms.text(task.name)
         if terms is not None and task.approval is None:
             text = f"{task.name} needs a person's approval since it was called; it was not run"
@@ -126,7 +136,7 @@ class Approving:
 
     async def _now(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
-    ) -> Approval | Denied | None:
+    ) -> Approval | Denial | None:
         task, given = call.input, call.input.approval
         asks = given is None and tool is not None and callable(tool.needs_approval)
         context = await told() if asks else None
@@ -146,43 +156,43 @@ class Approving:
         lineage: Lineage | None,
         *,
         policy: bool = True,
-    ) -> Approval | Denied | None:
+    ) -> Approval | Denial | None:
         """An ``Approval`` where the call waits for one, or None where it runs."""
         above = [found for one in (lineage.above if lineage is not None else ()) if (found := self._find(one))]
         asked = tool.needs_approval if tool is not None else False
         narrow = {name for one in (agent, *above) for rule in one.approvals for name in rule.arguments}
-        seen = await self._seen(tool, call, narrow) if narrow or callable(asked) else Seen(call.arguments)
+        seen = await self._seen(tool, call, narrow) if narrow or callable(asked) else CallArguments(call.arguments)
         terms = await self._own(agent, asked, call, seen, told, policy=policy)
         for one in above:  # what they deny or have asked for holds below them too; what they allow gives nothing
-            rule = first_rule(one.approvals, call.name, seen)
-            if isinstance(terms, Denied) or rule is None or rule.action == "allow":
+            rule = find_rule(one.approvals, call.name, seen)
+            if isinstance(terms, Denial) or rule is None or rule.action == "allow":
                 continue
-            terms = Denied(one.name) if rule.action == "deny" else stricter(terms, rule.approval or Approval())
+            terms = Denial(one.name) if rule.action == "deny" else combine_approvals(terms, rule.approval or Approval())
         return terms
 
     async def _own(
-        self, agent: Agent, asked: Any, call: ToolCallPart, seen: Seen, told: Any, *, policy: bool
-    ) -> Approval | Denied | None:
+        self, agent: Agent, asked: Any, call: ToolCallPart, seen: CallArguments, told: Any, *, policy: bool
+    ) -> Approval | Denial | None:
         """As far as its own agent says. ``asked`` is ``needs_approval`` of the tool."""
-        rule = first_rule(agent.approvals, call.name, seen)
+        rule = find_rule(agent.approvals, call.name, seen)
         if rule is not None and rule.action != "ask":
-            return Denied(agent.name) if rule.action == "deny" else None
+            return Denial(agent.name) if rule.action == "deny" else None
         terms = rule.approval if rule is not None else None
         if rule is not None and terms is not None and not rule.doubtful:
             return terms
         if callable(asked):
             given = {
-                name: call.arguments.get(name) if of is UNKNOWN else of
+                name: call.arguments.get(name) if of is UNKNOWN_ARGUMENT else of
                 for name, of in seen.arguments.items()
-                if of is not UNKNOWN or name in call.arguments or not seen.loose
+                if of is not UNKNOWN_ARGUMENT or name in call.arguments or not seen.loose
             }
             part = call.model_copy(update={"arguments": given})
             asked = await self._policy(agent, asked, part, told) if policy else True
         if isinstance(asked, Approval):
-            return stricter(terms, asked)
+            return combine_approvals(terms, asked)
         return terms or (Approval() if asked or rule is not None else None)
 
-    async def _seen(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> Seen:
+    async def _seen(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> CallArguments:
         """What the tool is called with; where that is not known here, what the model said and the schema's defaults.
 
         Of the arguments ``names`` those are then unknown which neither gives, and which the tool may have by itself.
@@ -197,19 +207,19 @@ class Approving:
             except Exception as error:  # the call will fail, unless a validator of the author's changes its mind
                 logger.debug("the arguments of call %s of %s are not valid: %s", call.id, call.name, error)
             else:
-                return Seen({name: _plain(value) for name, value in values.items()})
+                return CallArguments({name: _dump_or_unknown(value) for name, value in values.items()})
         schema = tool.parameters if tool is not None else {}
         listed = schema.get("properties")
         known: dict[str, Any] = listed if isinstance(listed, dict) else {}
-        missing = names if schema.keys() & _COMPOSED else [name for name in names if name in known]
+        missing = names if schema.keys() & _COMPOSED_SCHEMA_KEYS else [name for name in names if name in known]
         defaults = {name: of["default"] for name, of in known.items() if isinstance(of, dict) and "default" in of}
-        return Seen({**dict.fromkeys(missing, UNKNOWN), **defaults, **call.arguments}, loose=True)
+        return CallArguments({**dict.fromkeys(missing, UNKNOWN_ARGUMENT), **defaults, **call.arguments}, loose=True)
 
     async def _policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
         """What the author's policy says. One that fails has a person asked."""
         name = f"approval policy of {part.name}, agent {agent.name}"
         try:
-            said = await self._author.run(name, policy, part, told, timeout=POLICY)
+            said = await self._author.run(name, policy, part, told, timeout=POLICY_TIMEOUT)
         except Exception as error:
             logger.warning("the %s failed, so a person is asked: %s: %s", name, type(error).__name__, error)
             return True
@@ -219,14 +229,14 @@ class Approving:
         return True
 
 
-def _plain(value: Any) -> Any:
+def _dump_or_unknown(value: Any) -> Any:
     try:
-        return plain(value)
+        return to_plain_data(value)
     except Exception:  # of a type of the author's
-        return UNKNOWN
+        return UNKNOWN_ARGUMENT
 
 
-def _explained(output: ToolOutput, given: Decided | None) -> ToolOutput:
+def _add_argument_notice(output: ToolOutput, given: ApprovalOutcome | None) -> ToolOutput:
     """What came of the call; the model is told of arguments that are not its own."""
     if given is None or given.arguments is None or output.content is None or output.status == "aborted":
         return output
@@ -235,5 +245,5 @@ def _explained(output: ToolOutput, given: Decided | None) -> ToolOutput:
     return output.model_copy(update={"content": said})
 
 
-def _refused(call: ToolCall, text: str) -> ToolOutput:
+def _build_refusal(call: ToolCall, text: str) -> ToolOutput:
     return ToolOutput(key=call.key, content=text, is_error=True)

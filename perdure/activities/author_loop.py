@@ -34,16 +34,16 @@ from typing import Any
 # is counted as lost until the function returns.
 
 
-IDLE = 32
+MAX_IDLE_THREADS = 32
 """Idle threads that are kept for the next functions."""
-_JOIN = 0.5
+_JOIN_TIMEOUT = 0.5
 """Seconds that idle threads are given to end."""
 
 
-class Job:
+class ThreadJob:
     """A function in a thread. ``future`` has its result."""
 
-    def __init__(self, pool: Threads, fn: Callable[[], Any]) -> None:
+    def __init__(self, pool: ThreadPool, fn: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
         self.fn: Callable[[], Any] | None = fn
         self._pool = pool
@@ -63,7 +63,7 @@ class Job:
             self._pool.lost -= 1
 
 
-class Threads:
+class ThreadPool:
     """Calls each function at once, in an idle thread or else in a new one."""
 
     def __init__(self, name: str) -> None:
@@ -71,14 +71,14 @@ class Threads:
         """Threads whose function was abandoned and has not returned."""
         self.lock = threading.Lock()
         self._name = name
-        self._idle: list[SimpleQueue[Job | None]] = []
+        self._idle: list[SimpleQueue[ThreadJob | None]] = []
         self._threads: set[threading.Thread] = set()
         self._made = 0
         self._stopped = False
 
-    def submit(self, fn: Callable[[], Any]) -> Job:
+    def submit(self, fn: Callable[[], Any]) -> ThreadJob:
         """Call ``fn`` in a thread. Raises ``RuntimeError`` after :meth:`stop`."""
-        job = Job(self, fn)
+        job = ThreadJob(self, fn)
         with self.lock:
             if self._stopped:
                 raise RuntimeError("the worker has stopped")
@@ -104,14 +104,14 @@ class Threads:
             threads = list(self._threads)
         for jobs in idle:
             jobs.put(None)
-        until = monotonic() + _JOIN
+        until = monotonic() + _JOIN_TIMEOUT
         for thread in threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - monotonic()))
 
-    def _work(self, first: Job) -> None:
-        jobs: SimpleQueue[Job | None] = SimpleQueue()
-        job: Job | None = first
+    def _work(self, first: ThreadJob) -> None:
+        jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
+        job: ThreadJob | None = first
         del first
         while job is not None:
             goes_on = self._do(job, jobs)
@@ -120,7 +120,7 @@ class Threads:
         with self.lock:
             self._threads.discard(threading.current_thread())
 
-    def _do(self, job: Job, jobs: SimpleQueue[Job | None]) -> bool:
+    def _do(self, job: ThreadJob, jobs: SimpleQueue[ThreadJob | None]) -> bool:
         """Call the function of ``job``; whether the thread is to wait for another one in ``jobs``."""
         future, fn = job.future, job.fn
         assert fn is not None, "called once"
@@ -134,7 +134,7 @@ class Threads:
         del fn
         with self.lock:
             job.ended()
-            if goes_on := not self._stopped and len(self._idle) < IDLE:
+            if goes_on := not self._stopped and len(self._idle) < MAX_IDLE_THREADS:
                 # Before the result: its reader may submit the next function at once.
                 self._idle.append(jobs)
         if not begins:
@@ -148,19 +148,19 @@ class Threads:
 
 logger = logging.getLogger("perdure.worker")
 
-PROBE = 1.0
+PROBE_INTERVAL = 1.0
 """Seconds between two looks at the loop; what blocks it longer is named."""
-LOST_THREADS = 256
+MAX_LOST_THREADS = 256
 """Abandoned sync functions that still run, at which the worker is to stop."""
-LOST_FOR = 60.0
+LOST_THREADS_GRACE = 60.0
 """Seconds after which there must still be so many: functions that are merely slow have returned by then."""
-BLOCKED = 300.0
+MAX_BLOCKED_TIME = 300.0
 """Seconds that an async function may block its loop before the worker is to stop: no other async function can run."""
-CANCEL_WAIT = 10.0
+CANCEL_TIMEOUT = 10.0
 """Seconds that a cancelled async function is given to end before nobody waits for it any more."""
-_STOP = 2.0
+_STOP_TIMEOUT = 2.0
 
-_whose: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
+_current_function: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
 
 
 class OverdueError(TimeoutError):
@@ -174,15 +174,15 @@ class AuthorLoop:
         """Start the threads. After :meth:`stop` it may be started again."""
         # Each start has its own: a thread that was blocked at the stop must not touch what came after.
         loop, stopping = asyncio.new_event_loop(), threading.Event()
-        loop.set_task_factory(_task)
+        loop.set_task_factory(_create_named_task)
         self._loop, self._stopping = loop, stopping
-        self._pool = Threads("perdure-tool")
+        self._pool = ThreadPool("perdure-tool")
         self._looks_again = False
         self.lost: Future[str] = Future()
         """Why the worker can run authors' functions no more, once that is so."""
         self._threads = [
-            threading.Thread(target=_serve, args=(loop, stopping), name="perdure-author", daemon=True),
-            threading.Thread(target=_watch, args=(loop, stopping, self.lost), name="perdure-watch", daemon=True),
+            threading.Thread(target=_run_loop_thread, args=(loop, stopping), name="perdure-author", daemon=True),
+            threading.Thread(target=_watch_loop, args=(loop, stopping, self.lost), name="perdure-watch", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -192,7 +192,7 @@ class AuthorLoop:
         self._stopping.set()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
-            thread.join(_STOP)
+            thread.join(_STOP_TIMEOUT)
         self._pool.stop()
 
     async def run(self, name: str, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> Any:
@@ -207,7 +207,7 @@ class AuthorLoop:
         cancellation that is not ours, comes as ``RuntimeError``.
         """
         if timeout is None:
-            return await self._called(name, fn, args, _begun)
+            return await self._called(name, fn, args, _ignore_begin)
         clock = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
@@ -235,7 +235,7 @@ class AuthorLoop:
 
         def call() -> Any:
             begun()
-            return context.run(_call, fn, args)
+            return context.run(_call_in_thread, fn, args)
 
         job = self._pool.submit(call)
         try:
@@ -245,31 +245,31 @@ class AuthorLoop:
             self._look_for_lost(name)
             raise
         if inspect.isawaitable(result):  # a sync function that returns a coroutine: partial, lambda, decorator
-            return await self._on_loop(name, _await(result), begun)
+            return await self._on_loop(name, _await_value(result), begun)
         return result
 
     def _look_for_lost(self, name: str) -> None:
         """Report lost threads: at 8, at 16, and so on, and to the worker when they stay too many."""
         lost = self._pool.lost
-        if lost >= LOST_THREADS:
+        if lost >= MAX_LOST_THREADS:
             if not self._looks_again:
                 self._looks_again = True
-                asyncio.get_running_loop().call_later(LOST_FOR, self._look_again, self._pool, name)
+                asyncio.get_running_loop().call_later(LOST_THREADS_GRACE, self._look_again, self._pool, name)
         elif lost >= 8 and not lost & (lost - 1):
             logger.warning(
                 "%d abandoned functions still run in threads of this worker, the last is %s; at %d the worker stops. "
                 "Give what they wait for a timeout.",
                 lost,
                 name,
-                LOST_THREADS,
+                MAX_LOST_THREADS,
             )
 
-    def _look_again(self, pool: Threads, name: str) -> None:
+    def _look_again(self, pool: ThreadPool, name: str) -> None:
         """``pool`` is that of the first look."""
         if pool is self._pool:  # else there were a stop and a start since
             self._looks_again = False
-            if pool.lost >= LOST_THREADS:
-                _report(
+            if pool.lost >= MAX_LOST_THREADS:
+                _report_lost(
                     self.lost, f"{pool.lost} abandoned functions still run in threads of this worker; one is {name}"
                 )
 
@@ -280,9 +280,9 @@ class AuthorLoop:
 
         def begin() -> None:
             begun()
-            _whose.set(name)  # in the context of this callback, which the task and its own tasks inherit
-            task = loop.create_task(_contained(coroutine))
-            task.add_done_callback(lambda done: _settle(ended, done, coroutine))
+            _current_function.set(name)  # in the context of this callback, which the task and its own tasks inherit
+            task = loop.create_task(_run_contained(coroutine))
+            task.add_done_callback(lambda done: _copy_task_result(ended, done, coroutine))
             tasks.append(task)
 
         try:
@@ -295,9 +295,9 @@ class AuthorLoop:
             return await asyncio.shield(ending)
         except asyncio.CancelledError:  # ours: one of the function's own comes as RuntimeError
             loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-            await asyncio.wait([ending], timeout=CANCEL_WAIT)
+            await asyncio.wait([ending], timeout=CANCEL_TIMEOUT)
             if not ending.done():
-                logger.warning("%s was cancelled %g s ago and still runs; nobody waits for it", name, CANCEL_WAIT)
+                logger.warning("%s was cancelled %g s ago and still runs; nobody waits for it", name, CANCEL_TIMEOUT)
                 raise
             if ending.exception() is not None:
                 raise
@@ -309,24 +309,24 @@ def is_coroutine_function(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # asks whether the call is a coroutine, not whether there is one
 
 
-def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+def _create_named_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     """A task named after the function that it works for, also one that the function began."""
-    options["name"] = options.get("name") or _whose.get()
-    return _Task(coroutine, loop=loop, **options)
+    options["name"] = options.get("name") or _current_function.get()
+    return _NamedTask(coroutine, loop=loop, **options)
 
 
-class _Task(asyncio.Task[Any]):
+class _NamedTask(asyncio.Task[Any]):
     def set_name(self, value: object) -> None:
         """``loop.create_task`` of Python 3.13 sets the name that it was given last, None for none."""
         if value is not None:
             super().set_name(value)
 
 
-def _serve(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
+def _run_loop_thread(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
     asyncio.set_event_loop(loop)
     try:
         while not stopping.is_set():
-            _run_forever(loop)
+            _run_loop_forever(loop)
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -337,14 +337,14 @@ def _serve(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
         loop.close()
 
 
-def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop_forever(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     except (SystemExit, KeyboardInterrupt) as error:  # of a task that a tool left behind: not a reason to end here
         logger.warning("%r in a task that a tool began; it is ignored", error)
 
 
-def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Future[str]) -> None:
+def _watch_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Future[str]) -> None:
     """Probe the loop. Without an answer in time name the function that blocks it; after ``BLOCKED``, set ``lost``."""
     while not stopping.is_set():
         answered = threading.Event()
@@ -352,26 +352,29 @@ def _watch(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Fut
             loop.call_soon_threadsafe(answered.set)
         except RuntimeError:  # closed meanwhile
             return
-        if not answered.wait(PROBE) and not stopping.is_set():
+        if not answered.wait(PROBE_INTERVAL) and not stopping.is_set():
             logger.warning(
                 "%s blocks its event loop; other async tools wait for it. "
                 "Make it a plain def, which runs in a thread, or await what it waits for.",
-                _running(loop),
+                _name_running_function(loop),
             )
             looks = 0  # and not the clock: a process that was suspended has looked at nothing
-            while not answered.wait(PROBE) and not stopping.is_set():
+            while not answered.wait(PROBE_INTERVAL) and not stopping.is_set():
                 looks += 1
-                if looks * PROBE > BLOCKED:
-                    _report(lost, f"{_running(loop)} has blocked the event loop of async tools for {BLOCKED:g} s")
-        stopping.wait(PROBE)
+                if looks * PROBE_INTERVAL > MAX_BLOCKED_TIME:
+                    _report_lost(
+                        lost,
+                        f"{_name_running_function(loop)} has blocked the event loop of async tools for {MAX_BLOCKED_TIME:g} s",
+                    )
+        stopping.wait(PROBE_INTERVAL)
 
 
-def _running(loop: asyncio.AbstractEventLoop) -> str:
+def _name_running_function(loop: asyncio.AbstractEventLoop) -> str:
     task = asyncio.current_task(loop)
     return task.get_name() if task is not None else "an async function"
 
 
-def _settle(ended: Future[Any], task: asyncio.Task[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
+def _copy_task_result(ended: Future[Any], task: asyncio.Task[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
     coroutine.close()  # cancelled before it began, it would be reported as never awaited
     if task.cancelled():
         ended.set_exception(RuntimeError("the function ended with CancelledError, and nobody had cancelled it"))
@@ -381,40 +384,40 @@ def _settle(ended: Future[Any], task: asyncio.Task[Any], coroutine: Coroutine[An
         ended.set_result(task.result())
 
 
-async def _contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _run_contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await coroutine
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:  # SystemExit would end the loop, and every other tool with it
-        raise _as_exception(error) from error
+        raise _wrap_base_exception(error) from error
 
 
-async def _await(awaitable: Any) -> Any:
+async def _await_value(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _begun() -> None:
+def _ignore_begin() -> None:
     """The time of the function is not counted."""
 
 
-def _report(lost: Future[str], why: str) -> None:
+def _report_lost(lost: Future[str], why: str) -> None:
     """Set ``lost``, once."""
     with suppress(InvalidStateError):
         lost.set_result(why)
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _call_in_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return fn(*args)
     except StopIteration as error:  # no future can carry it: whoever waits would wait for ever
-        raise _as_exception(error) from error
+        raise _wrap_base_exception(error) from error
     except Exception:
         raise
     except BaseException as error:
-        raise _as_exception(error) from error
+        raise _wrap_base_exception(error) from error
 
 
-def _as_exception(error: BaseException) -> RuntimeError:
+def _wrap_base_exception(error: BaseException) -> RuntimeError:
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return RuntimeError(f"the function raised {said}")

@@ -14,28 +14,28 @@ from typing import Any
 from ..agent.agent import Agent
 from ..agent.output import OutputError, OutputValidator
 from ..errors import AbortError, HookError, ModelRetry, ParseError, PerdureError
-from ..loop.finish import NO_ANSWER, classify, forced
-from ..loop.transcript import malformed
+from ..loop.finish import NO_ANSWER_REASONS, extract_answer, extract_forced_answer
+from ..loop.transcript import build_malformed_arguments_text
 from ..ports import ModelCall
-from ..tools import RunContext, shortened
+from ..tools import RunContext, truncate_error_text
 from ..types.interface import FINISH_TOOL
-from ..types.messages import Message, ToolCallPart, clean
-from ..types.tool_calls import Answered, Refused
-from ..types.wire import Failed, Finish
+from ..types.messages import Message, ToolCallPart, clean_text
+from ..types.tool_calls import AnsweredCall, RefusedCall
+from ..types.wire import FinalAnswer, ReplyFailure
 from .author_loop import AuthorLoop, OverdueError
-from .step_policy import Stepped
+from .step_policy import StepResult
 
-VALIDATOR = 60.0
+VALIDATOR_TIMEOUT = 60.0
 """Seconds that an output validator may take, from when it begins."""
-_SHOWN = 600
+_ERROR_CHARS = 600
 """Characters of an error, and of what the model said, in a ``ParseError``."""
-_ACCEPTED = "The answer is accepted; the task is finished."
-_BESIDE = "not run: the task was finished in the same reply"
-_FAILED = "not run: the run failed"
-_FORCED = f"not run: the task has to be finished; call {FINISH_TOOL}"
+_ACCEPTED_TEXT = "The answer is accepted; the task is finished."
+_NOT_RUN_FINISHED = "not run: the task was finished in the same reply"
+_NOT_RUN_FAILED = "not run: the run failed"
+_NOT_RUN_FORCED = f"not run: the task has to be finished; call {FINISH_TOOL}"
 
 
-class _FailedError(Exception):
+class _AuthorCodeError(Exception):
     """Code of the author's failed; the run does, with ``error``."""
 
     def __init__(self, error: PerdureError) -> None:
@@ -44,33 +44,33 @@ class _FailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ReplyOutcome:
     """What a reply means for its turn."""
 
-    finish: Finish | None = None
+    finish: FinalAnswer | None = None
     rejected: bool = False
     reminder: str | None = None
-    failed: Failed | None = None
-    answered: Mapping[str, Answered | Refused] = field(default_factory=dict)
+    failed: ReplyFailure | None = None
+    answered: Mapping[str, AnsweredCall | RefusedCall] = field(default_factory=dict)
     """Of calls, by their ids: those that the engine answers itself."""
 
 
-class Finishing:
+class AnswerReader:
     """Reads replies for answers. Code of the author's runs on the author's side."""
 
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
 
-    async def read(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> Ending:
+    async def read(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
         """What ``message`` means for the turn. Raises what another attempt may not meet (an unreachable store)."""
         try:
             if agent.finish == "tool":
                 return await self._by_tool(agent, call, message, told)
             return await self._by_text(agent, call, message, told)
-        except _FailedError as error:
-            return failing(message, error.error)
+        except _AuthorCodeError as error:
+            return build_failed_outcome(message, error.error)
 
-    async def stepped(self, agent: Agent, stepped: Stepped, told: RunContext[Any]) -> Finish:
+    async def stepped(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
         """The answer that a step policy gives, behind the output validators. Raises ``HookError``, ``AbortError``."""
         finish = stepped.finish
         assert finish is not None, "it has finished"
@@ -78,32 +78,32 @@ class Finishing:
             return finish
         try:
             value = await self._validated(agent, stepped.value, told)
-            made: Finish = await self._typed(agent, agent.output_type.finish, value)
+            made: FinalAnswer = await self._typed(agent, agent.output_type.finish, value)
         except (OutputError, ModelRetry) as error:
             raise HookError(
-                f"step.finish: the answer of agent {agent.name!r} was not accepted: {_short(clean(str(error)))}",
+                f"step.finish: the answer of agent {agent.name!r} was not accepted: {_truncate_error(clean_text(str(error)))}",
                 hint="There is no model to tell it: finish with another answer, or let the model give one.",
             ) from error
-        except _FailedError as error:
+        except _AuthorCodeError as error:
             raise error.error from error
         return made.model_copy(update={"called": finish.called})
 
-    async def _by_text(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> Ending:
+    async def _by_text(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
         reason = message.finish_reason or "stop"
-        finish = classify(agent.finish, message, reason)
+        finish = extract_answer(agent.finish, message, reason)
         if call.input.purpose == "force_finish":
-            finish = forced(agent.finish, message.text)
-        if finish is None or not agent.output_validators or reason in NO_ANSWER:
-            return Ending(finish)
+            finish = extract_forced_answer(agent.finish, message.text)
+        if finish is None or not agent.output_validators or reason in NO_ANSWER_REASONS:
+            return ReplyOutcome(finish)
         try:
-            content = clean(await self._validated(agent, finish.content, told))
-            return Ending(finish.model_copy(update={"content": content}))
+            content = clean_text(await self._validated(agent, finish.content, told))
+            return ReplyOutcome(finish.model_copy(update={"content": content}))
         except (OutputError, ModelRetry) as error:
-            return _rejected(agent, call, message, _why(error), {})
+            return _reject_reply(agent, call, message, _describe_rejection(error), {})
 
-    async def _by_tool(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> Ending:
-        if not message.tool_calls and (message.finish_reason or "stop") in NO_ANSWER:
-            return Ending(Finish(content=message.text))
+    async def _by_tool(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+        if not message.tool_calls and (message.finish_reason or "stop") in NO_ANSWER_REASONS:
+            return ReplyOutcome(FinalAnswer(content=message.text))
         forcing = call.input.purpose == "force_finish"
         given = [part for part in message.tool_calls if part.name == FINISH_TOOL]
         if not message.tool_calls:
@@ -113,41 +113,41 @@ class Finishing:
             try:
                 finish = await self._given(agent, part, told)
             except (OutputError, ModelRetry) as error:
-                problems[part.id] = _why(error)
+                problems[part.id] = _describe_rejection(error)
             else:
-                others = {one.id: Answered(text=_BESIDE, is_error=True) for one in message.tool_calls}
-                return Ending(finish, answered=others | {part.id: Answered(text=_ACCEPTED)})
+                others = {one.id: AnsweredCall(text=_NOT_RUN_FINISHED, is_error=True) for one in message.tool_calls}
+                return ReplyOutcome(finish, answered=others | {part.id: AnsweredCall(text=_ACCEPTED_TEXT)})
         if problems:
-            beside = dict.fromkeys((part.id for part in message.tool_calls if forcing), _FORCED)
-            return _rejected(agent, call, message, next(iter(problems.values())), beside | problems)
+            beside = dict.fromkeys((part.id for part in message.tool_calls if forcing), _NOT_RUN_FORCED)
+            return _reject_reply(agent, call, message, next(iter(problems.values())), beside | problems)
         if forcing:
-            asked = dict.fromkeys((part.id for part in message.tool_calls), _FORCED)
-            return _rejected(agent, call, message, f"it called other tools, not {FINISH_TOOL}", asked)
-        return Ending()
+            asked = dict.fromkeys((part.id for part in message.tool_calls), _NOT_RUN_FORCED)
+            return _reject_reply(agent, call, message, f"it called other tools, not {FINISH_TOOL}", asked)
+        return ReplyOutcome()
 
-    async def _by_xml(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> Ending:
+    async def _by_xml(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
         """A reply without a call may have the answer in its text."""
         arguments = agent.output_type.read_xml(message.text)
         if arguments is None:
             if call.input.purpose != "force_finish":
-                return Ending()
-            return _rejected(agent, call, message, f"your reply has no call of {FINISH_TOOL}", {})
+                return ReplyOutcome()
+            return _reject_reply(agent, call, message, f"your reply has no call of {FINISH_TOOL}", {})
         try:
-            return Ending(await self._accepted(agent, arguments, told))
+            return ReplyOutcome(await self._accepted(agent, arguments, told))
         except (OutputError, ModelRetry) as error:
-            return _rejected(agent, call, message, _why(error), {})
+            return _reject_reply(agent, call, message, _describe_rejection(error), {})
 
-    async def _given(self, agent: Agent, part: ToolCallPart, told: RunContext[Any]) -> Finish:
+    async def _given(self, agent: Agent, part: ToolCallPart, told: RunContext[Any]) -> FinalAnswer:
         if part.malformed is not None:
-            raise OutputError(malformed(part))
+            raise OutputError(build_malformed_arguments_text(part))
         return await self._accepted(agent, part.arguments, told)
 
-    async def _accepted(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> Finish:
+    async def _accepted(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> FinalAnswer:
         """The answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with what the model is told."""
         kind = agent.output_type
         value = await self._typed(agent, kind.read, arguments)
         value = await self._validated(agent, value, told)
-        finish: Finish = await self._typed(agent, kind.finish, value)
+        finish: FinalAnswer = await self._typed(agent, kind.finish, value)
         return finish
 
     async def _typed(self, agent: Agent, fn: Callable[[Any], Any], value: Any) -> Any:
@@ -166,55 +166,64 @@ class Finishing:
                 value = await self._typed(agent, agent.output_type.changed, changed)
             except OutputError as error:
                 why = f"the output validator {validator.name} gave what is not of the output type: {error}"
-                raise _FailedError(HookError(f"agent {agent.name!r}: {why}")) from error
+                raise _AuthorCodeError(HookError(f"agent {agent.name!r}: {why}")) from error
         return value
 
     async def _run(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
         name = f"the output validator {validator.name} of agent {agent.name!r}"
         try:
-            return await self._author.run(name, validator.fn, *validator.arguments(value, told), timeout=VALIDATOR)
+            return await self._author.run(
+                name, validator.fn, *validator.arguments(value, told), timeout=VALIDATOR_TIMEOUT
+            )
         except ModelRetry:
             raise
         except AbortError as error:
-            raise _FailedError(error) from error
+            raise _AuthorCodeError(error) from error
         except PerdureError as error:
             if error.retryable:
                 raise
-            raise _FailedError(HookError(f"{name} failed: {type(error).__name__}: {error}")) from error
+            raise _AuthorCodeError(HookError(f"{name} failed: {type(error).__name__}: {error}")) from error
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, OverdueError):
-                why = f"it did not return within {VALIDATOR:g} s"
-            raise _FailedError(HookError(f"{name} failed: {why}")) from error
+                why = f"it did not return within {VALIDATOR_TIMEOUT:g} s"
+            raise _AuthorCodeError(HookError(f"{name} failed: {why}")) from error
 
 
-def failing(message: Message, error: PerdureError) -> Ending:
+def build_failed_outcome(message: Message, error: PerdureError) -> ReplyOutcome:
     """The run fails with ``error``; the reply is recorded, and none of its calls runs."""
-    results = {part.id: Answered(text=_FAILED, is_error=True) for part in message.tool_calls}
-    return Ending(failed=Failed(type=type(error).__name__, message=_short(clean(str(error)))), answered=results)
+    results = {part.id: AnsweredCall(text=_NOT_RUN_FAILED, is_error=True) for part in message.tool_calls}
+    return ReplyOutcome(
+        failed=ReplyFailure(type=type(error).__name__, message=_truncate_error(clean_text(str(error)))),
+        answered=results,
+    )
 
 
-def _why(error: OutputError | ModelRetry) -> str:
+def _describe_rejection(error: OutputError | ModelRetry) -> str:
     if isinstance(error, ModelRetry):
-        return shortened(f"The answer was not accepted: {error}")
-    return shortened(str(error))
+        return truncate_error_text(f"The answer was not accepted: {error}")
+    return truncate_error_text(str(error))
 
 
-def _rejected(agent: Agent, call: ModelCall, message: Message, why: str, calls: Mapping[str, str]) -> Ending:
+def _reject_reply(agent: Agent, call: ModelCall, message: Message, why: str, calls: Mapping[str, str]) -> ReplyOutcome:
     """The reply will not do: the model is told, or the run fails. ``calls`` says what is told of which call."""
     count = (call.input.rejected or 0) + 1
     if count <= agent.parse_retries:
-        results = {call_id: Refused(text=text) for call_id, text in calls.items()}
+        results = {call_id: RefusedCall(text=text) for call_id, text in calls.items()}
         again = f"call {FINISH_TOOL} again" if agent.finish == "tool" else "give another one"
-        return Ending(rejected=True, reminder=None if calls else f"{why}\nPlease {again}.", answered=results)
+        return ReplyOutcome(rejected=True, reminder=None if calls else f"{why}\nPlease {again}.", answered=results)
     given = [part for part in message.tool_calls if part.id in calls]
     said = json.dumps(given[0].arguments, ensure_ascii=False) if given and not given[0].malformed else ""
     said = said or (given[0].malformed if given else None) or message.text
     times = "1 attempt" if count == 1 else f"{count} attempts"
-    text = f"agent {agent.name!r} gave no output that will do in {times}: {_short(why)}\nThe model said: {_short(said)}"
-    ended = {part.id: Answered(text=calls.get(part.id, _FAILED), is_error=True) for part in message.tool_calls}
-    return Ending(rejected=True, failed=Failed(type=ParseError.__name__, message=clean(text)), answered=ended)
+    text = f"agent {agent.name!r} gave no output that will do in {times}: {_truncate_error(why)}\nThe model said: {_truncate_error(said)}"
+    ended = {
+        part.id: AnsweredCall(text=calls.get(part.id, _NOT_RUN_FAILED), is_error=True) for part in message.tool_calls
+    }
+    return ReplyOutcome(
+        rejected=True, failed=ReplyFailure(type=ParseError.__name__, message=clean_text(text)), answered=ended
+    )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+def _truncate_error(text: str) -> str:
+    return text if len(text) <= _ERROR_CHARS else text[:_ERROR_CHARS] + "…"

@@ -13,15 +13,15 @@ from typing import Any
 
 from ..agent.agent import Agent
 from ..errors import AbortError, AgentNotFoundError, DefinitionError, HookError, ParseError
-from ..hooks import Event, Given, Hook, HookSet, Veto, fire_all
-from ..hooks.dispatch import by_reference, message_from, text_from, withheld
+from ..hooks import Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
+from ..hooks.dispatch import extract_file_blobs, read_hook_message, read_hook_text, withhold_message
 from ..loop.finish import REMINDER_ID
 from ..ports import ModelCall, ToolCall
-from ..tools import RunContext, SubagentTool, error_text
-from ..types.approvals import Asks, arguments_hash
-from ..types.messages import Message, ToolResultPart, clean
-from ..types.subagents import AsTell
-from ..types.tool_calls import AsCallback, AsSubagent, Before, Call, Refused
+from ..tools import RunContext, SubagentTool, format_error
+from ..types.approvals import ApprovalTerms, hash_arguments
+from ..types.messages import Message, ToolResultPart, clean_text
+from ..types.subagents import TellCall
+from ..types.tool_calls import BeforeExternalCall, Call, CallbackCall, RefusedCall, SubagentCall
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ModelOutput, ToolOutput
 from .author_loop import AuthorLoop
 
@@ -34,46 +34,46 @@ from .author_loop import AuthorLoop
 # change is part of what these record.
 
 
-On = Callable[[Event, Agent], tuple[Hook, ...]]
+FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
 
 
-class Delegating:
+class SubagentHooks:
     """Runs the hooks that ``on`` gives for an event and an agent."""
 
-    def __init__(self, author: AuthorLoop, on: On) -> None:
+    def __init__(self, author: AuthorLoop, on: FindHooks) -> None:
         self._author = author
         self._on = on
 
     async def before(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> ModelOutput:
         """Let hooks change or veto what subagents are asked. Raises ``HookError``, ``AbortError``."""
         hooks = self._on("before_subagent", agent)
-        if not hooks or not any(isinstance(call.disposition, AsSubagent | AsTell) for call in output.calls):
+        if not hooks or not any(isinstance(call.disposition, SubagentCall | TellCall) for call in output.calls):
             return output
         return output.model_copy(update={"calls": tuple([await self._asked(hooks, told, one) for one in output.calls])})
 
     async def _asked(self, hooks: Sequence[Hook], told: RunContext[Any], call: Call) -> Call:
         how = call.disposition
-        if not isinstance(how, AsSubagent | AsTell):
+        if not isinstance(how, SubagentCall | TellCall):
             return call
         vetoes: list[Veto] = []
 
-        def take(hook: Hook, returned: Any, given: Given) -> bool:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
             if isinstance(returned, Veto):
                 vetoes.append(returned)
             elif returned is not None:
-                given["message"] = _message(hook, returned)
+                given["message"] = _read_subagent_message(hook, returned)
             return bool(vetoes)
 
-        given: Given = {
-            "agent": how.agent if isinstance(how, AsSubagent) else how.handle,
+        given: HookArguments = {
+            "agent": how.agent if isinstance(how, SubagentCall) else how.handle,
             "message": how.message,
             "name": call.name,
             "call_id": call.id,
             "ctx": told,
         }
-        await fire_all(self._author.run, hooks, given, take)
+        await run_hooks(self._author.run, hooks, given, take)
         if vetoes:
-            refused = Refused(text=clean(f"Vetoed: {vetoes[0].reason}"))
+            refused = RefusedCall(text=clean_text(f"Vetoed: {vetoes[0].reason}"))
             return call.model_copy(update={"disposition": refused, "approval": None})
         if given["message"] == how.message:
             return call
@@ -96,50 +96,52 @@ class Delegating:
         if not isinstance(tool, SubagentTool) or not tool.answers:
             return part
 
-        def take(hook: Hook, returned: Any, given: Given) -> None:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             if returned is not None:
-                given["result"] = _result(hook, returned, given["result"])
+                given["result"] = _read_subagent_result(hook, returned, given["result"])
 
-        given: Given = {"name": part.name, "call_id": part.call_id, "result": part, "ctx": told}
-        await fire_all(self._author.run, hooks, given, take)
+        given: HookArguments = {"name": part.name, "call_id": part.call_id, "result": part, "ctx": told}
+        await run_hooks(self._author.run, hooks, given, take)
         return given["result"]
 
 
-def _message(hook: Hook, returned: Any) -> str:
+def _read_subagent_message(hook: Hook, returned: Any) -> str:
     if not isinstance(returned, str):
-        raise _wrong(hook, f"returned {returned!r:.100}; it may return None, the message's text or Veto")
-    text = clean(returned)
+        raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, the message's text or Veto")
+    text = clean_text(returned)
     if len(text.encode()) > INLINE_BYTES:
-        raise _wrong(hook, f"returned a message of {len(text.encode()):,} bytes; it may have {INLINE_BYTES:,}")
+        raise _build_hook_error(
+            hook, f"returned a message of {len(text.encode()):,} bytes; it may have {INLINE_BYTES:,}"
+        )
     return text
 
 
-def _result(hook: Hook, returned: Any, before: ToolResultPart) -> ToolResultPart:
+def _read_subagent_result(hook: Hook, returned: Any, before: ToolResultPart) -> ToolResultPart:
     if isinstance(returned, str):
-        return before.model_copy(update={"content": clean(returned)})
+        return before.model_copy(update={"content": clean_text(returned)})
     if isinstance(returned, ToolResultPart):
-        return before.model_copy(update={"content": clean(returned.content), "is_error": returned.is_error})
-    raise _wrong(hook, f"returned {returned!r:.100}; it may return None, text or a ToolResultPart")
+        return before.model_copy(update={"content": clean_text(returned.content), "is_error": returned.is_error})
+    raise _build_hook_error(hook, f"returned {returned!r:.100}; it may return None, text or a ToolResultPart")
 
 
-def _wrong(hook: Hook, why: str) -> HookError:
+def _build_hook_error(hook: Hook, why: str) -> HookError:
     return HookError(f"the hook {hook.name} ({hook.event}) {why}")
 
 
 logger = logging.getLogger("perdure.worker")
 
-Told = Callable[[], Awaitable[RunContext[Any]]]
-ON_MESSAGES: tuple[Event, Event] = ("on_user_message", "on_user_injection")
+MakeContext = Callable[[], Awaitable[RunContext[Any]]]
+MESSAGE_EVENTS: tuple[HookEvent, HookEvent] = ("on_user_message", "on_user_injection")
 
 
-class Firing:
+class HookRunner:
     """Runs the hooks of the worker, then those of the agent."""
 
     def __init__(self, author: AuthorLoop, worker: HookSet) -> None:
         self._author = author
         self._worker = worker
 
-    def on(self, event: Event, agent: Agent | None) -> tuple[Hook, ...]:
+    def on(self, event: HookEvent, agent: Agent | None) -> tuple[Hook, ...]:
         """The hooks of ``event``, in their order; the worker's alone where nobody knows the agent."""
         return (*self._worker.on(event), *(agent.hooks.on(event) if agent is not None else ()))
 
@@ -147,12 +149,12 @@ class Firing:
 
     async def messages(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
         """Let hooks change the users' messages among ``call.fresh``. Raises ``HookError``, ``AbortError``."""
-        hooks = {event: self.on(event, agent) for event in ON_MESSAGES}
+        hooks = {event: self.on(event, agent) for event in MESSAGE_EVENTS}
         if not any(hooks.values()):
             return
         fresh, users = list(call.fresh), 0
         for place, message in enumerate(fresh):
-            if not _said_by_user(message):
+            if not _is_user_message(message):
                 continue
             opens = call.input.iteration <= 1 and users == 0
             users += 1
@@ -168,7 +170,7 @@ class Firing:
             agent = find(call.input.agent)
         except AgentNotFoundError:
             agent = None
-        if not any(self.on(event, agent) for event in ON_MESSAGES):
+        if not any(self.on(event, agent) for event in MESSAGE_EVENTS):
             return
         context: RunContext[Any] | None = None
         try:
@@ -177,7 +179,7 @@ class Firing:
         except Exception as error:
             logger.warning("messages of run %s are withheld from its transcript: %s", call.input.context_id, error)
             why = f"{type(error).__name__} when it was recorded"
-            self._heard(call, [withheld(one, why) if _said_by_user(one) else one for one in call.fresh])
+            self._heard(call, [withhold_message(one, why) if _is_user_message(one) else one for one in call.fresh])
         finally:
             if context is not None:
                 context.memory.close()
@@ -185,23 +187,23 @@ class Firing:
     async def _message(
         self, hooks: Sequence[Hook], message: Message, before: Sequence[Message], call: ModelCall, told: RunContext[Any]
     ) -> Message:
-        def take(hook: Hook, returned: Any, given: Given) -> bool:
-            given["message"] = message_from(hook, returned, given["message"])
+        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+            given["message"] = read_hook_message(hook, returned, given["message"])
             return isinstance(returned, Veto)
 
-        given: Given = {"message": message, "messages": tuple(before), "ctx": told}
-        await fire_all(self._author.run, hooks, given, take)
+        given: HookArguments = {"message": message, "messages": tuple(before), "ctx": told}
+        await run_hooks(self._author.run, hooks, given, take)
         changed: Message = given["message"]
         if changed is message:
             return message
-        (changed,), blobs = by_reference([changed])
+        (changed,), blobs = extract_file_blobs([changed])
         call.blobs += blobs
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
         return changed
 
     def _heard(self, call: ModelCall, fresh: Sequence[Message]) -> None:
         call.fresh = fresh
-        call.heard([message for message in fresh if _said_by_user(message)])
+        call.heard([message for message in fresh if _is_user_message(message)])
 
     # --- the answer, and errors
 
@@ -213,15 +215,15 @@ class Firing:
         if finish is None or not (hooks := self.on("on_finish", agent)):
             return output
 
-        def take(hook: Hook, returned: Any, given: Given) -> None:
-            content = text_from(hook, returned, given["content"])
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
+            content = read_hook_text(hook, returned, given["content"])
             if content != given["content"]:
                 changed = finish.model_copy(update={"content": content})
                 if finish.typed:
-                    _check_typed(agent, content)
+                    _check_answer_type(agent, content)
                 given.update(content=content, output=changed.output)
 
-        given: Given = {
+        given: HookArguments = {
             "content": finish.content,
             "raw_content": reply.text,
             "output": finish.output,
@@ -229,7 +231,7 @@ class Firing:
             "iterations": call.input.iteration,
             "ctx": told,
         }
-        await fire_all(self._author.run, hooks, given, take)
+        await run_hooks(self._author.run, hooks, given, take)
         if given["content"] == finish.content:
             return output
         return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
@@ -239,14 +241,14 @@ class Firing:
         hooks = self.on("on_approval", agent)
         for call in output.calls if hooks else ():
             how = call.approval or call.disposition
-            if isinstance(how, AsCallback) and how.around.before:
+            if isinstance(how, CallbackCall) and how.around.before:
                 continue  # hooks see it first; the activity in which they do tells of it
-            if isinstance(how, Asks | AsCallback):
+            if isinstance(how, ApprovalTerms | CallbackCall):
                 more: dict[str, Any] = (
-                    {"hash": how.hash} if isinstance(how, Asks) else {"kind": "callback", "form": how.form}
+                    {"hash": how.hash} if isinstance(how, ApprovalTerms) else {"kind": "callback", "form": how.form}
                 )
                 given = _wait_facts(call.id, call.name, call.arguments, how.expires, told, **more)
-                await fire_all(self._author.run, hooks, given)
+                await run_hooks(self._author.run, hooks, given)
 
     async def reminded(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
         """Tell them again. One that fails is logged, for the run waits as it did. Raises ``AbortError``."""
@@ -254,37 +256,39 @@ class Firing:
         for one in call.input.reminders or ():
             for hook in self.on("on_approval", agent):
                 asked = arguments.get(one.call_id)
-                more: dict[str, Any] = {"hash": arguments_hash(one.call_id, one.name, asked), "reminder": one.number}
+                more: dict[str, Any] = {"hash": hash_arguments(one.call_id, one.name, asked), "reminder": one.number}
                 given = _wait_facts(one.call_id, one.name, asked, one.expires_in, told, **more)
                 try:
-                    await fire_all(self._author.run, [hook], given)
+                    await run_hooks(self._author.run, [hook], given)
                 except AbortError as abort:
                     raise abort.plain() from None
                 except Exception as wrong:
                     logger.warning("%s", wrong)
 
-    async def waits(self, agent: Agent, call: ToolCall, output: ToolOutput, told: Told) -> ToolOutput:
+    async def waits(self, agent: Agent, call: ToolCall, output: ToolOutput, told: MakeContext) -> ToolOutput:
         """Tell hooks that a tool asks, or that a client is to run the call now.
 
         One that fails makes the call an error: nobody may have heard of it.
         """
         hooks, side = self.on("on_approval", agent), call.input.side
-        client = side if output.cleared is not None and isinstance(side, Before) and side.client else None
+        client = side if output.cleared is not None and isinstance(side, BeforeExternalCall) and side.client else None
         asked = output.question or client
         if not hooks or asked is None:
             return output
         context = await told()
         more: dict[str, Any] = (
-            {"kind": "callback"} if isinstance(asked, Before) else {"kind": "question", "question": asked.text}
+            {"kind": "callback"}
+            if isinstance(asked, BeforeExternalCall)
+            else {"kind": "question", "question": asked.text}
         )
         facts = call.input.call_id, call.input.name, call.arguments, asked.expires, context
         given = _wait_facts(*facts, form=asked.form, **more)
         try:
-            await fire_all(self._author.run, hooks, given)
+            await run_hooks(self._author.run, hooks, given)
         except AbortError as error:
-            return ToolOutput(key=call.key, content=error_text(error.plain()), is_error=True, status="aborted")
+            return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
         except Exception as error:
-            return ToolOutput(key=call.key, content=error_text(error), is_error=True)
+            return ToolOutput(key=call.key, content=format_error(error), is_error=True)
         finally:
             context.memory.close()
         return output
@@ -292,7 +296,7 @@ class Firing:
     async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
         """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""
         for hook in self.on("on_error", agent):
-            given: Given = {
+            given: HookArguments = {
                 "error": error,
                 "error_type": type(error).__name__,
                 "name": MODEL_ACTIVITY,
@@ -300,7 +304,7 @@ class Firing:
                 "ctx": told,
             }
             try:
-                await fire_all(self._author.run, [hook], given)
+                await run_hooks(self._author.run, [hook], given)
             except AbortError as abort:
                 raise abort.plain() from error
             except Exception as wrong:
@@ -314,13 +318,13 @@ def _wait_facts(
     expires_in: float | None,
     told: RunContext[Any],
     **more: Any,
-) -> Given:
+) -> HookArguments:
     """What ``on_approval`` hooks are told of a wait; ``more`` are the facts that not every kind of wait has."""
     given = {"kind": "approval", "name": name, "arguments": dict(arguments or {}), "call_id": call_id, "hash": None}
     return given | {"expires_in": expires_in, "reminder": 0, "question": None, "form": None, "ctx": told, **more}
 
 
-def _check_typed(agent: Agent, content: str) -> None:
+def _check_answer_type(agent: Agent, content: str) -> None:
     """Raise ``DefinitionError`` for what whoever waits for the answer could not read as the agent's output."""
     try:
         agent.output_type.load(json.loads(content))
@@ -331,6 +335,6 @@ def _check_typed(agent: Agent, content: str) -> None:
         ) from error
 
 
-def _said_by_user(message: Message) -> bool:
+def _is_user_message(message: Message) -> bool:
     """Reminders are the engine's own."""
     return message.role == "user" and message.id != REMINDER_ID

@@ -6,36 +6,36 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..agent.agent import Agent
-from ..agent.validation import no_price, no_usage
+from ..agent.validation import build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
-from ..loop.transcript import malformed, unknown
+from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
 from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
-from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, shortened
-from ..tools.memory import Writes
+from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
+from ..tools.memory import MemoryWrites
 from ..types.interface import FINISH_TOOL
-from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean
-from ..types.tool_calls import AsActivity, Call, Disposition, Refused
-from ..types.wire import AgentLimits, Finish, ModelOutput, ToolOutput
+from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean_text
+from ..types.tool_calls import ActivityCall, Call, Disposition, RefusedCall
+from ..types.wire import AgentLimits, FinalAnswer, ModelOutput, ToolOutput
 from .agents import Agents
-from .approvals import Approving
+from .approvals import ApprovalGate
 from .author_loop import AuthorLoop, OverdueError
-from .finish import Ending, Finishing, failing
-from .hooks import Delegating, Firing
-from .step_policy import Stepped, Stepping, Waits
-from .tools import planned
+from .finish import AnswerReader, ReplyOutcome, build_failed_outcome
+from .hooks import HookRunner, SubagentHooks
+from .step_policy import BranchWait, StepPolicy, StepResult
+from .tools import add_hook_plans
 from .toolsets import Toolsets
 
 # ---
 # The prologue of an iteration: what the model is to be asked.
 
 
-INSTRUCTIONS = 60.0
+INSTRUCTIONS_TIMEOUT = 60.0
 """Seconds that an agent's function of instructions may take."""
 
 
-class Prologue:
+class RequestBuilder:
     """Makes requests. What an author's code is told comes from ``told``."""
 
     def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
@@ -47,8 +47,8 @@ class Prologue:
         """What the model is asked. Raises ``InvalidInputError`` where there is nothing to answer."""
         forcing = call.input.purpose == "force_finish"
         if forcing and agent.finish == "tool" and not self._forces(agent):
-            call.fresh = in_words(call.fresh, agent.output_type.template)
-        said = _said(call)
+            call.fresh = add_answer_template(call.fresh, agent.output_type.template)
+        said = _select_request_messages(call)
         return ModelRequest(
             model=agent.model_name,
             messages=said,
@@ -72,17 +72,17 @@ class Prologue:
     async def _instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
         name = f"instructions of agent {agent.name}"
         try:
-            said = await self._author.run(name, fn, told, timeout=INSTRUCTIONS)
+            said = await self._author.run(name, fn, told, timeout=INSTRUCTIONS_TIMEOUT)
         except OverdueError as error:
             raise TimeoutError(f"the {error}") from None
         if said is not None and not isinstance(said, str):
             raise DefinitionError(
                 f"the {name} returned {type(said).__name__}", hint="Return the system prompt as text, or None."
             )
-        return said and clean(said)
+        return said and clean_text(said)
 
 
-def in_words(fresh: Sequence[Message], template: str) -> list[Message]:
+def add_answer_template(fresh: Sequence[Message], template: str) -> list[Message]:
     """``fresh``, where the engine's order to finish says too how that is done without a tool."""
     order = f"If you cannot call {FINISH_TOOL}, write your answer into this template, and nothing else:\n{template}"
     place = max((at for at, message in enumerate(fresh) if message.id == REMINDER_ID), default=None)
@@ -92,7 +92,7 @@ def in_words(fresh: Sequence[Message], template: str) -> list[Message]:
     return [*fresh[:place], told, *fresh[place + 1 :]]
 
 
-def _said(call: ModelCall) -> list[Message]:
+def _select_request_messages(call: ModelCall) -> list[Message]:
     """The conversation without system prompts: these are given apart."""
     said = [message for message in (*call.prefix, *call.fresh) if message.role != "system"]
     if not said:
@@ -108,7 +108,7 @@ def _said(call: ModelCall) -> list[Message]:
 # does not go on.
 
 
-def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> DefinitionError | None:
+def find_missing_price(agent: Agent, message: Message, *, inherited: bool = False) -> DefinitionError | None:
     """What is wrong with a reply that cannot count towards ``cost_usd``; ``inherited``: a limit of the run's parent."""
     usage = message.usage
     if (
@@ -118,10 +118,12 @@ def unpriced(agent: Agent, message: Message, *, inherited: bool = False) -> Defi
         or not usage.total_tokens
     ):
         return None
-    return no_price(agent.name, message.model or agent.model_name)
+    return build_missing_price_error(agent.name, message.model or agent.model_name)
 
 
-def uncounted(agent: Agent, message: Message, used: Usage, *, inherited: bool = False) -> DefinitionError | None:
+def find_missing_usage(
+    agent: Agent, message: Message, used: Usage, *, inherited: bool = False
+) -> DefinitionError | None:
     """What is wrong with a reply without usage, where none of the turn's replies had any (``used``); ``inherited``: a
     limit of cost of the run's parent. One that lacks it beside others is let pass, and a refused or filtered one."""
     count = used + (message.usage or Usage())
@@ -133,14 +135,14 @@ def uncounted(agent: Agent, message: Message, used: Usage, *, inherited: bool = 
         limit = "cost_usd"
     else:
         return None
-    return no_usage(agent.name, message.model or agent.model_name, limit)
+    return build_missing_usage_error(agent.name, message.model or agent.model_name, limit)
 
 
-def priced(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
+def check_summary_price(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
     """``summary``. Raises ``DefinitionError`` where it cannot count: another model may have written it."""
     made = summary.output
     said = Message(role="assistant", model=made.model or None, usage=made.usage, cost_usd=made.cost_usd)
-    if (wrong := unpriced(agent, said, inherited=inherited)) is not None:
+    if (wrong := find_missing_price(agent, said, inherited=inherited)) is not None:
         raise wrong
     return summary
 
@@ -149,19 +151,23 @@ def priced(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> Mod
 # The epilogue of an iteration: what is to become of a reply.
 
 
-class Epilogue:
+class ReplyReader:
     """Reads replies: which calls run, and how; whether it is the answer."""
 
-    def __init__(self, author: AuthorLoop, approving: Approving) -> None:
+    def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
-        self._finishing = Finishing(author)
+        self._finishing = AnswerReader(author)
 
     async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
         task = call.input
-        wrong = unpriced(agent, message, inherited=task.cost_limited)
-        wrong = wrong or uncounted(agent, message, task.used, inherited=task.cost_limited)
-        ending = await self._finishing.read(agent, call, message, told) if wrong is None else failing(message, wrong)
+        wrong = find_missing_price(agent, message, inherited=task.cost_limited)
+        wrong = wrong or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
+        ending = (
+            await self._finishing.read(agent, call, message, told)
+            if wrong is None
+            else build_failed_outcome(message, wrong)
+        )
         return ModelOutput(
             text=message.text,
             calls=tuple(
@@ -174,15 +180,15 @@ class Epilogue:
             rejected=ending.rejected,
             reminder=ending.reminder,
             failed=ending.failed,
-            finish_reason=_reason(message, ending),
+            finish_reason=_choose_finish_reason(message, ending),
             usage=message.usage or Usage(),
             cost_usd=message.cost_usd,
             model=message.model or "",
             unasked=message.finish_reason == "veto",
-            limits=_limits(agent),
+            limits=_build_agent_limits(agent),
         )
 
-    async def stepped(self, agent: Agent, stepped: Stepped, told: RunContext[Any]) -> Finish:
+    async def stepped(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
         """The answer of a step policy (:meth:`Finishing.stepped`)."""
         return await self._finishing.stepped(agent, stepped, told)
 
@@ -190,21 +196,24 @@ class Epilogue:
         """What is to become of each call. Validators of the author's run on the author's side."""
         tools = [agent.toolbox.get(part.name) for part in message.tool_calls if part.id not in answered]
         if any(tool is not None and tool.validates_by_code for tool in tools):
-            planned = await self._author.run(f"validators of agent {agent.name}", _plan_all, agent, message, answered)
+            planned = await self._author.run(
+                f"validators of agent {agent.name}", _plan_reply_calls, agent, message, answered
+            )
             return cast(tuple[Call, ...], planned)
-        return _plan_all(agent, message, answered)
+        return _plan_reply_calls(agent, message, answered)
 
 
-def answer(agent: Agent, finish: Finish) -> ModelReply:
+def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
     """What a step policy has answered in a model's place; nothing is paid."""
     said = (TextPart(text=finish.content),) if finish.content else ()
     message = Message(role="assistant", parts=said, finish_reason="stop", usage=Usage(), cost_usd=0.0)
     return ModelReply(
-        ModelOutput(text=message.text, finish=finish, cost_usd=0.0, unasked=True, limits=_limits(agent)), message
+        ModelOutput(text=message.text, finish=finish, cost_usd=0.0, unasked=True, limits=_build_agent_limits(agent)),
+        message,
     )
 
 
-def _limits(agent: Agent) -> AgentLimits:
+def _build_agent_limits(agent: Agent) -> AgentLimits:
     """What the loop is to keep to from now on."""
     return AgentLimits(
         max_iterations=agent.max_iterations,
@@ -215,22 +224,22 @@ def _limits(agent: Agent) -> AgentLimits:
     )
 
 
-def _reason(message: Message, ending: Ending) -> FinishReason:
+def _choose_finish_reason(message: Message, ending: ReplyOutcome) -> FinishReason:
     """Why the reply ended; that it calls the finish tool is its end, and no call for more."""
     reason = message.finish_reason or "stop"
     return "stop" if ending.finish is not None and reason == "tool_calls" else reason
 
 
-def _plan_all(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
+def _plan_reply_calls(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
     return tuple(
         Call(id=part.id, name=part.name, arguments=part.arguments, disposition=answered[part.id])
         if part.id in answered
-        else plan(agent, part)
+        else plan_tool_call(agent, part)
         for part in message.tool_calls
     )
 
 
-def plan(agent: Agent, part: ToolCallPart) -> Call:
+def plan_tool_call(agent: Agent, part: ToolCallPart) -> Call:
     """What is to become of a call, from the very tool whose schema the model was shown."""
     tool = agent.toolbox.get(part.name)
     disposition: Disposition
@@ -239,15 +248,15 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
             id=part.id,
             name=part.name,
             arguments=part.arguments,
-            disposition=Refused(text=unknown(part.name, [spec.name for spec in agent.specs])),
+            disposition=RefusedCall(text=build_unknown_tool_text(part.name, [spec.name for spec in agent.specs])),
         )
     if part.malformed is not None:
-        disposition = Refused(text=malformed(part))
+        disposition = RefusedCall(text=build_malformed_arguments_text(part))
     else:
         try:
-            disposition = _allowed(tool, part)
+            disposition = _choose_disposition(tool, part)
         except ToolError as error:
-            disposition = Refused(text=shortened(str(error)))
+            disposition = RefusedCall(text=truncate_error_text(str(error)))
     return Call(
         id=part.id,
         name=part.name,
@@ -257,12 +266,12 @@ def plan(agent: Agent, part: ToolCallPart) -> Call:
     )
 
 
-def _allowed(tool: Tool, part: ToolCallPart) -> Disposition:
+def _choose_disposition(tool: Tool, part: ToolCallPart) -> Disposition:
     """Raises ``ToolError`` for arguments that do not fit."""
     if isinstance(tool, SubagentTool | RemoteTool | CallbackTool):
         return tool.ask(part.arguments)
     tool.validate(part.arguments)
-    return AsActivity(
+    return ActivityCall(
         timeout=tool.timeout,
         idempotent=tool.idempotent,
         retries=tool.retries,
@@ -281,7 +290,7 @@ class IterationStage:
         author: AuthorLoop,
         *,
         resources: Callable[[], Any] = lambda: None,
-        memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
+        memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
         toolsets: Toolsets | None = None,
@@ -295,12 +304,12 @@ class IterationStage:
         self._toolsets = toolsets
         self._resources = resources
         self._memory = memory
-        self._firing = Firing(author, HookSet() if hooks is None else hooks)
-        self._delegating = Delegating(author, self._firing.on)
-        self._stepping = Stepping(author, agents, self._firing)
-        self._prologue = Prologue(author, forces)
-        self._approving = Approving(author, agents.find)
-        self._epilogue = Epilogue(author, self._approving)
+        self._firing = HookRunner(author, HookSet() if hooks is None else hooks)
+        self._delegating = SubagentHooks(author, self._firing.on)
+        self._stepping = StepPolicy(author, agents, self._firing)
+        self._prologue = RequestBuilder(author, forces)
+        self._approving = ApprovalGate(author, agents.find)
+        self._epilogue = ReplyReader(author, self._approving)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded, and hooks alone are
@@ -343,16 +352,16 @@ class IterationStage:
     async def _iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
         if call.input.purpose == "compact":
             call.request = await self._prologue.request(agent, call, told)
-            return priced(agent, await next(call), inherited=call.input.cost_limited)
+            return check_summary_price(agent, await next(call), inherited=call.input.cost_limited)
         await self._firing.messages(agent, call, told)
         await self._delegating.after(agent, call, told)
         stepped = await self._stepping.step(agent, call, told)
-        if isinstance(stepped, Waits):
+        if isinstance(stepped, BranchWait):
             return stepped.reply(call)
         if stepped is not None:
             call.agent = agent = stepped.agent
         if stepped is not None and stepped.finish is not None:
-            reply = answer(agent, await self._epilogue.stepped(agent, stepped, told))
+            reply = build_step_reply(agent, await self._epilogue.stepped(agent, stepped, told))
         else:
             reply = await self._asked(agent, call, told, next)
         assert reply.message is not None, "a model says something"
@@ -366,7 +375,7 @@ class IterationStage:
         reply = await next(call)
         assert reply.message is not None, "a model says something"
         output = await self._epilogue.output(agent, call, reply.message, told)
-        reply.output = planned(agent, await self._delegating.before(agent, told, output), self._firing.on)
+        reply.output = add_hook_plans(agent, await self._delegating.before(agent, told, output), self._firing.on)
         await self._firing.asked(agent, told, reply.output)
         reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
         return reply

@@ -11,22 +11,22 @@ from temporalio import activity
 
 from ..agent.agent import Agent
 from ..errors import ContentFilterError, MalformedReplyError, ProviderError, TruncatedStreamError
-from ..loop.containment import Containment, still_there, withheld_before
-from ..loop.transcript import CallIds, sound_parts
+from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
+from ..loop.transcript import CallIds, sanitize_parts
 from ..ports import Completed, ModelCall, ModelReply, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
 from ..types.events import StepTaken
-from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean
+from ..types.messages import Message, Part, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import MODEL_ACTIVITY, ModelOutput
 
 logger = logging.getLogger("perdure.worker")
 
-Cost = Callable[[str, str, Usage, str | None], float | None]
+ComputeCost = Callable[[str, str, Usage, str | None], float | None]
 
 
 class ModelActivity:
     """Calls models. What they are asked, and what is to become of the reply, is for :class:`IterationStage` to say."""
 
-    def __init__(self, provider: Callable[[Agent], Provider], cost: Cost) -> None:
+    def __init__(self, provider: Callable[[Agent], Provider], cost: ComputeCost) -> None:
         """``provider`` gives the one that an agent's models are asked through, ``cost`` the price of a call in USD."""
         self._provider = provider
         self._cost = cost
@@ -42,13 +42,15 @@ class ModelActivity:
         assert request is not None, "the iteration stage makes the request"
         completed, withheld = await self._contained(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
-        parts = call.ids.of_reply((part for part in completed.parts if not _cut_off(part, completed)), completed.origin)
+        parts = call.ids.of_reply(
+            (part for part in completed.parts if not _is_cut_off(part, completed)), completed.origin
+        )
         # The API may call it by another name than the one that is priced.
-        model, asked = completed.model or agent.model_name, _asked(agent, provider)
+        model, asked = completed.model or agent.model_name, _find_requested_model(agent, provider)
         cost = self._cost(provider, model, completed.usage, asked)
         message = Message(
             role="assistant",
-            parts=sound_parts(parts),
+            parts=sanitize_parts(parts),
             model=completed.model or agent.model_name,
             finish_reason=completed.finish_reason,
             usage=completed.usage,
@@ -68,9 +70,9 @@ class ModelActivity:
         with the first again. What is withheld is recorded with the reply, or not at all.
         """
         conversation = [*call.prefix, *call.fresh]
-        before = still_there(withheld_before(conversation), (*conversation, *request.messages))
+        before = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
         texts = call.input.purpose != "compact"  # the order to sum up is none of the conversation
-        contained = Containment(request.messages, before, resend=call.input.resend, texts=texts)
+        contained = ContentWithholder(request.messages, before, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
         call.asking(agent.model)
         while True:
@@ -85,14 +87,14 @@ class ModelActivity:
                     raise
                 left_out = ", ".join(one.what for one in contained.withheld)
                 logger.warning(
-                    "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean(error.message)
+                    "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean_text(error.message)
                 )
                 logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 
     async def _stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. A stream without ``Completed`` was cut, and nothing of it counts."""
-        call.ids = ids = _call_ids(call)
+        call.ids = ids = _build_call_ids(call)
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
@@ -116,18 +118,18 @@ class ModelActivity:
         return last
 
 
-def _call_ids(call: ModelCall) -> CallIds:
+def _build_call_ids(call: ModelCall) -> CallIds:
     edited = any(isinstance(step, StepTaken) and step.edited for step in call.steps)
     return CallIds([*call.prefix, *call.fresh], call.input.scope, call.input.op, edited=edited)
 
 
-def _asked(agent: Agent, provider: str) -> str | None:
+def _find_requested_model(agent: Agent, provider: str) -> str | None:
     """The name by which ``agent`` has asked for the model; None where it may have been one of several."""
     names = [one.name for one in agent.chain if len(agent.chain) == 1 or one.provider == provider]
     return names[0] if len(names) == 1 else None
 
 
-def _cut_off(part: Part, reply: Completed) -> bool:
+def _is_cut_off(part: Part, reply: Completed) -> bool:
     """Whether ``part`` is a call that the model could not write to its end: it is none."""
     ended = reply.finish_reason in ("length", "content_filter", "refusal")
     return ended and isinstance(part, ToolCallPart) and part.malformed is not None

@@ -10,20 +10,20 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from ..errors import AbortError, AuthContextUnavailableError, PerdureError, StoreError
-from ..ports import Memory as Kept
+from ..ports import SharedMemory as Kept
 from ..tools import Memory
-from ..tools.context import AuthContext, ResolveAuth, RunFacts
-from ..tools.memory import Writes
+from ..tools.context import AuthContext, AuthFunction, RunFacts
+from ..tools.memory import MemoryWrites
 from ..types.wire import CallFacts
 from .author_loop import AuthorLoop, OverdueError
 
 logger = logging.getLogger("perdure.worker")
 
-RESOLVING = 30.0
+RESOLVE_AUTH_TIMEOUT = 30.0
 """Seconds that the author's ``resolve_auth`` may take."""
 
 
-class Opens(Protocol):
+class TokenOpener(Protocol):
     """Keys: see :class:`perdure.encryption.Keys`."""
 
     def open(self, token: str, abouts: Iterator[str]) -> bytes:
@@ -31,14 +31,14 @@ class Opens(Protocol):
         ...
 
 
-class Authorising:
+class AuthResolver:
     """Gives calls their ``auth_context``, each its own, once; nothing is kept behind it."""
 
     def __init__(
         self,
-        keys: Opens,
+        keys: TokenOpener,
         author: AuthorLoop,
-        resolve: ResolveAuth | None = None,
+        resolve: AuthFunction | None = None,
         resources: Callable[[], Any] = lambda: None,
     ) -> None:
         """``resolve`` is the author's ``resolve_auth``; ``resources`` gives what the lifespan yielded."""
@@ -55,7 +55,7 @@ class Authorising:
         only logged.
         """
         if task.auth_context is not None:
-            return AuthContext(json.loads(self._keys.open(task.auth_context, bound_to(task))))
+            return AuthContext(json.loads(self._keys.open(task.auth_context, iter_bound_contexts(task))))
         return None if task.auth_ref is None else AuthContext(await self._resolved(task.auth_ref, task))
 
     async def _resolved(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
@@ -66,9 +66,9 @@ class Authorising:
             )
         facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
         try:
-            found = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVING)
+            found = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVE_AUTH_TIMEOUT)
         except OverdueError:
-            raise _unresolved(f"it did not return within {RESOLVING:g} s") from None
+            raise _build_auth_error(f"it did not return within {RESOLVE_AUTH_TIMEOUT:g} s") from None
         except AbortError as error:
             raise error.plain() from None
         except PerdureError:
@@ -76,13 +76,13 @@ class Authorising:
         except Exception as error:
             # Its text may have a credential, or an address with one: history gets the class, the worker's log the text.
             logger.exception("resolve_auth failed for run %s", task.context_id)
-            raise _unresolved(f"it raised {type(error).__name__}, see the worker's log") from None
+            raise _build_auth_error(f"it raised {type(error).__name__}, see the worker's log") from None
         if not isinstance(found, Mapping):
-            raise _unresolved(f"it returned {type(found).__name__} and no mapping")
+            raise _build_auth_error(f"it returned {type(found).__name__} and no mapping")
         return found
 
 
-def bound_to(task: CallFacts) -> Iterator[str]:
+def iter_bound_contexts(task: CallFacts) -> Iterator[str]:
     """The conversations that a token of the run may be sealed for: its own, and those above it.
 
     Its id alone proves nothing, as a client chooses it: Temporal has to confirm that the run is a child.
@@ -96,7 +96,7 @@ def bound_to(task: CallFacts) -> Iterator[str]:
         yield context_id
 
 
-def _unresolved(why: str) -> AuthContextUnavailableError:
+def _build_auth_error(why: str) -> AuthContextUnavailableError:
     return AuthContextUnavailableError(
         f"resolve_auth failed: {why}",
         hint="It is asked again, and the run waits; to end the run instead, let it raise AbortError.",
@@ -109,11 +109,11 @@ def _unresolved(why: str) -> AuthContextUnavailableError:
 
 T = TypeVar("T")
 
-_FIRST_DELAY = 0.2
-_LAST_DELAY = 5.0
+_FIRST_RETRY_DELAY = 0.2
+_MAX_RETRY_DELAY = 5.0
 
 
-class StoredMemory:
+class MemoryFactory:
     """Gives each call its view of what is kept in the store.
 
     ``waiting`` is told why a read has to wait for the store, and "" when it is over.
@@ -123,12 +123,12 @@ class StoredMemory:
         self._store = store
         self._waiting = waiting
 
-    def __call__(self, writes: Writes) -> Memory:
+    def __call__(self, writes: MemoryWrites) -> Memory:
         """The memory of one call, which writes into ``writes``. On the worker's loop."""
-        return Memory(_Reads(self._store, asyncio.get_running_loop(), self._waiting), writes)
+        return Memory(_StoreReader(self._store, asyncio.get_running_loop(), self._waiting), writes)
 
 
-class _Reads:
+class _StoreReader:
     """Asks the store on its own loop, for whatever thread."""
 
     def __init__(self, store: Kept, loop: asyncio.AbstractEventLoop, waiting: Callable[[str], None]) -> None:
@@ -156,7 +156,7 @@ class _Reads:
 
     async def _insist(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read as soon as the store can be read: that it cannot is no failure of the tool's. Its timeout bounds it."""
-        delay, waited = _FIRST_DELAY, False
+        delay, waited = _FIRST_RETRY_DELAY, False
         try:
             while True:
                 try:
@@ -168,7 +168,7 @@ class _Reads:
                     waited = True
                     self._waiting(f"{type(error).__name__}: {error}")
                     await asyncio.sleep(delay)
-                    delay = min(delay * 2, _LAST_DELAY)
+                    delay = min(delay * 2, _MAX_RETRY_DELAY)
                 else:
                     if waited:
                         self._waiting("")

@@ -13,42 +13,42 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..agent.agent import Agent
-from ..agent.overrides import overridden
-from ..errors import BranchError, DefinitionError, PerdureError, from_type
-from ..hooks import Given, Hook, fire_all
+from ..agent.overrides import apply_override
+from ..errors import BranchError, DefinitionError, PerdureError, build_error
+from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
-from ..hooks.dispatch import Inside, by_reference
-from ..hooks.step import Facts, Step
+from ..hooks.dispatch import ArgumentsSnapshot, extract_file_blobs
+from ..hooks.step import Step, StepFacts
 from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
-from ..loop.transcript import taken_over, unsound
-from ..loop.turns import merged
-from ..ports import Blob, Fork, ModelCall, ModelReply
+from ..loop.transcript import adopt_edited_messages, find_conversation_problem
+from ..loop.turns import merge_overrides
+from ..ports import Blob, BranchConversation, ModelCall, ModelReply
 from ..tools import RunContext, read_result
 from ..tools.subagents import agent_name
 from ..types.events import MessageInjected, StepTaken
-from ..types.interface import KEPT, Kept, plain_output
-from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean
-from ..types.plain_json import size
-from ..types.subagents import BRANCHES, MODEL_BYTES, SAID_CHARS, BranchAsked, BranchOutcome
-from ..types.wire import INLINE_BYTES, Finish, ModelOutput
+from ..types.interface import OVERRIDE_DURATIONS, LastingOverrides, parse_output
+from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean_text
+from ..types.plain_json import measure_json
+from ..types.subagents import BRANCH_LABEL_CHARS, BRANCH_MODEL_BYTES, MAX_BRANCHES, BranchOutcome, BranchRequest
+from ..types.wire import INLINE_BYTES, FinalAnswer, ModelOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
-from .hooks import Firing
+from .hooks import HookRunner
 
 # ---
 # What a step policy may ask of other agents: ``step.branch``, from the conversation as the policy has it.
 
 
-Messages = Literal["all", "none"]
+BranchMessages = Literal["all", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class BranchWait:
     """The policy waits for branches: what the call comes to, in a reply's place."""
 
-    branches: tuple[BranchAsked, ...]
-    forks: tuple[Fork | None, ...]
+    branches: tuple[BranchRequest, ...]
+    forks: tuple[BranchConversation | None, ...]
     blobs: tuple[Blob, ...]
 
     def reply(self, call: ModelCall) -> ModelReply:
@@ -58,7 +58,7 @@ class Waits:
         return ModelReply(ModelOutput(branches=self.branches), message=None, forks=self.forks)
 
 
-class Branching:
+class StepBranches:
     """The branches of one attempt of a policy."""
 
     def __init__(self, agents: Agents, call: ModelCall, known: Sequence[Message], recorded: int) -> None:
@@ -67,44 +67,44 @@ class Branching:
         self._call = call
         self._known = self._without_order(known)
         self._recorded = recorded
-        self._forks: dict[int, tuple[Fork | None, list[Blob]]] = {}
+        self._forks: dict[int, tuple[BranchConversation | None, list[Blob]]] = {}
         self._asked = len(call.branches)
         self.branches = Branches(tuple(call.branches), self._answer)
 
     def begin(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
         """``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
-        found = self._agents.get(_name(agent))
-        if messages not in get_args(Messages):
+        found = self._agents.get(_read_branch_agent(agent))
+        if messages not in get_args(BranchMessages):
             raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
         models = self._models(found, model)
-        text, typed = _said(found, message)
+        text, typed = _read_branch_message(found, message)
         if text is None and messages == "none":
             raise DefinitionError(
                 f"a branch to agent {found.name!r} without the conversation has nothing to answer",
                 hint='Give it a message, or messages="all".',
             )
         fork, blobs = self._fork(step, text) if messages == "all" else (None, [])
-        asked = _asked(found.name, text, typed, models, messages)
+        asked = _build_branch_request(found.name, text, typed, models, messages)
         branch = self.branches.begin(asked)
         if not branch.awaited:
             self._forks[id(branch)] = fork, blobs
             self._check_count()
         return branch
 
-    def waits(self) -> Waits:
+    def waits(self) -> BranchWait:
         """What the policy waits for."""
         new = self.branches.new
         forks = [self._forks[id(branch)] for branch in new]
-        return Waits(
+        return BranchWait(
             branches=tuple(branch.asked for branch in new),
             forks=tuple(fork for fork, _ in forks),
             blobs=tuple(blob for _, blobs in forks for blob in blobs),
         )
 
     def _check_count(self) -> None:
-        if self._asked + len(self.branches.new) > BRANCHES:
+        if self._asked + len(self.branches.new) > MAX_BRANCHES:
             raise DefinitionError(
-                f"a step may have {BRANCHES} branches, and the policy begins one more",
+                f"a step may have {MAX_BRANCHES} branches, and the policy begins one more",
                 hint="Ask an agent that has the others as subagents, or spread them over several steps.",
             )
 
@@ -112,31 +112,35 @@ class Branching:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
-        overridden(agent, {"model": given})  # what is wrong with it is said now
-        if (found := size(given)) > MODEL_BYTES:
+        apply_override(agent, {"model": given})  # what is wrong with it is said now
+        if (found := measure_json(given)) > BRANCH_MODEL_BYTES:
             raise DefinitionError(
-                f"step.branch(model=…) has {found:,} bytes as JSON and may have {MODEL_BYTES:,}",
+                f"step.branch(model=…) has {found:,} bytes as JSON and may have {BRANCH_MODEL_BYTES:,}",
                 hint="Give the name of a model, or a short list of names.",
             )
         return (given,) if isinstance(given, str) else tuple(given)
 
-    def _fork(self, step: Step, text: str | None) -> tuple[Fork | None, list[Blob]]:
+    def _fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:
         """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
         call, known = self._call, self._known
         now = self._without_order(step.messages)
         if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
-            return Fork(call.head, tuple(known[self._recorded :])), []
+            return BranchConversation(call.head, tuple(known[self._recorded :])), []
         sent = [*now, *([] if text is None else [Message.user(text)])]
-        if (why := unsound(sent)) is not None:
+        if (why := find_conversation_problem(sent)) is not None:
             raise DefinitionError(
                 f"step.messages cannot be sent to another agent: {why}",
                 hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
             )
-        edited, blobs = by_reference(taken_over(now, known))
+        edited, blobs = extract_file_blobs(adopt_edited_messages(now, known))
         unchanged = len(edited) >= self._recorded and all(
             a is b or a == b for a, b in zip(edited, known[: self._recorded], strict=False)
         )
-        return (Fork(call.head, tuple(edited[self._recorded :])) if unchanged else Fork(None, tuple(edited))), blobs
+        return (
+            BranchConversation(call.head, tuple(edited[self._recorded :]))
+            if unchanged
+            else BranchConversation(None, tuple(edited))
+        ), blobs
 
     def _without_order(self, messages: Sequence[Message]) -> list[Message]:
         """Without the engine's order to finish, which is for the agent of the run alone."""
@@ -150,7 +154,7 @@ class Branching:
         """The answer of a branch that has ended. Raises ``BranchError``."""
         what = f"the branch {outcome.said} (run {self._call.input.context_id}/{outcome.op})"
         if outcome.error_type is not None:
-            cause = from_type(outcome.error_type, outcome.error or "")
+            cause = build_error(outcome.error_type, outcome.error or "")
             if isinstance(cause, BranchError):
                 raise BranchError(f"{what}: {cause.message}")
             raise BranchError(f"{what} failed: {outcome.error_type}: {outcome.error}") from cause
@@ -158,14 +162,16 @@ class Branching:
         if kind.is_text:
             return outcome.content
         if not outcome.typed:
-            raise BranchError(f"{what} ended without an output; the agent said: {outcome.content[:SAID_CHARS]!r}")
+            raise BranchError(
+                f"{what} ended without an output; the agent said: {outcome.content[:BRANCH_LABEL_CHARS]!r}"
+            )
         try:
-            return kind.load(plain_output(outcome.content))
+            return kind.load(parse_output(outcome.content))
         except PerdureError as error:
             raise BranchError(f"{what}: {error}") from error
 
 
-def _name(agent: Any) -> str:
+def _read_branch_agent(agent: Any) -> str:
     try:
         return agent_name(agent)
     except DefinitionError:
@@ -175,12 +181,12 @@ def _name(agent: Any) -> str:
         ) from None
 
 
-def _said(agent: Agent, message: Any) -> tuple[str | None, bool]:
+def _read_branch_message(agent: Agent, message: Any) -> tuple[str | None, bool]:
     """The text of what ``agent`` is asked, and whether it is JSON of its input type."""
     if message is None:
         return None, False
     if isinstance(message, str) and message:
-        return clean(message), False
+        return clean_text(message), False
     if isinstance(message, list | tuple | bytes | str) or not agent.takes_input:
         raise DefinitionError(
             f"a branch to agent {agent.name!r} is given text"
@@ -188,15 +194,17 @@ def _said(agent: Agent, message: Any) -> tuple[str | None, bool]:
             + f", not {message!r:.100}",
             hint="What the conversation has in it, files too, it sees by itself.",
         )
-    return clean(json.dumps(agent.check_input(message), ensure_ascii=False)), True
+    return clean_text(json.dumps(agent.check_input(message), ensure_ascii=False)), True
 
 
-def _asked(agent: str, text: str | None, typed: bool, models: tuple[str, ...], messages: str) -> BranchAsked:
+def _build_branch_request(
+    agent: str, text: str | None, typed: bool, models: tuple[str, ...], messages: str
+) -> BranchRequest:
     plain = json.dumps([agent, text, typed, models, messages])
     said = agent if text is None else f"{agent}: {text}"
-    return BranchAsked(
+    return BranchRequest(
         key=hashlib.sha256(plain.encode()).hexdigest()[:32],
-        said=repr(said if len(said) <= SAID_CHARS else said[:SAID_CHARS] + "…"),
+        said=repr(said if len(said) <= BRANCH_LABEL_CHARS else said[:BRANCH_LABEL_CHARS] + "…"),
         agent=agent,
         message=text,
         typed=typed,
@@ -205,14 +213,14 @@ def _asked(agent: str, text: str | None, typed: bool, models: tuple[str, ...], m
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepResult:
     """What the policy has made of a call; ``call.prefix`` and ``call.fresh`` are changed in place."""
 
     agent: Agent
     """As the call is made with."""
-    finish: Finish | None
+    finish: FinalAnswer | None
     """The answer, where no model is to be asked."""
-    kept: Kept | None
+    kept: LastingOverrides | None
     replaced: Replaced | None
     """Where ``call.fresh`` is the whole conversation, and nothing of it follows the head: what was there before."""
     value: Any = None
@@ -229,24 +237,24 @@ class Stepped:
             call.prefix, call.fresh = reply.rewritten, ()
 
 
-class Stepping:
+class StepPolicy:
     """Runs policies and carries out what they decide."""
 
-    def __init__(self, author: AuthorLoop, agents: Agents, firing: Firing) -> None:
+    def __init__(self, author: AuthorLoop, agents: Agents, firing: HookRunner) -> None:
         self._author = author
         self._agents = agents
         self._firing = firing
 
-    async def step(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Stepped | Waits | None:
+    async def step(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> StepResult | BranchWait | None:
         """Let the policy change ``call``; None where it has nothing to say. Raises ``HookError``, ``AbortError``."""
         task = call.input
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
             return None
         hooks = self._firing.on("on_iteration", agent)
-        return await _Attempt(self._agents, agent, call).run(self._author, hooks, told) if hooks else None
+        return await _PolicyAttempt(self._agents, agent, call).run(self._author, hooks, told) if hooks else None
 
 
-class _Attempt:
+class _PolicyAttempt:
     """One run of the policy."""
 
     def __init__(self, agents: Agents, agent: Agent, call: ModelCall) -> None:
@@ -256,13 +264,15 @@ class _Attempt:
         self._recorded = [message for message in call.prefix if message.role != "system"]
         self._known = [*self._recorded, *call.fresh]
         self._blobs: list[Blob] = []
-        self._branching = Branching(agents, call, self._known, len(self._recorded))
-        self._inside = Inside(self._known)
+        self._branching = StepBranches(agents, call, self._known, len(self._recorded))
+        self._inside = ArgumentsSnapshot(self._known)
 
-    async def run(self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]) -> Stepped | Waits | None:
+    async def run(
+        self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]
+    ) -> StepResult | BranchWait | None:
         step = Step(self._facts())
         try:
-            for some in _together(hooks):
+            for some in _group_hooks(hooks):
                 trial = step if some[0].on_error == "fail" else step.copy()
                 if await self._fire(author, some, trial, told):
                     step = trial
@@ -274,11 +284,11 @@ class _Attempt:
             self._inside.put_back()
         return self._carried_out(step)
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> StepFacts:
         task, agent = self._call.input, self._agent
         own = self._call.base.toolbox
         instructions = agent.instructions
-        return Facts(
+        return StepFacts(
             iteration=task.iteration - 1,
             forced=task.purpose == "force_finish",
             usage=task.used,
@@ -297,11 +307,11 @@ class _Attempt:
         """Whether they have done it; one that is only to be logged may have failed."""
         done: list[Hook] = []
 
-        def show(given: Given) -> Given:
+        def show(given: HookArguments) -> HookArguments:
             given.update(messages=tuple(step.messages), response=step.reply)
             return given
 
-        def take(hook: Hook, _: Any, given: Given) -> bool:
+        def take(hook: Hook, _: Any, given: HookArguments) -> bool:
             self._branching.branches.check()
             self._check(step)
             show(given)
@@ -309,7 +319,7 @@ class _Attempt:
             return step.finished is not None
 
         run = self._branching.branches.around(author.run)
-        await fire_all(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
+        await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
         if not done:  # it was only logged that it failed
             self._branching.branches.forget()
         return bool(done)
@@ -321,8 +331,8 @@ class _Attempt:
         changes = step.changes()
         for some in (changes, *step.kept.values()):
             if some:
-                overridden(base, merged(before, some), self._agents.tools)
-        if (found := size(step.kept)) > OVERRIDE_BYTES:
+                apply_override(base, merge_overrides(before, some), self._agents.tools)
+        if (found := measure_json(step.kept)) > OVERRIDE_BYTES:
             raise DefinitionError(
                 f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
                 hint="Say it in a message, or set it before each call.",
@@ -331,14 +341,17 @@ class _Attempt:
             raise DefinitionError(
                 "step.messages has something in it that is no Message", hint="For instance Message.user('…')."
             )
-        if not _same(step.messages, self._known) and (why := unsound(step.messages)) is not None:
+        if (
+            not _has_same_messages(step.messages, self._known)
+            and (why := find_conversation_problem(step.messages)) is not None
+        ):
             raise DefinitionError(
                 f"step.messages cannot be sent to a model: {why}",
                 hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
             )
         self._finish(step)
 
-    def _finish(self, step: Step) -> Finish | None:
+    def _finish(self, step: Step) -> FinalAnswer | None:
         """The answer that the policy gives. Raises ``DefinitionError`` for one that is not of the output type."""
         if step.finished is None:
             return None
@@ -358,38 +371,38 @@ class _Attempt:
                     f"the result of the call {before.call_id!r} cannot be that of {value.call_id!r}",
                     hint="Give its text, or part.model_copy(update={'content': …}) of the same part.",
                 )
-            text, files, is_error = clean(value.content), value.files, value.is_error
+            text, files, is_error = clean_text(value.content), value.files, value.is_error
         else:
             result = read_result(value)
             text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
-        (message,), blobs = by_reference([Message(role="tool", parts=files)])
+        (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
         self._blobs += blobs
         kept = tuple(part for part in message.parts if isinstance(part, FilePart))
         return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
 
     # --- afterwards
 
-    def _carried_out(self, step: Step) -> Stepped | None:
+    def _carried_out(self, step: Step) -> StepResult | None:
         changes, kept, finish = step.changes(), step.kept, self._finish(step)
-        same = _same(step.messages, self._known)
+        same = _has_same_messages(step.messages, self._known)
         if same and not changes and not kept and finish is None:
             return None
         replaced = None if same else self._edit(step)
         taken = self._told_of(step, changes, replaced)
-        self._call.steps = [taken, *map(_injected, step.injected)]
-        overrides = merged(self._call.input.overrides or {}, changes)
+        self._call.steps = [taken, *map(_build_injected_event, step.injected)]
+        overrides = merge_overrides(self._call.input.overrides or {}, changes)
         agent = self._call.base.overridden(overrides, self._agents.tools) if changes else self._agent
         value = None if step.finished is None else agent.output_type.changed(step.finished[0])
-        return Stepped(agent, finish, Kept(**kept) if kept else None, replaced, value)
+        return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value)
 
     def _edit(self, step: Step) -> Replaced | None:
         """Put the edited conversation into the call; what it replaces, where that was recorded already."""
         call, recorded = self._call, len(self._recorded)
-        edited, blobs = by_reference(taken_over(step.messages, self._known))
+        edited, blobs = extract_file_blobs(adopt_edited_messages(step.messages, self._known))
         blobs += self._blobs
         call.blobs += blobs
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
-        if _same(edited[:recorded], self._recorded):
+        if _has_same_messages(edited[:recorded], self._recorded):
             call.fresh = edited[recorded:]
             return None
         assert call.head is not None, "what is recorded has a head"
@@ -405,7 +418,7 @@ class _Attempt:
             instructions="instructions" in changes,
             tools_added=tuple(changes.get("add_tools", ())),
             tools_removed=tuple(changes.get("remove_tools", ())),
-            kept=tuple(scope for scope in KEPT if scope in step.kept),
+            kept=tuple(scope for scope in OVERRIDE_DURATIONS if scope in step.kept),
             results=self._changed_results(step),
             injected=len(step.injected),
             edited=replaced is not None,
@@ -419,7 +432,7 @@ class _Attempt:
         return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
 
 
-def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
+def _group_hooks(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
     """Those that fail the run go together; one that is only logged goes alone, so that it can be undone."""
     some: list[Hook] = []
     for hook in hooks:
@@ -434,13 +447,13 @@ def _together(hooks: Sequence[Hook]) -> Iterator[list[Hook]]:
         yield some
 
 
-def _same(messages: Sequence[Message], others: Sequence[Message]) -> bool:
+def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -> bool:
     return len(messages) == len(others) and all(a is b or a == b for a, b in zip(messages, others, strict=True))
 
 
-def _injected(message: Message) -> MessageInjected:
+def _build_injected_event(message: Message) -> MessageInjected:
     text, blob = message.text, None
     if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
         text, blob = "", Blob.of(text).ref  # the transcript keeps it there
-    files = tuple(part for part in by_reference([message])[0][0].parts if isinstance(part, FilePart))
+    files = tuple(part for part in extract_file_blobs([message])[0][0].parts if isinstance(part, FilePart))
     return MessageInjected(by=message.by, content=text, blob=blob, files=files)

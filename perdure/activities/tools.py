@@ -15,16 +15,36 @@ from temporalio.common import RawValue
 
 from ..agent.agent import Agent
 from ..errors import AbortError, PerdureError, ToolError
-from ..hooks import Event, Hook
-from ..hooks.dispatch import same
-from ..loop.transcript import unknown
+from ..hooks import Hook, HookEvent
+from ..hooks.dispatch import is_same_json
+from ..loop.transcript import build_unknown_tool_text
 from ..ports import Blob, ToolCall
-from ..tools import ArgumentsError, CallbackTool, Memory, RemoteTool, Result, Tool, ToolContext, error_text, read_result
-from ..tools.memory import Writes
+from ..tools import (
+    ArgumentsError,
+    CallbackTool,
+    Memory,
+    RemoteTool,
+    ResultContent,
+    Tool,
+    ToolContext,
+    format_error,
+    read_result,
+)
+from ..tools.memory import MemoryWrites
 from ..types.files import File
 from ..types.messages import FilePart
-from ..types.plain_json import flaw, size
-from ..types.tool_calls import QUESTIONS, After, Around, AsCallback, AsRemote, Before, Call, Cleared, Question
+from ..types.plain_json import find_json_flaw, measure_json
+from ..types.tool_calls import (
+    MAX_QUESTIONS,
+    AfterExternalCall,
+    BeforeExternalCall,
+    Call,
+    CallbackCall,
+    Clearance,
+    ExternalCallHooks,
+    Question,
+    RemoteCall,
+)
 from ..types.wire import REMOTE_BYTES, ModelOutput, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
@@ -77,7 +97,7 @@ class TaskCancellation:
         return True
 
 
-def cancellation() -> Cancellation:
+def get_cancellation() -> Cancellation:
     """Of the present call, wherever it runs."""
     return ActivityCancellation() if activity.in_activity() else TaskCancellation()
 
@@ -88,54 +108,56 @@ def cancellation() -> Cancellation:
 # Hooks and rules stand around the two activities as around any tool's: the stages see a call, and what it comes to.
 
 
-HooksOn = Callable[[Event, Agent], tuple[Hook, ...]]
+FindHooks = Callable[[HookEvent, Agent], tuple[Hook, ...]]
 """The hooks of the worker, then those of the agent."""
 
 
-def planned(agent: Agent, output: ModelOutput, on: HooksOn) -> ModelOutput:
+def add_hook_plans(agent: Agent, output: ModelOutput, on: FindHooks) -> ModelOutput:
     """``output``, its calls that are run elsewhere with what there is around them."""
-    if not any(isinstance(call.disposition, AsRemote | AsCallback) for call in output.calls):
+    if not any(isinstance(call.disposition, RemoteCall | CallbackCall) for call in output.calls):
         return output
-    return output.model_copy(update={"calls": tuple(_planned(agent, call, on) for call in output.calls)})
+    return output.model_copy(update={"calls": tuple(_add_hook_plan(agent, call, on) for call in output.calls)})
 
 
-def _planned(agent: Agent, call: Call, on: HooksOn) -> Call:
+def _add_hook_plan(agent: Agent, call: Call, on: FindHooks) -> Call:
     how = call.disposition
-    if not isinstance(how, AsRemote | AsCallback):
+    if not isinstance(how, RemoteCall | CallbackCall):
         return call
     tool = agent.toolbox.get(call.name)
 
-    def there(event: Event) -> bool:
+    def there(event: HookEvent) -> bool:
         return bool(on(event, agent) or (tool is not None and tool.hooks.on(event)))
 
-    around = Around(before=there("before_tool_call"), after=there("after_tool_call"), errors=there("on_error"))
+    around = ExternalCallHooks(
+        before=there("before_tool_call"), after=there("after_tool_call"), errors=there("on_error")
+    )
     return call.model_copy(update={"disposition": how.model_copy(update={"around": around})})
 
 
-async def cleared(author: AuthorLoop, tool: Tool, call: ToolCall, side: Before) -> ToolOutput:
+async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, side: BeforeExternalCall) -> ToolOutput:
     """The call may be handed over, with the arguments that it has behind the hooks. Raises ``ToolError``."""
     if not isinstance(tool, CallbackTool if side.client else RemoteTool):
         raise ToolError(f"{call.input.name} is run in another way now: call it again")
     arguments = dict(call.arguments)
-    _check(call.input.name, arguments)
+    _check_external_arguments(call.input.name, arguments)
     await author.run(f"validators of tool {tool.name}", tool.ask, arguments)
-    changed = None if same(arguments, call.input.arguments) else arguments
-    return ToolOutput(key=call.key, status="cleared", cleared=Cleared(arguments=changed))
+    changed = None if is_same_json(arguments, call.input.arguments) else arguments
+    return ToolOutput(key=call.key, status="cleared", cleared=Clearance(arguments=changed))
 
 
-def returned(call: ToolCall, side: After) -> ToolOutput:
+def build_returned_output(call: ToolCall, side: AfterExternalCall) -> ToolOutput:
     """What the call came to, as its hooks are to see it."""
     text = side.text or ""
     call.error = ToolError(text) if side.is_error else None
     return ToolOutput(key=call.key, content=text, is_error=side.is_error)
 
 
-def _check(name: str, arguments: dict[str, Any]) -> None:
+def _check_external_arguments(name: str, arguments: dict[str, Any]) -> None:
     """Raise ``ArgumentsError`` for what cannot be sent."""
     wrong = f"the arguments of {name} are not valid"
-    if why := flaw(arguments):
+    if why := find_json_flaw(arguments):
         raise ArgumentsError(f"{wrong}: they must be plain JSON: {why}")
-    if (found := size(arguments)) > REMOTE_BYTES:
+    if (found := measure_json(arguments)) > REMOTE_BYTES:
         raise ArgumentsError(f"{wrong}: they have {found:,} bytes and may have {REMOTE_BYTES:,}")
 
 
@@ -147,8 +169,8 @@ class ToolActivity:
         agents: Agents,
         author: AuthorLoop,
         resources: Callable[[], Any] = lambda: None,
-        heartbeat: Callable[[], Callable[..., None]] = lambda: _nothing,
-        memory: Callable[[Writes], Memory] = lambda writes: Memory(writes=writes),
+        heartbeat: Callable[[], Callable[..., None]] = lambda: _ignore_heartbeat,
+        memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
         cancellation: Callable[[], Cancellation] = cancellation,
         toolsets: Toolsets | None = None,
     ) -> None:
@@ -178,21 +200,23 @@ class ToolActivity:
         context = self.context(call, call.writes, lambda: given_up.is_set() or cancelled.requested())
         tool: Tool | None = None
         try:
-            if isinstance(task.side, After):
-                return returned(call, task.side)
+            if isinstance(task.side, AfterExternalCall):
+                return build_returned_output(call, task.side)
             tool = await self._find(agent, call, context)
             if tool is None:  # the code changed since the model was shown the tool
-                return _failed(call, unknown(task.name, [spec.name for spec in agent.toolbox.specs]))
+                return _build_error_output(
+                    call, build_unknown_tool_text(task.name, [spec.name for spec in agent.toolbox.specs])
+                )
             if task.side is not None:
                 return await self._cleared(call, tool, task.side)
-            output = await self._execute(call, tool, _work(agent, tool, call, context))
+            output = await self._execute(call, tool, _bind_tool_call(agent, tool, call, context))
             question = context.questions.open
-            return output if question is None else _asking(call, question)
+            return output if question is None else _build_question_output(call, question)
         except PerdureError as error:
-            return _failed(call, error_text(error), error)
+            return _build_error_output(call, format_error(error), error)
         except asyncio.CancelledError:
             if cancelled.by_run():
-                return _cancelled(call, tool)
+                return _build_cancelled_output(call, tool)
             # The worker stops: the journal has an intent and no outcome, which is the truth. The next attempt tells
             # the model so, or runs an idempotent tool again.
             raise
@@ -200,13 +224,13 @@ class ToolActivity:
             given_up.set()
             context.memory.close()
 
-    async def _cleared(self, call: ToolCall, tool: Tool, side: Before) -> ToolOutput:
+    async def _cleared(self, call: ToolCall, tool: Tool, side: BeforeExternalCall) -> ToolOutput:
         try:
-            return await cleared(self._author, tool, call, side)
+            return await clear_external_call(self._author, tool, call, side)
         except ArgumentsError as error:
-            return _failed(call, str(error), error)
+            return _build_error_output(call, str(error), error)
         except Exception as error:  # of an author's validator, too
-            return _failed(call, error_text(error), error)
+            return _build_error_output(call, format_error(error), error)
 
     async def _find(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
         """Of the agent, of its toolsets, or of the worker. Raises ``ToolError`` for one that is another now."""
@@ -226,22 +250,22 @@ class ToolActivity:
     async def _execute(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"
         try:
-            result: Result = await self._author.run(name, work, timeout=tool.timeout)
-            files = tuple([await _kept(call, file) for file in result.files])
+            result: ResultContent = await self._author.run(name, work, timeout=tool.timeout)
+            files = tuple([await _record_file(call, file) for file in result.files])
             return ToolOutput(key=call.key, content=result.text, files=files)
         except OverdueError as error:
-            late = f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_may_go_on(tool)}"
-            return _failed(call, late, error)
+            late = f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_describe_running_thread(tool)}"
+            return _build_error_output(call, late, error)
         except ArgumentsError as error:
-            return _failed(call, str(error), error)
+            return _build_error_output(call, str(error), error)
         except AbortError as error:
-            text = error_text(error.plain())
-            return _failed(call, text, error).model_copy(update={"status": "aborted"})
+            text = format_error(error.plain())
+            return _build_error_output(call, text, error).model_copy(update={"status": "aborted"})
         except Exception as error:
-            return _failed(call, error_text(error), error)
+            return _build_error_output(call, format_error(error), error)
 
     def context(
-        self, call: ToolCall, writes: Writes, cancelled: Callable[[], bool] = lambda: False
+        self, call: ToolCall, writes: MemoryWrites, cancelled: Callable[[], bool] = lambda: False
     ) -> ToolContext[Any]:
         """What the author's code is told in ``call``; its memory writes into ``writes``."""
         task = call.input
@@ -264,7 +288,7 @@ class ToolActivity:
         )
 
 
-def _work(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
+def _bind_tool_call(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
     """All that may run an author's code: validators, the function, serialisers. It goes to the author's loop whole."""
     arguments = dict(call.arguments)
 
@@ -273,21 +297,21 @@ def _work(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -
             context.context = agent.read_context(context.context)
         return tool.bind(arguments, context)
 
-    async def asynchronous() -> Result:
+    async def asynchronous() -> ResultContent:
         return read_result(await bound()())
 
     def plain() -> Any:
         value = bound()()
-        return _awaited(value) if inspect.isawaitable(value) else read_result(value)
+        return _await_tool_result(value) if inspect.isawaitable(value) else read_result(value)
 
     return asynchronous if tool.is_async else plain
 
 
-async def _awaited(value: Awaitable[Any]) -> Result:
+async def _await_tool_result(value: Awaitable[Any]) -> ResultContent:
     return read_result(await value)
 
 
-async def _kept(call: ToolCall, file: File) -> FilePart:
+async def _record_file(call: ToolCall, file: File) -> FilePart:
     """A reference to ``file``, which is written with the outcome."""
     if file.data is None:
         return file.part
@@ -296,29 +320,31 @@ async def _kept(call: ToolCall, file: File) -> FilePart:
     return FilePart(media_type=file.media_type, name=file.name, blob=blob.ref)
 
 
-def _nothing(*details: Any) -> None:
+def _ignore_heartbeat(*details: Any) -> None:
     """Outside Temporal nobody waits for a heartbeat."""
 
 
-def _failed(call: ToolCall, text: str, error: Exception | None = None) -> ToolOutput:
+def _build_error_output(call: ToolCall, text: str, error: Exception | None = None) -> ToolOutput:
     call.error = error
     return ToolOutput(key=call.key, content=text, is_error=True)
 
 
-def _asking(call: ToolCall, question: Question) -> ToolOutput:
+def _build_question_output(call: ToolCall, question: Question) -> ToolOutput:
     """Whatever the tool has made of it: it runs again from its start, so nothing of this run counts."""
-    if len(call.input.answers) >= QUESTIONS:
-        return _failed(call, f"ToolError: {call.input.name} has asked {QUESTIONS} times, and asks again")
+    if len(call.input.answers) >= MAX_QUESTIONS:
+        return _build_error_output(
+            call, f"ToolError: {call.input.name} has asked {MAX_QUESTIONS} times, and asks again"
+        )
     call.error = None
     call.writes.clear()
     call.blobs.clear()
     return ToolOutput(key=call.key, status="asking", question=question)
 
 
-def _cancelled(call: ToolCall, tool: Tool | None) -> ToolOutput:
-    text = f"Cancelled: {call.input.name} was cancelled while it ran{_may_go_on(tool) if tool else ''}"
+def _build_cancelled_output(call: ToolCall, tool: Tool | None) -> ToolOutput:
+    text = f"Cancelled: {call.input.name} was cancelled while it ran{_describe_running_thread(tool) if tool else ''}"
     return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
 
 
-def _may_go_on(tool: Tool) -> str:
+def _describe_running_thread(tool: Tool) -> str:
     return "" if tool.is_async else "; a plain function cannot be stopped, so it may still complete"

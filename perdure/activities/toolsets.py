@@ -14,37 +14,37 @@ from time import monotonic
 from typing import Any
 
 from ..agent.agent import Agent
-from ..agent.overrides import with_tools
+from ..agent.overrides import copy_with_tools
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, ModelCall, ToolCall, Toolset
-from ..tools import RunContext, Tool, error_text
-from ..tools.tool import ToolOfSet, pinned
+from ..tools import RunContext, Tool, format_error
+from ..tools.tool import ToolsetTool, pin_tool
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef
-from ..types.tool_calls import PinnedTool, read_pinned, written
+from ..types.tool_calls import PinnedTool, decode_pinned_tools, encode_pinned_tools
 from .author_loop import AuthorLoop, OverdueError
 
 logger = logging.getLogger("perdure.worker")
 
-LISTING = 60.0
+TOOLSET_TIMEOUT = 60.0
 """Seconds that a toolset may take to list its tools, and to close."""
-KEPT = 256
+MAX_LISTS = 256
 """Lists of toolsets at present that a worker keeps: one for each toolset and audience."""
-_PARSED = 8
+_PARSED_FACTOR = 8
 """Times its JSON that a list takes in memory, about."""
 
-Contexts = Callable[[], Awaitable[RunContext[Any]]]
+MakeContext = Callable[[], Awaitable[RunContext[Any]]]
 """Gives the context of a tool call, as its agent's code sees it."""
 
 
 @dataclass(slots=True)
-class _Present:
+class _ToolList:
     """What a toolset lists for one audience."""
 
     toolset: Toolset
     until: float = 0.0
     changes: int = -1
-    tools: dict[str, ToolOfSet | Tool] = field(default_factory=dict)
+    tools: dict[str, ToolsetTool | Tool] = field(default_factory=dict)
     """By the names that models call."""
     rows: tuple[PinnedTool, ...] = ()
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -68,7 +68,7 @@ class Toolsets:
         self._author = author
         self._load = load
         self._clock = clock
-        self._present: dict[tuple[int, Hashable], _Present] = {}
+        self._present: dict[tuple[int, Hashable], _ToolList] = {}
         self._taken = taken
 
     async def offered(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
@@ -82,14 +82,14 @@ class Toolsets:
         rows = await self._read(before) if before is not None else None
         if rows is None or any(one.on_change == "refresh" for one in agent.toolsets):
             rows = await self._take(agent, rows, told)
-            blob = Blob.of(written(rows))
+            blob = Blob.of(encode_pinned_tools(rows))
             if before is None or blob.hash != before.hash:
                 call.blobs.append(blob)
                 call.pinned = blob.ref
                 self._keep(blob.ref, rows)
         ref = call.pinned or before
         assert ref is not None, "a list is taken or was"
-        return with_tools(agent, ref.hash, lambda: map(ToolOfSet, rows))
+        return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows))
 
     async def _take(
         self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]
@@ -107,7 +107,7 @@ class Toolsets:
                 logger.warning("a run of agent %s keeps its list of tools: %s", agent.name, error)
                 rows += had
         try:
-            _check_names(agent, rows)
+            _check_tool_names(agent, rows)
         except DefinitionError as error:
             if before is None:
                 raise
@@ -115,7 +115,7 @@ class Toolsets:
             return before
         return tuple(rows)
 
-    async def tool(self, agent: Agent, call: ToolCall, context: Contexts) -> Tool | None:
+    async def tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
         """The tool that ``call`` means, if it is of a toolset.
 
         Raises ``ToolError``, for the model, where it is not there any more, or another now, or cannot be asked for.
@@ -145,17 +145,17 @@ class Toolsets:
         self._present.clear()
         for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
             try:
-                await self._author.run(f"close of toolset {toolset.name}", toolset.close, timeout=LISTING)
+                await self._author.run(f"close of toolset {toolset.name}", toolset.close, timeout=TOOLSET_TIMEOUT)
             except Exception as error:  # the worker stops all the same
-                logger.warning("toolset %s could not be closed: %s", toolset.name, error_text(error))
+                logger.warning("toolset %s could not be closed: %s", toolset.name, format_error(error))
 
     # --- what there is at present
 
-    async def _now(self, toolset: Toolset, told: RunContext[Any]) -> _Present:
+    async def _now(self, toolset: Toolset, told: RunContext[Any]) -> _ToolList:
         key = (id(toolset), await self._audience(toolset, told))
-        present = self._present.pop(key, None) or _Present(toolset)
+        present = self._present.pop(key, None) or _ToolList(toolset)
         self._present[key] = present
-        while len(self._present) > KEPT:
+        while len(self._present) > MAX_LISTS:
             self._present.pop(next(iter(self._present)))
         asked = present.asked
         async with present.asking:
@@ -170,25 +170,29 @@ class Toolsets:
             return None
         try:
             name = f"audience of toolset {toolset.name}"
-            audience: Hashable = await self._author.run(name, toolset.audience, told, timeout=LISTING)
+            audience: Hashable = await self._author.run(name, toolset.audience, told, timeout=TOOLSET_TIMEOUT)
             hash(audience)
         except Exception as error:
-            raise ToolsetError(f"toolset {toolset.name!r} cannot say whom it is for: {_reason(error)}") from error
+            raise ToolsetError(
+                f"toolset {toolset.name!r} cannot say whom it is for: {_describe_toolset_error(error)}"
+            ) from error
         return audience
 
-    async def _ask(self, present: _Present, told: RunContext[Any]) -> None:
+    async def _ask(self, present: _ToolList, told: RunContext[Any]) -> None:
         toolset, changes = present.toolset, present.toolset.changes
         try:
             name = f"list of toolset {toolset.name}"
-            listed = list(await self._author.run(name, toolset.list, told, timeout=LISTING))
+            listed = list(await self._author.run(name, toolset.list, told, timeout=TOOLSET_TIMEOUT))
         except Exception as error:
             present.asked += 1
-            present.failed = ToolsetError(f"toolset {toolset.name!r} could not list its tools: {_reason(error)}")
+            present.failed = ToolsetError(
+                f"toolset {toolset.name!r} could not list its tools: {_describe_toolset_error(error)}"
+            )
             raise present.failed from error
-        rows = tuple(pinned(toolset, one) for one in listed)
+        rows = tuple(pin_tool(toolset, one) for one in listed)
         present.asked, present.failed = present.asked + 1, None
-        tools: dict[str, ToolOfSet | Tool] = {
-            row.name: one if isinstance(one, Tool) else ToolOfSet(row, toolset.call)
+        tools: dict[str, ToolsetTool | Tool] = {
+            row.name: one if isinstance(one, Tool) else ToolsetTool(row, toolset.call)
             for row, one in zip(rows, listed, strict=True)
         }
         present.rows, present.tools = rows, tools
@@ -199,19 +203,19 @@ class Toolsets:
     async def _read(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
         found = self._taken.get(ref.hash)
         if found is None:
-            found = read_pinned(await self._load(ref))
+            found = decode_pinned_tools(await self._load(ref))
             self._keep(ref, found)
         return found
 
     def _keep(self, ref: BlobRef, rows: tuple[PinnedTool, ...]) -> None:
-        self._taken.put(ref.hash, rows, _PARSED * ref.size)
+        self._taken.put(ref.hash, rows, _PARSED_FACTOR * ref.size)
 
 
-def _reason(error: Exception) -> str:
-    return f"it did not within {LISTING:g} s" if isinstance(error, OverdueError) else error_text(error)
+def _describe_toolset_error(error: Exception) -> str:
+    return f"it did not within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
 
 
-def _check_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:
+def _check_tool_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:
     """Raise ``DefinitionError`` for two tools of one name."""
     known = {tool.name: tool.where for tool in agent.toolbox} | {FINISH_TOOL: "the engine"}
     for row in rows:

@@ -8,37 +8,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import DefinitionError
-from ..hooks import Hook, HookSet, checked_hooks
-from ..hooks.hook import listed_hooks, with_brought
+from ..hooks import Hook, HookSet, validate_hooks
+from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..ports import Provider, Toolset, ToolSpec
 from ..tools import Rule, RunContext, SubagentTool, Tool, Toolbox
-from ..tools.approvals import checked_rules
-from ..tools.context_type import ContextType, plain_context
-from ..tools.subagents import call_tool
+from ..tools.approvals import validate_rules
+from ..tools.context_type import ContextType, validate_plain_context
+from ..tools.subagents import build_subagent_tool
 from ..types.compaction import Compaction
 from ..types.interface import FinishProtocol, OnLimit, Override
 from ..types.limits import Limits
-from .output import PARSE_RETRIES, Typed
-from .overrides import Copies, changed_copy, check_agent_settings
+from .output import DEFAULT_PARSE_RETRIES, Typed
+from .overrides import OverrideCache, check_agent_settings, get_overridden_agent
 from .validation import (
     check_prices,
-    checked_compaction,
-    checked_instructions,
-    checked_limits,
-    checked_models,
-    checked_name,
-    checked_toolsets,
-    iterations,
-    listed,
-    mapping,
-    one_of,
+    resolve_max_iterations,
+    validate_agent_limits,
+    validate_agent_name,
+    validate_choice,
+    validate_compaction,
+    validate_instructions,
+    validate_list,
+    validate_mapping,
+    validate_models,
+    validate_toolsets,
 )
 
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.on_approval import OnApproval
     from ..client.start import History
-    from ..types.files import Asked
+    from ..types.files import MessageInput
     from ..types.interface import Response
 
 
@@ -85,7 +85,7 @@ class Agent(Typed):
         settings: Mapping[str, Any] | None = None,
         provider_options: Mapping[str, Any] | None = None,
         finish: FinishProtocol | None = None,
-        parse_retries: int = PARSE_RETRIES,
+        parse_retries: int = DEFAULT_PARSE_RETRIES,
         output_validators: Sequence[Callable[..., Any]] = (),
         max_iterations: int | None = None,
         on_limit: OnLimit = "finish",
@@ -94,37 +94,37 @@ class Agent(Typed):
         hooks: Iterable[Hook | HookSet] = (),
         approvals: Sequence[Rule] = (),
     ) -> None:
-        self.name = checked_name(name)
-        self.chain = checked_models(name, model)
+        self.name = validate_agent_name(name)
+        self.chain = validate_models(name, model)
         """Its models, in the order in which they are asked."""
         self.description = description
-        self.instructions: Instructions = checked_instructions(name, instructions)
+        self.instructions: Instructions = validate_instructions(name, instructions)
         self.context = context
         """The declared type of ``ctx.context``; None without one."""
         self._context = None if context is None else ContextType(name, context)
-        given = listed(name, "tools", tools, "[search, refund]")
+        given = validate_list(name, "tools", tools, "[search, refund]")
         called = [one for one in given if isinstance(one, SubagentTool) and not one.chosen]
-        own = tuple(_checked_subagents(name, subagents))
-        self.toolbox = Toolbox([*given, *map(call_tool, own)])
-        self.toolsets = checked_toolsets(name, toolsets)
+        own = tuple(_validate_subagents(name, subagents))
+        self.toolbox = Toolbox([*given, *map(build_subagent_tool, own)])
+        self.toolsets = validate_toolsets(name, toolsets)
         """Tools that are known when a run begins."""
         self.subagents = (*own, *(agent for one in called for agent in one.agents))
         """Agents, or names of agents that the same worker serves, that a tool each calls: see ``Agents``."""
-        self.settings = mapping(name, "settings", settings)
-        self.provider_options = mapping(name, "provider_options", provider_options)
+        self.settings = validate_mapping(name, "settings", settings)
+        self.provider_options = validate_mapping(name, "provider_options", provider_options)
         check_agent_settings(self)
         self._declare(input, output, finish, parse_retries, output_validators)
-        self.on_limit: OnLimit = one_of(name, "on_limit", on_limit, get_args(OnLimit))
-        self.limits = checked_limits(name, limits)
-        hooks = listed_hooks(f"agent {name!r}", hooks)
-        self.hooks = HookSet(checked_hooks(f"agent {name!r}", hooks, of_agent=True))
-        self.compaction = checked_compaction(name, with_brought(compaction, hooks))
+        self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit))
+        self.limits = validate_agent_limits(name, limits)
+        hooks = validate_hook_list(f"agent {name!r}", hooks)
+        self.hooks = HookSet(validate_hooks(f"agent {name!r}", hooks, of_agent=True))
+        self.compaction = validate_compaction(name, add_hook_compaction(compaction, hooks))
         """How its conversations are kept short; None where they are not."""
         check_prices(name, self.chain, self.limits, self.compaction)
-        self.max_iterations = iterations(name, max_iterations, self.limits)
-        self.approvals = checked_rules(name, approvals)
+        self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
+        self.approvals = validate_rules(name, approvals)
         """Which calls run unasked, wait for a person, or are denied: the first rule that matches."""
-        self._overridden = Copies()
+        self._overridden = OverrideCache()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A changed agent makes its overridden copies anew."""
@@ -175,7 +175,7 @@ class Agent(Typed):
         It takes a task as text, or the fields of the agent's input type. Without a name it is ``call_NAME``. Raises
         ``DefinitionError``.
         """
-        return call_tool(self, name, description)
+        return build_subagent_tool(self, name, description)
 
     def check_context(self, context: Any) -> dict[str, Any]:
         """``context``, a mapping or an instance of the agent's context type, as the plain JSON that a run is given.
@@ -184,7 +184,7 @@ class Agent(Typed):
         """
         if self._context is not None:
             return self._context.check(context)
-        return {} if context is None else plain_context(self.name, context)
+        return {} if context is None else validate_plain_context(self.name, context)
 
     def read_context(self, context: Mapping[str, Any] | None) -> Any:
         """What ``ctx.context`` is: the validated object, or the plain data where the agent declares no type.
@@ -205,11 +205,11 @@ class Agent(Typed):
         ``tools`` are names of the agent's own, the others are not offered. What a step keeps may name tools of the
         ``worker`` besides. Raises ``DefinitionError`` or ``SettingsError`` that names the field.
         """
-        return changed_copy(self, override, worker) if override else self
+        return get_overridden_agent(self, override, worker) if override else self
 
     async def call(
         self,
-        message: Asked,
+        message: MessageInput,
         *,
         id: str | None = None,
         context: Any = None,
@@ -237,16 +237,16 @@ class Agent(Typed):
         call goes on with it. Raises the run's error; ``InvalidInputError`` and ``DefinitionError`` for wrong
         arguments; ``NoWorkerError`` where no worker of ``client`` takes the run for 10 s.
         """
-        from ..local_engine import call
+        from ..local_engine import call_agent
 
         given = self.check_context(context)
         self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return await call(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
+        return await call_agent(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
 
     async def stream(
         self,
-        message: Asked,
+        message: MessageInput,
         *,
         id: str | None = None,
         context: Any = None,
@@ -263,19 +263,19 @@ class Agent(Typed):
         to tell such things apart follows ``run.events()``. Left before its end, it cancels its run, unless it has an
         ``id``. Raises as :meth:`call`, at its end.
         """
-        from ..local_engine import stream
+        from ..local_engine import stream_agent
 
         given = self.check_context(context)
         self.overridden(override)
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        pieces = stream(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
+        pieces = stream_agent(self, message, id=id, client=client, on_approval=on_approval, context=given, **options)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
     def call_sync(
         self,
-        message: Asked,
+        message: MessageInput,
         *,
         id: str | None = None,
         context: Any = None,
@@ -293,8 +293,8 @@ class Agent(Typed):
         return run_sync(lambda: self.call(message, id=id, **options))
 
 
-def _checked_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:
-    for one in listed(name, "subagents", subagents, "[researcher]"):
+def _validate_subagents(name: str, subagents: Sequence[Agent | str]) -> Iterator[Agent | str]:
+    for one in validate_list(name, "subagents", subagents, "[researcher]"):
         if not isinstance(one, Agent | str):
             raise DefinitionError(
                 f"agent {name!r}: a subagent is an Agent or the name of one, not {one!r:.100}",

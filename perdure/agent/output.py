@@ -15,16 +15,16 @@ from pydantic_core import to_json
 from ..errors import DefinitionError, InvalidInputError, ParseError
 from ..ports import ToolSpec
 from ..tools.context_type import ContextType
-from ..tools.json_schema import PlainSchema, explained, runs_code, untitled
+from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..types.interface import FINISH_TOOL, FinishProtocol
-from ..types.messages import clean
-from ..types.plain_json import flaw
-from ..types.wire import Finish
-from .xml import filled_in, from_xml, template, to_xml
+from ..types.messages import clean_text
+from ..types.plain_json import find_json_flaw
+from ..types.wire import FinalAnswer
+from .xml import build_template, from_xml, parse_filled_template, to_xml
 
-TEMPLATE = "finish"
+TEMPLATE_ROOT = "finish"
 """Root of the XML that a model may give its answer in, instead of a call."""
-_ENDS = (
+_FINISH_TOOL_DESCRIPTION = (
     "Ends the task with your answer. Call it alone, when everything else is done: "
     "only what you give here is returned, and other calls beside it are not run."
 )
@@ -46,7 +46,7 @@ class OutputType:
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
             raise self._wrong("is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …")
         try:
-            tool = _of_text() if self.is_text else _tool(kind)
+            tool = _build_text_finish_form() if self.is_text else _build_finish_form(kind)
         except Exception as error:  # a type's own schema hook may raise anything
             why = str(error).strip().partition("\n")[0]
             raise self._wrong(
@@ -59,16 +59,16 @@ class OutputType:
         """JSON Schema of the tool's arguments."""
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run a function of the author's, which must not block the worker's loop."""
-        self.spec = ToolSpec(FINISH_TOOL, _ENDS, self.schema)
+        self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
         """The tool, as the model sees it."""
 
     def read(self, arguments: Mapping[str, Any]) -> Any:
         """The value that a model gave. Validators of the author's run in it. Raises ``OutputError``."""
         try:
-            found = self._given.validate_json(_encoded(arguments))
+            found = self._given.validate_json(_encode_finish_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
-            raise OutputError(explained(error, title, self.schema.get("properties", {}))) from error
+            raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
         except Exception as error:  # a validator of the author's, or values that are not JSON
             raise OutputError(
                 f"the arguments of {FINISH_TOOL} could not be read: {type(error).__name__}: {error}"
@@ -78,7 +78,7 @@ class OutputType:
     def read_xml(self, text: str) -> dict[str, Any] | None:
         """The arguments that a model wrote into the template; None where ``text`` has nothing of it."""
         try:
-            found = filled_in(text, self.schema, TEMPLATE)
+            found = parse_filled_template(text, self.schema, TEMPLATE_ROOT)
         except RecursionError:  # hundreds of elements in each other
             return None
         return found if isinstance(found, dict) else ({} if found is not None else None)
@@ -86,28 +86,30 @@ class OutputType:
     @property
     def template(self) -> str:
         """What a model without ``tool_choice`` is to fill in."""
-        return template(self.schema, TEMPLATE)
+        return build_template(self.schema, TEMPLATE_ROOT)
 
     def changed(self, value: Any) -> Any:
         """``value``, which code of the author's gave, as one of the type. Raises ``OutputError``."""
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            raise OutputError(explained(error, f"it is no {self._name}:", self.schema.get("properties", {}))) from error
+            raise OutputError(
+                explain_validation_error(error, f"it is no {self._name}:", self.schema.get("properties", {}))
+            ) from error
         except Exception as error:  # a validator of the author's
             raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
 
-    def finish(self, value: Any) -> Finish:
+    def finish(self, value: Any) -> FinalAnswer:
         """``value`` as the answer of a turn. Raises ``OutputError`` for what no JSON can carry."""
         if self.is_text:
-            return Finish(content=clean(value), called=True)
+            return FinalAnswer(content=clean_text(value), called=True)
         try:
             plain = self._adapter.dump_python(value, mode="json", by_alias=True, round_trip=True, warnings=False)
         except Exception as error:  # a serializer of the author's
             raise OutputError(f"the answer cannot be written as JSON: {type(error).__name__}: {error}") from error
-        if why := flaw(plain):
+        if why := find_json_flaw(plain):
             raise OutputError(f"the answer must be plain JSON: {why}")
-        return Finish(content=json.dumps(plain, ensure_ascii=False), called=True, typed=True)
+        return FinalAnswer(content=json.dumps(plain, ensure_ascii=False), called=True, typed=True)
 
     def load(self, plain: Any) -> Any:
         """A ``Response.output``, plain JSON, as a value of the type. Raises ``ParseError``."""
@@ -126,7 +128,7 @@ class OutputType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
+class _FinishForm:
     adapter: TypeAdapter[Any]
     """Of the type; ``given`` reads the arguments, ``schema`` is theirs."""
     given: TypeAdapter[Any]
@@ -134,13 +136,13 @@ class _Tool:
     inside: str | None
 
 
-def _tool(kind: Any) -> _Tool:
+def _build_finish_form(kind: Any) -> _FinishForm:
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
-    schema = _at_top(untitled(adapter.json_schema(schema_generator=PlainSchema)))
+    schema = _inline_root_reference(remove_titles(adapter.json_schema(schema_generator=PlainSchema)))
     if schema.get("type") == "object" and "properties" in schema:
         json.dumps(schema, allow_nan=False)
-        return _Tool(adapter, adapter, schema, None)
+        return _FinishForm(adapter, adapter, schema, None)
     name = "content" if kind is str else "value"
     wrapper: type[BaseModel] = create_model(
         "Finish",
@@ -148,18 +150,18 @@ def _tool(kind: Any) -> _Tool:
         inside=(kind, Field(alias=name, description="The answer")),
     )
     wrapped: TypeAdapter[Any] = TypeAdapter(wrapper)
-    schema = untitled(wrapped.json_schema(schema_generator=PlainSchema))
+    schema = remove_titles(wrapped.json_schema(schema_generator=PlainSchema))
     json.dumps(schema, allow_nan=False)
-    return _Tool(adapter, wrapped, schema, name)
+    return _FinishForm(adapter, wrapped, schema, name)
 
 
 @cache
-def _of_text() -> _Tool:
+def _build_text_finish_form() -> _FinishForm:
     """Most agents answer with text: one for all of them."""
-    return _tool(str)
+    return _build_finish_form(str)
 
 
-def _at_top(schema: dict[str, Any]) -> dict[str, Any]:
+def _inline_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
     """A type that holds itself is a reference into its own definitions; APIs want an object at the top."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
@@ -168,18 +170,18 @@ def _at_top(schema: dict[str, Any]) -> dict[str, Any]:
     return {**defs.get(reference.rpartition("/")[2], {}), "$defs": defs}
 
 
-def _encoded(arguments: Mapping[str, Any]) -> bytes:
+def _encode_finish_arguments(arguments: Mapping[str, Any]) -> bytes:
     try:
         return to_json(arguments)
     except ValueError:  # a lone surrogate
-        return clean(json.dumps(arguments, ensure_ascii=False)).encode()
+        return clean_text(json.dumps(arguments, ensure_ascii=False)).encode()
 
 
 # ---
 # Output validators: functions of the author's that look at an answer before it is one.
 
 
-_TAKES = "It takes the output, or the output and a RunContext: def check(output, ctx): …"
+_VALIDATOR_SIGNATURE_HINT = "It takes the output, or the output and a RunContext: def check(output, ctx): …"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,22 +197,22 @@ class OutputValidator:
         return (output, context) if self.takes_context else (output,)
 
 
-def checked_validators(agent: str, validators: Any) -> tuple[OutputValidator, ...]:
+def build_output_validators(agent: str, validators: Any) -> tuple[OutputValidator, ...]:
     """``validators`` of ``agent``. Raises ``DefinitionError`` for what is none."""
     if callable(validators) or isinstance(validators, str) or not isinstance(validators, Iterable):
         raise DefinitionError(
             f"agent {agent!r}: output_validators must be a list, not {validators!r:.100}",
             hint="For instance output_validators=[check].",
         )
-    return tuple(checked_validator(agent, one) for one in validators)
+    return tuple(build_output_validator(agent, one) for one in validators)
 
 
-def checked_validator(agent: str, fn: Any) -> OutputValidator:
+def build_output_validator(agent: str, fn: Any) -> OutputValidator:
     """One of them. Raises ``DefinitionError``."""
     if isinstance(fn, OutputValidator):
         return fn
     if not callable(fn):
-        raise DefinitionError(f"agent {agent!r}: {fn!r:.100} is no output validator", hint=_TAKES)
+        raise DefinitionError(f"agent {agent!r}: {fn!r:.100} is no output validator", hint=_VALIDATOR_SIGNATURE_HINT)
     name = str(getattr(fn, "__name__", type(fn).__name__))
     places = [
         parameter
@@ -224,7 +226,9 @@ def checked_validator(agent: str, fn: Any) -> OutputValidator:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if not places or len(needed) > 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
-        raise DefinitionError(f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_TAKES)
+        raise DefinitionError(
+            f"agent {agent!r}: {name!r} cannot be called as an output validator", hint=_VALIDATOR_SIGNATURE_HINT
+        )
     return OutputValidator(fn, name, len(places) > 1)
 
 
@@ -232,9 +236,9 @@ def checked_validator(agent: str, fn: Any) -> OutputValidator:
 # What an agent declares of its input and its output, and what its own code can do with the two.
 
 
-Validator = TypeVar("Validator", bound=Callable[..., Any])
+ValidatorT = TypeVar("ValidatorT", bound=Callable[..., Any])
 
-PARSE_RETRIES = 2
+DEFAULT_PARSE_RETRIES = 2
 
 
 class Typed:
@@ -250,18 +254,18 @@ class Typed:
         self.output = output
         """The declared type of the answers."""
         self.output_type = OutputType(self.name, output)
-        self.finish: FinishProtocol = checked_finish(self.name, self.output_type, finish)
-        self.parse_retries = _checked_retries(self.name, parse_retries)
+        self.finish: FinishProtocol = validate_finish_protocol(self.name, self.output_type, finish)
+        self.parse_retries = _validate_parse_retries(self.name, parse_retries)
         """How often an answer that is not of the type goes back to the model before the run fails."""
-        self.output_validators: tuple[OutputValidator, ...] = checked_validators(self.name, validators)
+        self.output_validators: tuple[OutputValidator, ...] = build_output_validators(self.name, validators)
 
-    def output_validator(self, fn: Validator) -> Validator:
+    def output_validator(self, fn: ValidatorT) -> ValidatorT:
         """``@agent.output_validator``: a function of the output, or of the output and a ``RunContext``, sync or async.
 
         It returns the output, changed if need be, or raises ``ModelRetry("why")``: then the model is told, and gives
         another answer. It counts as one that is not of the type. Raises ``DefinitionError``.
         """
-        self.output_validators = (*self.output_validators, checked_validator(self.name, fn))
+        self.output_validators = (*self.output_validators, build_output_validator(self.name, fn))
         return fn
 
     @property
@@ -296,7 +300,7 @@ class Typed:
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema of the input type: an object."""
         assert self._input is not None, "an agent with an input type"
-        schema: dict[str, Any] = untitled(self._input.adapter.json_schema(schema_generator=PlainSchema))
+        schema: dict[str, Any] = remove_titles(self._input.adapter.json_schema(schema_generator=PlainSchema))
         return {"type": "object", "properties": {}, **schema}
 
     def read_output(self, plain: Any) -> Any:
@@ -305,7 +309,7 @@ class Typed:
         return self.output_type.load(plain)
 
 
-def checked_finish(name: str, output: OutputType, finish: Any) -> FinishProtocol:
+def validate_finish_protocol(name: str, output: OutputType, finish: Any) -> FinishProtocol:
     """The finish protocol, which has to be one that can carry the output. Raises ``DefinitionError``."""
     allowed: tuple[FinishProtocol, ...] = get_args(FinishProtocol)
     if finish is None:
@@ -323,7 +327,7 @@ def checked_finish(name: str, output: OutputType, finish: Any) -> FinishProtocol
     return finish  # type: ignore[no-any-return]  # it is one of the allowed
 
 
-def _checked_retries(name: str, value: Any) -> int:
+def _validate_parse_retries(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise DefinitionError(
             f"agent {name!r}: parse_retries must be a whole number from 0, not {value!r:.100}",

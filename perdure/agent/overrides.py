@@ -16,8 +16,8 @@ from ..tools import Tool, Toolbox
 from ..types.interface import Override, StepOverride
 from ..types.limits import RunLimits
 from ..types.validation_errors import describe_validation_error
-from .output import checked_finish
-from .validation import checked_models, iterations
+from .output import validate_finish_protocol
+from .validation import resolve_max_iterations, validate_models
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-_COPIES = 64
+_MAX_CACHED_COPIES = 64
 """Changed copies that an agent keeps."""
 
 
-class Copies(dict[str, "Agent"]):
+class OverrideCache(dict[str, "Agent"]):
     """The changed copies of an agent, by what is changed: so many, for overrides come from outside."""
 
     def made(self, key: str, make: Callable[[], Agent]) -> Agent:
@@ -37,34 +37,34 @@ class Copies(dict[str, "Agent"]):
         found = self.get(key)
         if found is None:
             found = make()
-            while len(self) >= _COPIES:
+            while len(self) >= _MAX_CACHED_COPIES:
                 self.pop(next(iter(self)), None)
             self[key] = found
         return found
 
 
-def changed_copy(agent: Agent, override: Override | Mapping[str, Any], worker: Toolbox | None = None) -> Agent:
+def get_overridden_agent(agent: Agent, override: Override | Mapping[str, Any], worker: Toolbox | None = None) -> Agent:
     """:func:`overridden`, and the same copy for the same changes."""
     plain = override.model_dump() if isinstance(override, Override) else override
     key = json.dumps(plain, sort_keys=True, default=repr)
     if worker is not None and (added := plain.get("add_tools")):
         key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools, and so their ids
-    return _copies(agent).made(key, lambda: overridden(agent, override, worker))
+    return _get_override_cache(agent).made(key, lambda: apply_override(agent, override, worker))
 
 
-def _copies(agent: Agent) -> Copies:
-    copies: Copies = vars(agent)["_overridden"]
+def _get_override_cache(agent: Agent) -> OverrideCache:
+    copies: OverrideCache = vars(agent)["_overridden"]
     return copies
 
 
-def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Toolbox | None = None) -> Agent:
+def apply_override(agent: Agent, override: Override | Mapping[str, Any], tools: Toolbox | None = None) -> Agent:
     """A copy of ``agent`` with the changes; what is wrong with them is said as of a definition. A step may have added
     some of the worker's ``tools``."""
     try:
         given = override if isinstance(override, Override) else StepOverride.model_validate(override)
         fields = type(given).model_fields
         changes = {field: value for field in fields if (value := getattr(given, field)) is not None}
-        return _changed(agent, changes, tools) if changes else agent
+        return _apply_override_changes(agent, changes, tools) if changes else agent
     except ValidationError as error:
         raise DefinitionError(
             f"the override of agent {agent.name!r}: {describe_validation_error(error, 'it')}",
@@ -75,37 +75,37 @@ def overridden(agent: Agent, override: Override | Mapping[str, Any], tools: Tool
         raise type(error)(f"the override of agent {agent.name!r}: {why}", hint=error.hint) from None
 
 
-def with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:
+def copy_with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent:
     """A copy of ``agent`` that has ``tools`` besides its own; the same copy for the same ``key``.
 
     Where its code has got a tool of a name that one of them has, meanwhile, it is the code's that counts.
     """
 
     def make() -> Agent:
-        made = _copy(agent)
+        made = _copy_agent(agent)
         made.toolbox = Toolbox([*agent.toolbox, *(tool for tool in tools() if tool.name not in agent.toolbox)])
         made.toolsets = ()
         return made
 
-    return _copies(agent).made(key, make)
+    return _get_override_cache(agent).made(key, make)
 
 
-def _copy(agent: Agent) -> Agent:
+def _copy_agent(agent: Agent) -> Agent:
     """A copy with no copies of its own yet."""
     made = copy.copy(agent)
-    vars(made)["_overridden"] = Copies()
+    vars(made)["_overridden"] = OverrideCache()
     return made
 
 
-def _changed(agent: Agent, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
-    changed = _copy(agent)
+def _apply_override_changes(agent: Agent, changes: dict[str, Any], worker: Toolbox | None) -> Agent:
+    changed = _copy_agent(agent)
     if (model := changes.pop("model", None)) is not None:
-        changed.chain = checked_models(agent.name, list(model) if isinstance(model, tuple) else model)
+        changed.chain = validate_models(agent.name, list(model) if isinstance(model, tuple) else model)
     if (tools := changes.pop("tools", None)) is not None:
-        changed.toolbox = _offered(agent, tools)
+        changed.toolbox = _select_offered_tools(agent, tools)
     added, removed = changes.pop("add_tools", ()), changes.pop("remove_tools", ())
     if added or removed:
-        changed.toolbox = _stepped(agent, changed.toolbox, added, removed, worker)
+        changed.toolbox = _apply_step_tools(agent, changed.toolbox, added, removed, worker)
     if "settings" in changes:
         merged = agent.settings | changes["settings"]
         taken_away = {name for name, value in changes["settings"].items() if value is None}
@@ -113,24 +113,24 @@ def _changed(agent: Agent, changes: dict[str, Any], worker: Toolbox | None) -> A
     if "provider_options" in changes:
         changes["provider_options"] = agent.provider_options | changes["provider_options"]
     if "limits" in changes:
-        _limit(agent, changes)
+        _merge_limits(agent, changes)
     if "finish" in changes:
-        checked_finish(agent.name, agent.output_type, changes["finish"])
+        validate_finish_protocol(agent.name, agent.output_type, changes["finish"])
     for field, value in changes.items():
         setattr(changed, field, value)
     check_agent_settings(changed)
     return changed
 
 
-def _limit(agent: Agent, changes: dict[str, Any]) -> None:
+def _merge_limits(agent: Agent, changes: dict[str, Any]) -> None:
     """``limits`` put in the place of the agent's, one by one; the turn's iterations are ``max_iterations``."""
     limits: RunLimits = changes["limits"]
     changes["limits"] = agent.limits.changed(limits)
     if limits.turn is not None and limits.turn.iterations is not None:
-        changes["max_iterations"] = iterations(agent.name, changes.get("max_iterations"), changes["limits"])
+        changes["max_iterations"] = resolve_max_iterations(agent.name, changes.get("max_iterations"), changes["limits"])
 
 
-def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
+def _select_offered_tools(agent: Agent, names: Sequence[str]) -> Toolbox:
     """The tools of those names, in the agent's order: the model is shown the same list each time."""
     for name in names:
         if name not in agent.toolbox and not agent.toolsets:  # what these have is not known yet
@@ -142,7 +142,7 @@ def _offered(agent: Agent, names: Sequence[str]) -> Toolbox:
     return Toolbox([tool for tool in agent.toolbox if tool.name in names])
 
 
-def _stepped(
+def _apply_step_tools(
     agent: Agent, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
 ) -> Toolbox:
     """``offered`` as steps have changed it, what they added last. A tool that is gone since then is left out: code may

@@ -8,14 +8,14 @@ from typing import Any
 from ..errors import DefinitionError
 from ..ports import ModelRef, Toolset
 from ..ports.model import NAME_PATTERN
-from ..ports.toolset import ON_CHANGE
+from ..ports.toolset import ON_CHANGE_VALUES
 from ..providers.pricing import has_price
 from ..providers.registry import check_stream, parse_model
-from ..types.compaction import Compactions, compactions
+from ..types.compaction import CompactionSettings, build_compaction_settings
 from ..types.limits import DEFAULT_ITERATIONS, MOST_COUNT, Limits
 
 
-def checked_name(name: Any) -> str:
+def validate_agent_name(name: Any) -> str:
     """The name of an agent. Raises ``DefinitionError``, as everything here."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise DefinitionError(
@@ -25,16 +25,16 @@ def checked_name(name: Any) -> str:
     return name
 
 
-def checked_models(name: str, model: Any) -> tuple[ModelRef, ...]:
+def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
     """A model, or a chain of them: each ``"<provider>:<model>"`` or a ``Provider`` object."""
     if not isinstance(model, list | tuple):
-        return (_checked_model(name, model),)
+        return (_validate_model(name, model),)
     if not model:
         raise DefinitionError(
             f"agent {name!r}: the list of models is empty",
             hint="Name one at least: model=['anthropic:claude-sonnet-4-5', 'openai:gpt-5'].",
         )
-    chain = tuple(_checked_model(name, one) for one in model)
+    chain = tuple(_validate_model(name, one) for one in model)
     for number, one in enumerate(chain):
         if one in chain[:number]:
             raise DefinitionError(
@@ -44,7 +44,7 @@ def checked_models(name: str, model: Any) -> tuple[ModelRef, ...]:
     return chain
 
 
-def _checked_model(name: str, model: Any) -> ModelRef:
+def _validate_model(name: str, model: Any) -> ModelRef:
     if isinstance(model, str):
         return ModelRef(*parse_model(model))
     if isinstance(model, type) or not callable(getattr(model, "stream", None)):
@@ -58,7 +58,7 @@ def _checked_model(name: str, model: Any) -> ModelRef:
     return ModelRef(type(model).__name__, "custom", model)
 
 
-def checked_limits(name: str, limits: Any) -> Limits:
+def validate_agent_limits(name: str, limits: Any) -> Limits:
     """``Limits``; None is no limit."""
     if limits is not None and not isinstance(limits, Limits):
         raise DefinitionError(
@@ -68,7 +68,7 @@ def checked_limits(name: str, limits: Any) -> Limits:
     return limits or Limits()
 
 
-def no_price(agent: str, model: str) -> DefinitionError:
+def build_missing_price_error(agent: str, model: str) -> DefinitionError:
     """An agent has a limit of cost, and calls of ``model`` would count as free."""
     return DefinitionError(
         f"agent {agent!r} has a limit of cost_usd, and no price of {model!r} is known: the limit would not hold",
@@ -77,7 +77,7 @@ def no_price(agent: str, model: str) -> DefinitionError:
     )
 
 
-def no_usage(agent: str, model: str, limit: str) -> DefinitionError:
+def build_missing_usage_error(agent: str, model: str, limit: str) -> DefinitionError:
     """An agent has a limit of what is counted by tokens, and replies of ``model`` come without a count."""
     return DefinitionError(
         f"agent {agent!r} has a limit of {limit}, and {model!r} reports no usage: the limit would not hold",
@@ -86,7 +86,9 @@ def no_usage(agent: str, model: str, limit: str) -> DefinitionError:
     )
 
 
-def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits, compaction: Compactions | None = None) -> None:
+def check_prices(
+    name: str, chain: Sequence[ModelRef], limits: Limits, compaction: CompactionSettings | None = None
+) -> None:
     """Raise ``DefinitionError`` for a limit of cost, and a model whose calls would count as free.
 
     What is not known here, the first reply shows: models of providers that are not perdure's own, and overrides.
@@ -94,20 +96,20 @@ def check_prices(name: str, chain: Sequence[ModelRef], limits: Limits, compactio
     """
     if limits.limits_cost:
         summing = compaction.summarise.model if compaction is not None and compaction.summarise is not None else None
-        for one in (*chain, *(() if summing is None else checked_models(name, summing))):
+        for one in (*chain, *(() if summing is None else validate_models(name, summing))):
             if one.own is None and not has_price(one.provider, one.name):
-                raise no_price(name, str(one))
+                raise build_missing_price_error(name, str(one))
 
 
-def checked_compaction(name: str, compaction: Any) -> Compactions | None:
+def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None:
     """One ``Compaction``, or a list of them, by kind; None is none."""
-    ways = compactions(name, compaction)
+    ways = build_compaction_settings(name, compaction)
     if ways is not None and ways.summarise is not None and ways.summarise.model is not None:
-        checked_models(name, ways.summarise.model)
+        validate_models(name, ways.summarise.model)
     return ways
 
 
-def checked_instructions(name: str, instructions: Any) -> Any:
+def validate_instructions(name: str, instructions: Any) -> Any:
     """Text, a function, or None."""
     if not (instructions is None or isinstance(instructions, str) or callable(instructions)):
         raise DefinitionError(
@@ -117,9 +119,9 @@ def checked_instructions(name: str, instructions: Any) -> Any:
     return instructions
 
 
-def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
+def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
     """Toolsets, each of a name of its own."""
-    given = listed(name, "toolsets", toolsets, "[Artifacts()]")
+    given = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
     known: dict[str, Toolset] = {}
     for one in given:
         if not isinstance(one, Toolset):
@@ -136,9 +138,10 @@ def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
             )
         if one.name in known:
             raise DefinitionError(f"agent {name!r}: two toolsets are called {one.name!r}", hint="Rename one of them.")
-        if one.on_change not in ON_CHANGE:
+        if one.on_change not in ON_CHANGE_VALUES:
             raise DefinitionError(
-                f"{where}: on_change is {one.on_change!r}, it can be {', '.join(ON_CHANGE)}", hint="Leave it out."
+                f"{where}: on_change is {one.on_change!r}, it can be {', '.join(ON_CHANGE_VALUES)}",
+                hint="Leave it out.",
             )
         if not isinstance(one.timeout, int | float) or not one.timeout > 0:
             raise DefinitionError(f"{where}: timeout={one.timeout!r} is not a positive number of seconds")
@@ -146,7 +149,7 @@ def checked_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
     return tuple(given)
 
 
-def listed(name: str, field: str, value: Any, example: str) -> list[Any]:
+def validate_list(name: str, field: str, value: Any, example: str) -> list[Any]:
     """A list, tuple or other iterable that is no text and no dictionary."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise DefinitionError(
@@ -155,7 +158,7 @@ def listed(name: str, field: str, value: Any, example: str) -> list[Any]:
     return list(value)
 
 
-def mapping(name: str, field: str, value: Any) -> dict[str, Any]:
+def validate_mapping(name: str, field: str, value: Any) -> dict[str, Any]:
     """A dictionary by names; None is an empty one."""
     if value is None:
         return {}
@@ -167,7 +170,7 @@ def mapping(name: str, field: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
+def validate_choice(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
     """One of ``allowed``, of which the first is the default."""
     if value not in allowed:
         raise DefinitionError(
@@ -180,7 +183,7 @@ def one_of(name: str, field: str, value: Any, allowed: tuple[str, ...]) -> Any:
 """Of a turn."""
 
 
-def iterations(name: str, value: Any, limits: Limits) -> int:
+def resolve_max_iterations(name: str, value: Any, limits: Limits) -> int:
     """``max_iterations``, a whole number of at least 1: given as that, or as the turn's limit."""
     of_turn = limits.turn.iterations if limits.turn is not None else None
     if value is None:

@@ -16,12 +16,12 @@ from typing import Any
 # What a JSON Schema says of one place of a value: which kinds of JSON may stand there, and what is below.
 
 
-KINDS = frozenset(["string", "number", "boolean", "null", "object", "array"])
-_DEPTH = 20
+JSON_KINDS = frozenset(["string", "number", "boolean", "null", "object", "array"])
+_MAX_REFERENCE_DEPTH = 20
 """References and alternatives that are followed from one place."""
 
 
-def kind_of(value: Any) -> str:
+def get_json_kind(value: Any) -> str:
     """The kind of a plain JSON value."""
     match value:
         case None:
@@ -38,30 +38,30 @@ def kind_of(value: Any) -> str:
             return "array"
 
 
-class Shape:
+class ValueSchema:
     """One place. ``branches`` are the schemas that it may have; without any, everything may stand there."""
 
     def __init__(self, branches: Iterable[Mapping[str, Any]], defs: Mapping[str, Any]) -> None:
         self._defs = defs
-        self.branches = tuple(inner for branch in branches for inner in _alternatives(branch, defs))
-        kinds = [_kinds(branch) for branch in self.branches]
-        self.kinds: frozenset[str] = frozenset().union(*kinds) if kinds else KINDS
+        self.branches = tuple(inner for branch in branches for inner in _iterate_alternatives(branch, defs))
+        kinds = [_get_schema_kinds(branch) for branch in self.branches]
+        self.kinds: frozenset[str] = frozenset().union(*kinds) if kinds else JSON_KINDS
         """Which kinds of JSON may stand here."""
 
     @classmethod
-    def of(cls, schema: Mapping[str, Any]) -> Shape:
+    def of(cls, schema: Mapping[str, Any]) -> ValueSchema:
         """The root of ``schema``."""
         return cls([schema], schema.get("$defs", {}))
 
-    def child(self, name: str) -> Shape:
+    def child(self, name: str) -> ValueSchema:
         """What may stand under ``name`` in an object."""
         named = [branch["properties"][name] for branch in self.branches if name in branch.get("properties", {})]
         if not named:
             others = [branch.get("additionalProperties") for branch in self.branches]
             named = [schema for schema in others if isinstance(schema, Mapping)]
-        return Shape(map(_schema, named), self._defs)
+        return ValueSchema(map(_as_schema_mapping, named), self._defs)
 
-    def item(self, index: int) -> Shape:
+    def item(self, index: int) -> ValueSchema:
         """What may stand at ``index`` of an array."""
         schemas = []
         for branch in self.branches:
@@ -70,7 +70,7 @@ class Shape:
                 schemas.append(first[index])
             elif "items" in branch:
                 schemas.append(branch["items"])
-        return Shape(map(_schema, schemas), self._defs)
+        return ValueSchema(map(_as_schema_mapping, schemas), self._defs)
 
     def default(self) -> str | None:
         """The kind of a value of which nothing is said; None where it cannot be told."""
@@ -80,33 +80,35 @@ class Shape:
         return "string" if "string" in kinds else None
 
 
-def _schema(schema: Any) -> Mapping[str, Any]:
+def _as_schema_mapping(schema: Any) -> Mapping[str, Any]:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _alternatives(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    if depth > _DEPTH:
+def _iterate_alternatives(
+    schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int = 0
+) -> Iterator[Mapping[str, Any]]:
+    if depth > _MAX_REFERENCE_DEPTH:
         yield {}
     elif isinstance(reference := schema.get("$ref"), str):
-        yield from _alternatives(_schema(defs.get(reference.rpartition("/")[2])), defs, depth + 1)
+        yield from _iterate_alternatives(_as_schema_mapping(defs.get(reference.rpartition("/")[2])), defs, depth + 1)
     elif any(isinstance(schema.get(key), list) for key in ("anyOf", "oneOf", "allOf")):
         for key in ("anyOf", "oneOf", "allOf"):
             for one in schema.get(key, ()):
-                yield from _alternatives(_schema(one), defs, depth + 1)
+                yield from _iterate_alternatives(_as_schema_mapping(one), defs, depth + 1)
     else:
         yield schema
 
 
-def _kinds(schema: Mapping[str, Any]) -> frozenset[str]:
+def _get_schema_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     if "const" in schema:
-        return frozenset([kind_of(schema["const"])])
+        return frozenset([get_json_kind(schema["const"])])
     if isinstance(schema.get("enum"), list):
-        return frozenset(map(kind_of, schema["enum"]))
-    said = schema.get("type", list(KINDS))
+        return frozenset(map(get_json_kind, schema["enum"]))
+    said = schema.get("type", list(JSON_KINDS))
     return frozenset("number" if one == "integer" else one for one in ([said] if isinstance(said, str) else said))
 
 
-def shown(schema: Mapping[str, Any]) -> str:
+def describe_schema_type(schema: Mapping[str, Any]) -> str:
     """A word or two for what ``schema``, one branch, takes."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
@@ -130,28 +132,28 @@ def shown(schema: Mapping[str, Any]) -> str:
 # back.
 
 
-ITEM, ENTRY = "item", "entry"
+ITEM_ELEMENT, ENTRY_ELEMENT = "item", "entry"
 """Elements of an array; elements of an object whose key is no name of an element, which stands in ``key``."""
-_NAME = re.compile(r"(?!xml)[A-Za-z_][A-Za-z0-9_.-]*", re.IGNORECASE | re.ASCII)
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NESTED = 6
+_ELEMENT_NAME_PATTERN = re.compile(r"(?!xml)[A-Za-z_][A-Za-z0-9_.-]*", re.IGNORECASE | re.ASCII)
+_NON_XML_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MAX_TEMPLATE_DEPTH = 6
 """Levels of a template; a type that holds itself would have no end."""
 
 
 def to_xml(value: Any, schema: Mapping[str, Any] | None = None, root: str = "input") -> str:
     """``value``, plain JSON of ``schema``, as an element ``root``."""
-    return "\n".join(_element(root, "", value, Shape.of(schema or {}), ""))
+    return "\n".join(_write_element(root, "", value, ValueSchema.of(schema or {}), ""))
 
 
-def _element(name: str, said: str, value: Any, shape: Shape, indent: str) -> Iterator[str]:
-    kind = kind_of(value)
+def _write_element(name: str, said: str, value: Any, shape: ValueSchema, indent: str) -> Iterator[str]:
+    kind = get_json_kind(value)
     if kind == "null":
         yield f'{indent}<{name}{said} type="null"/>'
         return
     if kind != shape.default():
         said += f' type="{kind}"'
     if kind not in ("object", "array"):
-        attribute, text = _text(value)
+        attribute, text = _encode_scalar(value)
         yield f"{indent}<{name}{said}{attribute}>{text}</{name}>"
         return
     if not value:
@@ -160,55 +162,59 @@ def _element(name: str, said: str, value: Any, shape: Shape, indent: str) -> Ite
     yield f"{indent}<{name}{said}>"
     if kind == "object":
         for key, inner in value.items():
-            yield from _element(*_named(key), inner, shape.child(key), indent + "  ")
+            yield from _write_element(*_encode_key(key), inner, shape.child(key), indent + "  ")
     else:
         for index, inner in enumerate(value):
-            yield from _element(ITEM, "", inner, shape.item(index), indent + "  ")
+            yield from _write_element(ITEM_ELEMENT, "", inner, shape.item(index), indent + "  ")
     yield f"{indent}</{name}>"
 
 
-def _named(key: str) -> tuple[str, str]:
+def _encode_key(key: str) -> tuple[str, str]:
     """The element of a key, and the attribute that has it where it is no name."""
-    if _NAME.fullmatch(key):
+    if _ELEMENT_NAME_PATTERN.fullmatch(key):
         return key, ""
-    if _NO_XML.search(key):
-        return ENTRY, f' json-key="{_escaped(json.dumps(key))}"'
-    return ENTRY, f' key="{_escaped(key)}"'
+    if _NON_XML_CHARACTER.search(key):
+        return ENTRY_ELEMENT, f' json-key="{_escape_attribute(json.dumps(key))}"'
+    return ENTRY_ELEMENT, f' key="{_escape_attribute(key)}"'
 
 
-def _text(value: Any) -> tuple[str, str]:
+def _encode_scalar(value: Any) -> tuple[str, str]:
     if not isinstance(value, str):
         return "", json.dumps(value)
-    if _NO_XML.search(value):  # XML has no way to say such a character, not even escaped
-        return ' encoding="json"', _escaped(json.dumps(value))
+    if _NON_XML_CHARACTER.search(value):  # XML has no way to say such a character, not even escaped
+        return ' encoding="json"', _escape_attribute(json.dumps(value))
     return "", value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
 
 
-def _escaped(value: str) -> str:
+def _escape_attribute(value: str) -> str:
     for character, reference in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         value = value.replace(character, reference)
     return value.replace("\r", "&#13;").replace("\n", "&#10;").replace("\t", "&#9;")
 
 
-def template(schema: Mapping[str, Any], root: str) -> str:
+def build_template(schema: Mapping[str, Any], root: str) -> str:
     """What a model is to fill in: every element of ``schema``, with what is said of it as attributes."""
-    return "\n".join(_blank(root, _describe(schema), Shape.of(schema), "", _NESTED))
+    return "\n".join(
+        _write_template_element(
+            root, _write_description_attributes(schema), ValueSchema.of(schema), "", _MAX_TEMPLATE_DEPTH
+        )
+    )
 
 
-def _blank(name: str, said: str, shape: Shape, indent: str, levels: int) -> Iterator[str]:
+def _write_template_element(name: str, said: str, shape: ValueSchema, indent: str, levels: int) -> Iterator[str]:
     inner: list[str] = []
     for branch in shape.branches if levels else ():
         if "properties" in branch:
             required = branch.get("required", ())
             for key, schema in branch["properties"].items():
-                element, keyed = _named(key)
-                about = _describe(schema, optional=key not in required)
-                inner += _blank(element, keyed + about, shape.child(key), indent + "  ", levels - 1)
+                element, keyed = _encode_key(key)
+                about = _write_description_attributes(schema, optional=key not in required)
+                inner += _write_template_element(element, keyed + about, shape.child(key), indent + "  ", levels - 1)
         elif "items" in branch or "prefixItems" in branch:
             about = ' description="once for each"'
-            inner += _blank(ITEM, about, shape.item(0), indent + "  ", levels - 1)
-    kinds = " or ".join(dict.fromkeys(shown(branch) for branch in shape.branches)) or "anything"
-    opening = f'{indent}<{name} type="{_escaped(kinds)}"{said}>'
+            inner += _write_template_element(ITEM_ELEMENT, about, shape.item(0), indent + "  ", levels - 1)
+    kinds = " or ".join(dict.fromkeys(describe_schema_type(branch) for branch in shape.branches)) or "anything"
+    opening = f'{indent}<{name} type="{_escape_attribute(kinds)}"{said}>'
     if not inner:
         yield f"{opening}</{name}>"
         return
@@ -217,44 +223,44 @@ def _blank(name: str, said: str, shape: Shape, indent: str, levels: int) -> Iter
     yield f"{indent}</{name}>"
 
 
-def _describe(schema: Any, *, optional: bool = False) -> str:
+def _write_description_attributes(schema: Any, *, optional: bool = False) -> str:
     description = schema.get("description") if isinstance(schema, Mapping) else None
-    said = f' description="{_escaped(" ".join(str(description).split()))}"' if description else ""
+    said = f' description="{_escape_attribute(" ".join(str(description).split()))}"' if description else ""
     return said + (' optional="true"' if optional else "")
 
 
-_TAG = re.compile(
+_XML_TAG_PATTERN = re.compile(
     r"""<(?P<close>/?)(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)"""
     r"""(?P<said>(?:\s+[A-Za-z_-]+\s*=\s*(?:"[^"]*"|'[^']*'))*)\s*(?P<empty>/?)>"""
 )
-_SAID = re.compile(r"""([A-Za-z_-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
-_REFERENCE = re.compile(r"&(?:(lt|gt|amp|quot|apos)|#(\d{1,7})|#x([0-9a-fA-F]{1,6}));")
-_NAMED = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
+_XML_ATTRIBUTE_PATTERN = re.compile(r"""([A-Za-z_-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_CHARACTER_REFERENCE_PATTERN = re.compile(r"&(?:(lt|gt|amp|quot|apos)|#(\d{1,7})|#x([0-9a-fA-F]{1,6}));")
+_NAMED_CHARACTERS = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 
 
 @dataclass(slots=True)
-class _Node:
+class _XmlNode:
     name: str
     said: dict[str, str]
     start: int
     """Where its content begins; ``end`` is where that ends."""
     end: int = -1
-    children: list[_Node] = field(default_factory=list)
+    children: list[_XmlNode] = field(default_factory=list)
 
 
 def from_xml(text: str, schema: Mapping[str, Any] | None = None, root: str = "input") -> Any:
     """The plain JSON of an element that ``to_xml`` wrote. Raises ``ValueError`` where there is none."""
-    nodes = [node for node in _parse(text) if node.name == root]
+    nodes = [node for node in _parse_elements(text) if node.name == root]
     if len(nodes) != 1:
         raise ValueError(f"the text is not one <{root}> element")
-    return _Reader(text, exact=True).value(nodes[0], Shape.of(schema or {}))
+    return _XmlReader(text, exact=True).value(nodes[0], ValueSchema.of(schema or {}))
 
 
-def filled_in(text: str, schema: Mapping[str, Any], root: str) -> Any:
+def parse_filled_template(text: str, schema: Mapping[str, Any], root: str) -> Any:
     """What a model wrote into the template of ``schema``: the last element ``root``, else its elements alone, where all
     are there that have to be. None where ``text`` has neither."""
-    nodes, shape, reader = _parse(text), Shape.of(schema), _Reader(text, exact=False)
-    roots = [node for node in _walk(nodes) if node.name == root]
+    nodes, shape, reader = _parse_elements(text), ValueSchema.of(schema), _XmlReader(text, exact=False)
+    roots = [node for node in _flatten_nodes(nodes) if node.name == root]
     if roots:
         return reader.value(roots[-1], shape)
     names = {node.name for node in nodes}
@@ -263,38 +269,41 @@ def filled_in(text: str, schema: Mapping[str, Any], root: str) -> Any:
     if not known or not required <= names:
         return None
     kept = [node for node in nodes if node.name in known]
-    return reader.value(_Node(root, {}, 0, len(text), kept), shape)
+    return reader.value(_XmlNode(root, {}, 0, len(text), kept), shape)
 
 
-def _walk(nodes: list[_Node]) -> list[_Node]:
-    return [found for node in nodes for found in (node, *_walk(node.children))]
+def _flatten_nodes(nodes: list[_XmlNode]) -> list[_XmlNode]:
+    return [found for node in nodes for found in (node, *_flatten_nodes(node.children))]
 
 
-def _parse(text: str) -> list[_Node]:
+def _parse_elements(text: str) -> list[_XmlNode]:
     """The elements of ``text``. A tag that nothing closes, or opens, is text."""
-    top = _Node("", {}, 0)
+    top = _XmlNode("", {}, 0)
     stack = [top]
     waiting: Counter[str] = Counter()  # what is open, by name: else each tag that nothing opened looks at all of it
-    for tag in _TAG.finditer(text):
+    for tag in _XML_TAG_PATTERN.finditer(text):
         name = tag["name"]
         if not tag["close"]:
-            said = {key: _unescaped(one or other) for key, one, other in _SAID.findall(tag["said"])}
-            stack.append(_Node(name, said, tag.end()))
+            said = {
+                key: _unescape_references(one or other)
+                for key, one, other in _XML_ATTRIBUTE_PATTERN.findall(tag["said"])
+            }
+            stack.append(_XmlNode(name, said, tag.end()))
             if tag["empty"]:
-                _close(stack, len(stack) - 1, tag.end())
+                _close_element(stack, len(stack) - 1, tag.end())
             else:
                 waiting[name] += 1
             continue
         if waiting[name]:
             opened = next(at for at in range(len(stack) - 1, 0, -1) if stack[at].name == name)
             waiting.subtract(node.name for node in stack[opened:])
-            _close(stack, opened, tag.start())
+            _close_element(stack, opened, tag.start())
     for node in stack[1:]:  # never closed: what is in it stands for itself
         top.children += node.children
     return top.children
 
 
-def _close(stack: list[_Node], at: int, end: int) -> None:
+def _close_element(stack: list[_XmlNode], at: int, end: int) -> None:
     """Close the element at ``at``; those behind it were never closed."""
     node = stack[at]
     for unclosed in stack[at + 1 :]:
@@ -304,25 +313,25 @@ def _close(stack: list[_Node], at: int, end: int) -> None:
     stack[-1].children.append(node)
 
 
-def _unescaped(text: str) -> str:
+def _unescape_references(text: str) -> str:
     def character(found: re.Match[str]) -> str:
         name, decimal, hexadecimal = found.groups()
         if name:
-            return _NAMED[name]
+            return _NAMED_CHARACTERS[name]
         number = int(decimal) if decimal else int(hexadecimal, 16)
         return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else found[0]
 
-    return _REFERENCE.sub(character, text)
+    return _CHARACTER_REFERENCE_PATTERN.sub(character, text)
 
 
-class _Reader:
+class _XmlReader:
     """``exact`` takes what is there as it is; else it is read as a model may have meant it."""
 
     def __init__(self, text: str, *, exact: bool) -> None:
         self._text = text
         self._exact = exact
 
-    def value(self, node: _Node, shape: Shape) -> Any:
+    def value(self, node: _XmlNode, shape: ValueSchema) -> Any:
         """What ``node`` says, as far as it can be read; a text where it cannot."""
         match self._kind(node, shape):
             case "null":
@@ -338,20 +347,20 @@ class _Reader:
             case _:
                 return self._string(node)
 
-    def _kind(self, node: _Node, shape: Shape) -> str:
+    def _kind(self, node: _XmlNode, shape: ValueSchema) -> str:
         said = node.said.get("type", "")
         said = "number" if said == "integer" else said
-        if said in (KINDS if self._exact else shape.kinds):
+        if said in (JSON_KINDS if self._exact else shape.kinds):
             return said
         if self._exact:
             return shape.default() or "string"
         return self._meant(node, shape)
 
-    def _meant(self, node: _Node, shape: Shape) -> str:
+    def _meant(self, node: _XmlNode, shape: ValueSchema) -> str:
         text, kinds = self._string(node), shape.kinds
         if not text and "null" in kinds:
             return "null"
-        if "array" in kinds and any(child.name == ITEM for child in node.children):
+        if "array" in kinds and any(child.name == ITEM_ELEMENT for child in node.children):
             return "array"
         if "object" in kinds and node.children:
             return "object"
@@ -359,26 +368,30 @@ class _Reader:
             return default
         return next((kind for kind in ("number", "boolean") if kind in kinds), "string")
 
-    def _object(self, node: _Node, shape: Shape) -> Any:
+    def _object(self, node: _XmlNode, shape: ValueSchema) -> Any:
         if not node.children and not self._exact and (text := self._string(node)):
-            return _loaded(text, dict)
-        found: dict[str, list[_Node]] = {}
+            return _load_json_of_kind(text, dict)
+        found: dict[str, list[_XmlNode]] = {}
         for child in node.children:
-            found.setdefault(_key(child), []).append(child)
+            found.setdefault(_decode_key(child), []).append(child)
         return {key: self._one(nodes, shape.child(key)) for key, nodes in found.items()}
 
-    def _one(self, nodes: list[_Node], shape: Shape) -> Any:
+    def _one(self, nodes: list[_XmlNode], shape: ValueSchema) -> Any:
         """A model may write an element once for each item of a list."""
-        if len(nodes) > 1 and "array" in shape.kinds and not any(node.children for node in nodes if _lists(node)):
+        if (
+            len(nodes) > 1
+            and "array" in shape.kinds
+            and not any(node.children for node in nodes if _has_item_elements(node))
+        ):
             return [self.value(node, shape.item(index)) for index, node in enumerate(nodes)]
         return self.value(nodes[-1], shape)
 
-    def _array(self, node: _Node, shape: Shape) -> Any:
+    def _array(self, node: _XmlNode, shape: ValueSchema) -> Any:
         if not node.children and not self._exact and (text := self._string(node)):
-            return _loaded(text, list)
+            return _load_json_of_kind(text, list)
         return [self.value(child, shape.item(index)) for index, child in enumerate(node.children)]
 
-    def _json(self, node: _Node, kind: Any) -> Any:
+    def _json(self, node: _XmlNode, kind: Any) -> Any:
         text = self._string(node).strip()
         try:
             found = json.loads(text.lower() if kind is bool else text)
@@ -386,26 +399,26 @@ class _Reader:
             return text
         return found if isinstance(found, kind) else text
 
-    def _string(self, node: _Node) -> str:
+    def _string(self, node: _XmlNode) -> str:
         """All that stands in it, also what looks like elements."""
-        text = _unescaped(self._text[node.start : node.end])
+        text = _unescape_references(self._text[node.start : node.end])
         if node.said.get("encoding") == "json":
-            decoded = _loaded(text, str)
+            decoded = _load_json_of_kind(text, str)
             return decoded if isinstance(decoded, str) else text
         return text if self._exact else text.strip()
 
 
-def _key(node: _Node) -> str:
-    if node.name == ENTRY and "json-key" in node.said:
-        return str(_loaded(node.said["json-key"], str))
-    return node.said.get("key", node.name) if node.name == ENTRY else node.name
+def _decode_key(node: _XmlNode) -> str:
+    if node.name == ENTRY_ELEMENT and "json-key" in node.said:
+        return str(_load_json_of_kind(node.said["json-key"], str))
+    return node.said.get("key", node.name) if node.name == ENTRY_ELEMENT else node.name
 
 
-def _lists(node: _Node) -> bool:
-    return any(child.name == ITEM for child in node.children)
+def _has_item_elements(node: _XmlNode) -> bool:
+    return any(child.name == ITEM_ELEMENT for child in node.children)
 
 
-def _loaded(text: str, kind: type) -> Any:
+def _load_json_of_kind(text: str, kind: type) -> Any:
     """The JSON of ``text`` where it is of that ``kind``, else ``text``."""
     try:
         found = json.loads(text)

@@ -12,7 +12,7 @@ import sys
 import traceback
 
 from ..errors import PerdureError
-from ..terminal import LogLines, print_text
+from ..terminal import LogFormatter, print_text
 from . import (
     approvals,
     chat,
@@ -32,7 +32,7 @@ from . import (
     worker,
 )
 from .options import Commands
-from .rendering import INTERRUPTED, report
+from .output import INTERRUPTED, print_error
 
 app = Commands(
     name="perdure",
@@ -46,7 +46,7 @@ app.command()(run.run)
 app.command()(chat.chat)
 app.command()(dev.dev)
 app.command()(worker.worker)
-app.command("list")(list_runs.list_)
+app.command("list")(list_runs.list_runs)
 app.command()(show.show)
 app.command()(events.events)
 app.command()(steer.send)
@@ -72,8 +72,8 @@ app.command()(doctor.doctor)
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code (see :mod:`perdure.cli.rendering`)."""
-    code = _run()
+    """Run the command line and end the process with its exit code (see :mod:`perdure.cli.output`)."""
+    code = _run_app()
     for stream in (sys.stdout, sys.stderr):
         # A reader that went away (`perdure list | head -1`) is no failure.
         with contextlib.suppress(OSError, ValueError):
@@ -82,13 +82,13 @@ def main() -> None:
     os._exit(code)
 
 
-def _run() -> int:
+def _run_app() -> int:
     if logging.lastResort is not None:  # it prints warnings where a command sets up no logging
-        logging.lastResort.setFormatter(LogLines())
+        logging.lastResort.setFormatter(LogFormatter())
     try:
         app(prog_name="perdure")
     except PerdureError as error:
-        return report(error)
+        return print_error(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:

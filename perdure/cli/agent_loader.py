@@ -23,17 +23,17 @@ from ..ports import Toolset
 from ..tools import Tool
 
 if TYPE_CHECKING:
-    from ..tools.context import ResolveAuth
+    from ..tools.context import AuthFunction
     from ..worker import Lifespan
 
 
 T = TypeVar("T")
 
-_ENGINE = Path(__file__).resolve().parent.parent
+_PERDURE_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
-class Loaded:
+class AgentModule:
     """An author's module: its agents by name, and what it is called in messages."""
 
     source: str
@@ -45,7 +45,7 @@ class Loaded:
     may name them."""
     toolsets: tuple[Toolset, ...] = ()
     """The toolsets of its list ``toolsets``, for agent files."""
-    resolve_auth: ResolveAuth | None = None
+    resolve_auth: AuthFunction | None = None
     """Its function ``resolve_auth``, if it has one (see ``Worker``)."""
 
     def agent(self, name: str) -> Agent:
@@ -57,14 +57,14 @@ class Loaded:
         return found
 
 
-def load(target: str, *, alone: bool = True) -> Loaded:
+def load_agent_module(target: str, *, alone: bool = True) -> AgentModule:
     """Import ``target``, a file or the dotted name of a module, and collect the agents at its top level; it may have
     none where it is not ``alone``.
 
     Raises ``InvalidInputError`` when there is no such file or module, ``DefinitionError`` for what is wrong in it.
     """
     if is_file(target):
-        module = _import_file(_checked(target))
+        module = _import_file(_resolve_target_file(target))
     else:
         module = _import_module(target)
     agents = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Agent)))
@@ -75,23 +75,23 @@ def load(target: str, *, alone: bool = True) -> Loaded:
         )
     found = vars(module)
     resolve = found.get("resolve_auth")
-    return Loaded(
+    return AgentModule(
         target,
         agents,
-        _lifespan(target, found.get("lifespan")),
-        _listed(found.get("tools"), Tool),
-        _listed(found.get("toolsets"), Toolset),
+        _check_lifespan(target, found.get("lifespan")),
+        _collect_instances(found.get("tools"), Tool),
+        _collect_instances(found.get("toolsets"), Toolset),
         resolve if callable(resolve) else None,
     )
 
 
-def _listed(found: Any, kind: type[T]) -> tuple[T, ...]:
+def _collect_instances(found: Any, kind: type[T]) -> tuple[T, ...]:
     """A list of that name that has something else in it is none of ours."""
     listed = found if isinstance(found, list | tuple) else ()
     return tuple(listed) if all(isinstance(one, kind) for one in listed) else ()
 
 
-def _lifespan(target: str, found: Any) -> Lifespan | None:
+def _check_lifespan(target: str, found: Any) -> Lifespan | None:
     """Raises ``DefinitionError`` for one that takes something, as a web framework's takes its app."""
     if callable(found):
         try:
@@ -110,17 +110,17 @@ def is_file(target: str) -> bool:
     return target.endswith(".py") or "/" in target or Path(target).exists()
 
 
-def author_files(root: Path) -> set[Path]:
+def find_author_files(root: Path) -> set[Path]:
     """The files of loaded modules that are the author's own: under ``root``, and no installed package."""
     files = set()
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if path and root in Path(path).parents and _is_authors(Path(path)):
+        if path and root in Path(path).parents and _is_author_file(Path(path)):
             files.add(Path(path))
     return files
 
 
-def _checked(target: str) -> Path:
+def _resolve_target_file(target: str) -> Path:
     path = Path(target).absolute()
     if path.is_dir():
         raise InvalidInputError(f"{target} is a folder", hint="Name the Python file in it that has the agents.")
@@ -131,16 +131,16 @@ def _checked(target: str) -> Path:
 
 def _import_file(path: Path) -> ModuleType:
     """As a part of its package if it is in one, so that relative imports work; else as a module by itself."""
-    root = package_root(path)
+    root = find_package_root(path)
     sys.path.insert(0, str(root))
     if root != path.parent:
-        return _guarded(".".join(path.relative_to(root).with_suffix("").parts), path)
+        return _import_author_code(".".join(path.relative_to(root).with_suffix("").parts), path)
     # A file called like a loaded module (test.py, agent.py …) must not take its place.
     name = path.stem if path.stem not in sys.modules else f"perdure_entry_{path.stem}"
-    return _guarded(name, path, alone=True)
+    return _import_author_code(name, path, alone=True)
 
 
-def package_root(path: Path) -> Path:
+def find_package_root(path: Path) -> Path:
     """The folder from which ``path`` is imported: its own, or the one around its package."""
     root = path.parent
     while (root / "__init__.py").is_file():
@@ -154,21 +154,21 @@ def _import_module(name: str) -> ModuleType:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _broken(error, None) from error
+            raise _build_import_error(error, None) from error
         found = None
     except (ValueError, ImportError):
         found = None
     except Exception as error:  # a parent package that fails
-        raise _broken(error, None) from error
+        raise _build_import_error(error, None) from error
     if found is None:
         raise InvalidInputError(
             f"there is no file or module {name!r}",
             hint="Name a file (agents.py), or a module that can be imported from here or from PYTHONPATH.",
         )
-    return _guarded(name, Path(found.origin) if found.origin else None)
+    return _import_author_code(name, Path(found.origin) if found.origin else None)
 
 
-def _guarded(name: str, path: Path | None, *, alone: bool = False) -> ModuleType:
+def _import_author_code(name: str, path: Path | None, *, alone: bool = False) -> ModuleType:
     """Import it; whatever it raises is the author's to mend. ``alone``: by its path, under ``name``."""
     try:
         if not alone or path is None:
@@ -182,16 +182,16 @@ def _guarded(name: str, path: Path | None, *, alone: bool = False) -> ModuleType
         raise
     except BaseException as error:  # SystemExit too: a script that ends itself when it is imported
         sys.modules.pop(name, None)
-        raise _broken(error, path) from error
+        raise _build_import_error(error, path) from error
     return module
 
 
-def _broken(error: BaseException, path: Path | None) -> PerdureError:
+def _build_import_error(error: BaseException, path: Path | None) -> PerdureError:
     """What an exception in the author's code comes down to: the place, the reason, the way out."""
     if isinstance(error, InvalidInputError) and not error.__traceback__:
         return error
-    file, line = _place(error)
-    where = f"{_short(file)}:{line}" if file else str(path or "")
+    file, line = _find_error_location(error)
+    where = f"{_shorten_file_path(file)}:{line}" if file else str(path or "")
     source = linecache.getline(file, line).strip() if file and line else ""
     hint = f"The line is: {source}" if source else None
     if isinstance(error, PerdureError):
@@ -207,15 +207,15 @@ def _broken(error: BaseException, path: Path | None) -> PerdureError:
     return DefinitionError(f"{where}: {type(error).__name__}: {said}", hint=hint)
 
 
-def _place(error: BaseException) -> tuple[str, int]:
+def _find_error_location(error: BaseException) -> tuple[str, int]:
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<") and _is_authors(Path(frame.filename))]
+    own = [frame for frame in frames if not frame.filename.startswith("<") and _is_author_file(Path(frame.filename))]
     return (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
 
 
-def failing_files(error: BaseException | None) -> set[Path]:
+def find_failing_files(error: BaseException | None) -> set[Path]:
     """The author's files that an import failed in: with one of them mended it may succeed."""
     files: set[Path] = set()
     while error is not None:
@@ -223,22 +223,22 @@ def failing_files(error: BaseException | None) -> set[Path]:
             files.add(Path(error.filename))
         files.update(Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
         error = error.__cause__
-    return {file for file in files if file.is_absolute() and _is_authors(file)}
+    return {file for file in files if file.is_absolute() and _is_author_file(file)}
 
 
-def _is_authors(path: Path) -> bool:
+def _is_author_file(path: Path) -> bool:
     resolved = path.resolve()
-    return not any(root in resolved.parents for root in _foreign_roots())
+    return not any(root in resolved.parents for root in _list_installed_roots())
 
 
 @cache
-def _foreign_roots() -> Iterable[Path]:
+def _list_installed_roots() -> Iterable[Path]:
     paths = sysconfig.get_paths()
     named = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
-    return [_ENGINE, *(Path(name).resolve() for name in named)]
+    return [_PERDURE_ROOT, *(Path(name).resolve() for name in named)]
 
 
-def _short(file: str) -> str:
+def _shorten_file_path(file: str) -> str:
     """Relative to here where that is shorter."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if Path.cwd() in path.parents else file

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from ..terminal import print_line, printable
-from .connection import connected, on_run
+from ..terminal import escape_line, print_line
+from .connection import act_on_run, open_client
 from .options import (
     ByOption,
-    Output,
+    OutputFormat,
     OutputOptions,
     RunArgument,
     ServerOptions,
     StoreOptions,
-    json_object,
-    json_value,
-    message_of,
+    parse_json_object,
+    parse_json_value,
     print_json,
+    read_message_argument,
 )
-from .rendering import arguments as shown_arguments
-from .rendering import conversation
+from .output import format_arguments as shown_arguments
+from .output import format_conversation
 
 if TYPE_CHECKING:
     from ..client.inbox import PendingCall
@@ -69,33 +69,33 @@ def answer(
             "an answer has a value, an --input or an --error",
             hint='For instance perdure answer ID "the savings account"',
         )
-    given = json_value(message_of(input), "--input") if input is not None else None
+    given = parse_json_value(read_message_argument(input), "--input") if input is not None else None
 
     async def act(run: Run) -> DecidedApproval:
-        one = await _waiting(run, call)
-        said = given if text is None else value_of(message_of(text), one.form if one else None)
+        one = await _find_unanswered_call(run, call)
+        said = given if text is None else parse_answer_value(read_message_argument(text), one.form if one else None)
         return await run.answer(call, said, error=error, hash=one.hash if one else None)
 
-    answered = on_run(server, id, act, by=by)
-    if output is not Output.TEXT:
+    answered = act_on_run(server, id, act, by=by)
+    if output is not OutputFormat.TEXT:
         print_json(answered.model_dump(mode="json"), output=output)
         return
-    print_line(f"{printable(answered.name)} is answered by {printable(answered.by or 'nobody')}")
+    print_line(f"{escape_line(answered.name)} is answered by {escape_line(answered.by or 'nobody')}")
 
 
-async def _waiting(run: Run, call: str | None) -> PendingApproval | None:
+async def _find_unanswered_call(run: Run, call: str | None) -> PendingApproval | None:
     """What is answered: it waits now. None where that is not clear, which the run is to say."""
     waiting = [one for one in (await run.status()).approvals if one.kind != "approval" and call in (None, one.call_id)]
     return waiting[0] if len(waiting) == 1 else None
 
 
-def value_of(text: str, form: dict[str, Any] | None) -> Any:
+def parse_answer_value(text: str, form: dict[str, Any] | None) -> Any:
     """What somebody has typed as an answer to ``form``. Raises ``InvalidInputError`` for what is no JSON."""
-    from ..types.forms import misfit
+    from ..types.forms import find_form_mismatch
 
-    if form is None or misfit(form, text) is None:
+    if form is None or find_form_mismatch(form, text) is None:
         return text
-    return json_value(text, "the answer")
+    return parse_json_value(text, "the answer")
 
 
 CallArgument = Annotated[
@@ -114,17 +114,17 @@ def approvals(
     """List the calls that wait for somebody's approval or answer, with what led to them."""
 
     async def go() -> list[tuple[PendingCall, list[Message]]]:
-        async with connected(server) as client:
-            return [(one, await _led_to(one)) for one in await client.approvals(agent=agent)]
+        async with open_client(server) as client:
+            return [(one, await _read_pending_conversation(one)) for one in await client.approvals(agent=agent)]
 
     found = asyncio.run(go())
-    if output is not Output.TEXT:
-        print_json([_plain(one, _said_last(led)) for one, led in found], output=output)
+    if output is not OutputFormat.TEXT:
+        print_json([_serialize_pending_call(one, _format_last_user_message(led)) for one, led in found], output=output)
         return
     if not found:
         print_line("nothing waits for a person")
     for one, led in found:
-        for line in _lines(one, led, full=full):
+        for line in _format_pending_call(one, led, full=full):
             print_line(line)
 
 
@@ -148,12 +148,12 @@ def approve(
     output: OutputOptions,
 ) -> None:
     """Approve a call that waits, maybe with other arguments."""
-    changed = json_object(arguments, "--arguments", """For instance: '{"amount": 3}'""")
+    changed = parse_json_object(arguments, "--arguments", """For instance: '{"amount": 3}'""")
 
     async def act(run: Run) -> DecidedApproval:
         return await run.approve(call, comment=comment, arguments=changed, always=always, hash=hash)
 
-    _print(on_run(server, id, act, by=by), output)
+    _print_decision(act_on_run(server, id, act, by=by), output)
 
 
 def deny(
@@ -170,7 +170,7 @@ def deny(
     async def act(run: Run) -> DecidedApproval:
         return await run.deny(call, comment=comment)
 
-    _print(on_run(server, id, act, by=by), output)
+    _print_decision(act_on_run(server, id, act, by=by), output)
 
 
 def revoke(
@@ -186,31 +186,31 @@ def revoke(
     async def act(run: Run) -> list[StandingApproval]:
         return await run.revoke(tool)
 
-    gone = on_run(server, id, act, by=by)
-    if output is not Output.TEXT:
+    gone = act_on_run(server, id, act, by=by)
+    if output is not OutputFormat.TEXT:
         print_json([one.model_dump(mode="json") for one in gone], output=output)
         return
     for one in gone:
-        print_line(f"calls of {printable(one.tool)} wait again; {printable(one.by)} had approved them at {one.at}")
+        print_line(f"calls of {escape_line(one.tool)} wait again; {escape_line(one.by)} had approved them at {one.at}")
 
 
-def _lines(one: PendingCall, led: list[Message], *, full: bool) -> Iterator[str]:
+def _format_pending_call(one: PendingCall, led: list[Message], *, full: bool) -> Iterator[str]:
     """A call that waits, and what led to it: what the user said last, or all of it."""
     said = "…" if one.arguments is None else shown_arguments(one.arguments, full=full)
-    yield f"{one.run_id}  {one.call_id}  {printable(one.agent)}: {printable(one.tool)}({printable(said)})"
+    yield f"{one.run_id}  {one.call_id}  {escape_line(one.agent)}: {escape_line(one.tool)}({escape_line(said)})"
     if one.kind != "approval":
-        yield f"    {one.kind}: {printable(one.question or 'a client is to run it')}"
+        yield f"    {one.kind}: {escape_line(one.question or 'a client is to run it')}"
     if one.form is not None:
-        yield f"    form: {printable(json.dumps(one.form, ensure_ascii=False))}"
+        yield f"    form: {escape_line(json.dumps(one.form, ensure_ascii=False))}"
     if one.expires is not None:
         yield f"    until {one.expires:%Y-%m-%d %H:%M} UTC"
     if full:
-        yield from (f"    {line}" for line in conversation(led, full=True))
-    elif last := _said_last(led):
-        yield f"    {printable(last)}"
+        yield from (f"    {line}" for line in format_conversation(led, full=True))
+    elif last := _format_last_user_message(led):
+        yield f"    {escape_line(last)}"
 
 
-async def _led_to(one: PendingCall) -> list[Message]:
+async def _read_pending_conversation(one: PendingCall) -> list[Message]:
     """The conversation, where it can be read."""
     from ..errors import PerdureError
 
@@ -220,7 +220,7 @@ async def _led_to(one: PendingCall) -> list[Message]:
         return []
 
 
-def _said_last(messages: list[Message]) -> str:
+def _format_last_user_message(messages: list[Message]) -> str:
     """What the user said last."""
     said = [message for message in messages if message.role == "user" and message.text]
     text = " ".join(said[-1].text.split()) if said else ""
@@ -228,7 +228,7 @@ def _said_last(messages: list[Message]) -> str:
     return by + (text if len(text) <= 200 else text[:200] + "…")
 
 
-def _plain(one: PendingCall, led: str) -> dict[str, Any]:
+def _serialize_pending_call(one: PendingCall, led: str) -> dict[str, Any]:
     return {
         "run": one.run_id,
         "kind": one.kind,
@@ -245,9 +245,9 @@ def _plain(one: PendingCall, led: str) -> dict[str, Any]:
     }
 
 
-def _print(decided: DecidedApproval, output: Output) -> None:
-    if output is not Output.TEXT:
+def _print_decision(decided: DecidedApproval, output: OutputFormat) -> None:
+    if output is not OutputFormat.TEXT:
         print_json(decided.model_dump(mode="json"), output=output)
         return
     more = ", with other arguments" if decided.changed else ", as all later calls of it" if decided.always else ""
-    print_line(f"{printable(decided.name)} is {decided.state} by {printable(decided.by or 'nobody')}{more}")
+    print_line(f"{escape_line(decided.name)} is {decided.state} by {escape_line(decided.by or 'nobody')}{more}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Server:
+class ConnectionOptions:
     """What the options of a command say of server and store."""
 
     address: str | None = None
@@ -28,8 +28,8 @@ class Server:
 
 
 @asynccontextmanager
-async def connected(
-    server: Server,
+async def open_client(
+    server: ConnectionOptions,
     *,
     start_server: bool = False,
     task_queue: str | None = None,
@@ -59,8 +59,8 @@ async def connected(
         actor=actor,
         start_server=start_server,
     )
-    if client.store_url is None and await ui_url(client):
-        client.store_url = config.home_store_url()
+    if client.store_url is None and await find_ui_url(client):
+        client.store_url = config.get_home_store_url()
     try:
         yield client
     finally:
@@ -76,24 +76,24 @@ def _quiet_sdk() -> None:
         Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
 
 
-def address(client: Client) -> str:
+def get_server_address(client: Client) -> str:
     """host:port of the server that ``client`` talks to."""
     return client.temporal.service_client.config.target_host
 
 
-async def ui_url(client: Client, id: str | None = None) -> str | None:
+async def find_ui_url(client: Client, id: str | None = None) -> str | None:
     """Where a browser finds the Temporal UI, or run ``id`` in it; None where the server is not the embedded one."""
-    from ..embedded.server import running_server
+    from ..embedded.server import find_running_server
 
-    info = await running_server()
-    if info is None or address(client).replace("localhost", "127.0.0.1") != info.address:
+    info = await find_running_server()
+    if info is None or get_server_address(client).replace("localhost", "127.0.0.1") != info.address:
         return None
     if id is None:
         return info.ui_url
     return f"{info.ui_url}/namespaces/{quote(client.temporal.namespace)}/workflows/{quote(id, safe='')}"
 
 
-def without_password(url: str) -> str:
+def mask_password(url: str) -> str:
     """``url`` as it may be shown."""
     parts = urlsplit(url)
     if not parts.password:
@@ -106,16 +106,16 @@ def without_password(url: str) -> str:
 
 
 T = TypeVar("T")
-_SHOWN = 5
-_MOST = 500
+_RUN_IDS_SHOWN = 5
+_STORE_ROWS_SEARCHED = 500
 """Rows of the store that are looked through for a prefix: runs that Temporal has forgotten."""
 
 
-def on_run(server: Server, id: str, act: Callable[[Run], Awaitable[T]], *, by: str | None = None) -> T:
+def act_on_run(server: ConnectionOptions, id: str, act: Callable[[Run], Awaitable[T]], *, by: str | None = None) -> T:
     """What ``act`` does with the run that ``id`` means, in a client of its own. Errors as of :func:`find_run`."""
 
     async def go() -> T:
-        async with connected(server, actor=by) as client:
+        async with open_client(server, actor=by) as client:
             return await act(await find_run(client, id))
 
     return asyncio.run(go())
@@ -128,50 +128,50 @@ async def find_run(client: Client, prefix: str) -> Run:
     """
     from temporalio.service import RPCError, RPCStatusCode
 
-    from ..temporal_service import translated
+    from ..temporal_service import translate_rpc_error
 
     run = client.run(prefix)
     try:
         await run.handle.describe()
     except RPCError as error:
         if error.status != RPCStatusCode.NOT_FOUND:
-            raise translated(client.temporal, prefix, error) from error
+            raise translate_rpc_error(client.temporal, prefix, error) from error
     else:
         return run
-    return client.run(unique(prefix, await _candidates(client, prefix)))
+    return client.run(match_run_id(prefix, await _list_candidate_ids(client, prefix)))
 
 
-def unique(prefix: str, ids: Iterable[str]) -> str:
+def match_run_id(prefix: str, ids: Iterable[str]) -> str:
     """The id that ``prefix`` means, among ``ids``. Errors as of :func:`find_run`."""
     matching = {known for known in ids if known.startswith(prefix)}
     if prefix in matching:
         return prefix
-    found = sorted(_roots(matching))
+    found = sorted(_drop_subagent_ids(matching))
     if not found:
         raise RunNotFoundError(f"there is no run {prefix!r}", hint=LIST_HINT)
     if len(found) > 1:
-        shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+        shown = ", ".join(found[:_RUN_IDS_SHOWN]) + (", …" if len(found) > _RUN_IDS_SHOWN else "")
         raise InvalidInputError(f"{len(found)} runs begin with {prefix!r}", hint=f"Give more of the id: {shown}")
     return found[0]
 
 
-async def _candidates(client: Client, prefix: str) -> set[str]:
-    from ..types.interface import WORKFLOW
+async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
+    from ..types.interface import WORKFLOW_TYPE
 
     if not prefix:
         return set()
     quoted = prefix.replace("\\", "\\\\").replace("'", "\\'")
     ids: set[str] = set()
-    query = f"WorkflowType = '{WORKFLOW}' AND WorkflowId STARTS_WITH '{quoted}'"
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND WorkflowId STARTS_WITH '{quoted}'"
     async for seen in client.temporal.list_workflows(query):
         ids.add(seen.id)
-        if len(_roots(ids)) > _SHOWN:
+        if len(_drop_subagent_ids(ids)) > _RUN_IDS_SHOWN:
             return ids
     if client.store_url is not None:
-        ids.update(row.context_id for row in await (await client.store()).runs(limit=_MOST))
+        ids.update(row.context_id for row in await (await client.store()).runs(limit=_STORE_ROWS_SEARCHED))
     return ids
 
 
-def _roots(ids: set[str]) -> set[str]:
+def _drop_subagent_ids(ids: set[str]) -> set[str]:
     """``ids`` without the subagents of others among them: whoever shortens the id of a run does not mean these."""
     return {one for one in ids if not any(one[:at] in ids for at, letter in enumerate(one) if letter == "/")}

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from temporalio.worker import Worker as TemporalWorker
 
-from ..embedded.process import on_orphaned, report
+from ..embedded.process import call_when_orphaned, report_to_parent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
-from ..local_engine import agent_queue
+from ..local_engine import build_agent_queue_name
 from ..worker import PerdurePlugin
 from ..worker.agent_folder import AgentFolder
-from .agent_loader import Loaded, author_files, failing_files, load, package_root
-from .connection import Server, connected
-from .worker import log_to_stderr, on_signals, say
+from .agent_loader import AgentModule, find_author_files, find_failing_files, find_package_root, load_agent_module
+from .connection import ConnectionOptions, open_client
+from .worker import install_signal_handlers, log_to_stderr, print_folder_message
 
-DRAIN = 5.0
+DRAIN_SECONDS = 5.0
 """Seconds that running tools are given when their code has changed."""
 
 
@@ -29,25 +29,31 @@ def main(arguments: list[str]) -> int:
     file, queue, address, namespace, store, *folder = arguments
     log_to_stderr()
     try:
-        loaded = load(file, alone=not folder)
+        loaded = load_agent_module(file, alone=not folder)
     except (DefinitionError, InvalidInputError) as error:
-        report("broken", error=error.message, hint=error.hint, files=_files(file, error))
+        report_to_parent("broken", error=error.message, hint=error.hint, files=_list_files_to_watch(file, error))
         return 1
     try:
-        asyncio.run(_serve(loaded, Server(address, namespace, store_url=store), queue, file, *map(Path, folder)))
+        asyncio.run(
+            _serve_queues(
+                loaded, ConnectionOptions(address, namespace, store_url=store), queue, file, *map(Path, folder)
+            )
+        )
     except PerdureError as error:
-        report("broken", error=error.message, hint=error.hint, files=_files(file))
+        report_to_parent("broken", error=error.message, hint=error.hint, files=_list_files_to_watch(file))
         return 1
     return 0
 
 
-async def _serve(loaded: Loaded, server: Server, queue: str, file: str, folder: Path | None = None) -> None:
+async def _serve_queues(
+    loaded: AgentModule, server: ConnectionOptions, queue: str, file: str, folder: Path | None = None
+) -> None:
     """Serve the queue, and those on which the file's own ``agent.call()`` left runs behind."""
     stop = asyncio.Event()
-    on_orphaned(stop.set)
-    on_signals(stop, talks=False)
-    queues = dict.fromkeys([queue, *(agent_queue(agent.name, Path(file)) for agent in loaded.agents)])
-    async with connected(server, task_queue=queue, warnings=True) as client:
+    call_when_orphaned(stop.set)
+    install_signal_handlers(stop, talks=False)
+    queues = dict.fromkeys([queue, *(build_agent_queue_name(agent.name, Path(file)) for agent in loaded.agents)])
+    async with open_client(server, task_queue=queue, warnings=True) as client:
         plugin = PerdurePlugin(
             loaded.agents,
             store_url=client.store_url,
@@ -56,13 +62,13 @@ async def _serve(loaded: Loaded, server: Server, queue: str, file: str, folder: 
             resolve_auth=loaded.resolve_auth,
         )
         agents = plugin.engine.agents
-        files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=say) if folder else None
+        files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=print_folder_message) if folder else None
         workers = [
             TemporalWorker(
                 client.temporal,
                 task_queue=name,
                 plugins=[plugin],
-                graceful_shutdown_timeout=timedelta(seconds=DRAIN),
+                graceful_shutdown_timeout=timedelta(seconds=DRAIN_SECONDS),
             )
             for name in queues
         ]
@@ -71,16 +77,18 @@ async def _serve(loaded: Loaded, server: Server, queue: str, file: str, folder: 
             await stack.enter_async_context(plugin.engine.running(client.temporal, queue))
             for worker in workers:
                 await stack.enter_async_context(worker)
-            report("serving", agents=[agent.name for agent in agents], files=_files(file))
+            report_to_parent("serving", agents=[agent.name for agent in agents], files=_list_files_to_watch(file))
             if files is not None:
                 await stack.enter_async_context(files)
             await stop.wait()
             await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
-def _files(file: str, error: BaseException | None = None) -> list[str]:
+def _list_files_to_watch(file: str, error: BaseException | None = None) -> list[str]:
     entry = Path(file).absolute()
-    return sorted(str(path) for path in {entry, *author_files(package_root(entry)), *failing_files(error)})
+    return sorted(
+        str(path) for path in {entry, *find_author_files(find_package_root(entry)), *find_failing_files(error)}
+    )
 
 
 if __name__ == "__main__":

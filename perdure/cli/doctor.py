@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import RuntimeSetupError
-from ..terminal import print_line, styled
-from .options import Output, OutputOptions, ServerOptions, print_json
-from .rendering import colours
+from ..terminal import print_line, style_text
+from .options import OutputFormat, OutputOptions, ServerOptions, print_json
+from .output import can_colour_stdout
 
 if TYPE_CHECKING:
     from ..embedded.diagnosis import Finding
 
 
-_MARKS = {"ok": ("green", "ok  "), "warn": ("yellow", "warn"), "fail": ("red", "fail")}
+_STATUS_MARKS = {"ok": ("green", "ok  "), "warn": ("yellow", "warn"), "fail": ("red", "fail")}
 
 
 def doctor(server: ServerOptions, output: OutputOptions) -> None:
@@ -26,32 +26,32 @@ def doctor(server: ServerOptions, output: OutputOptions) -> None:
     from ..embedded import diagnosis
 
     findings = [
-        *diagnosis.machine(),
-        *_encryption(),
-        *asyncio.run(diagnosis.servers(server.address, server.namespace, server.profile)),
+        *diagnosis.check_machine(),
+        *_check_encryption_keys(),
+        *asyncio.run(diagnosis.check_servers(server.address, server.namespace, server.profile)),
     ]
-    if output is not Output.TEXT:
+    if output is not OutputFormat.TEXT:
         print_json([asdict(finding) for finding in findings], output=output)
     else:
         for finding in findings:
-            colour, mark = _MARKS[finding.status]
-            print_line(f"{styled(mark, colour, on=colours())}  {finding.check:<14} {finding.detail}")
+            colour, mark = _STATUS_MARKS[finding.status]
+            print_line(f"{style_text(mark, colour, on=can_colour_stdout())}  {finding.check:<14} {finding.detail}")
             if finding.hint:
                 print_line(f"{'':6}{'':<14} → {finding.hint}")
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
-def _encryption() -> Iterator[Finding]:
+def _check_encryption_keys() -> Iterator[Finding]:
     """The keys of ``auth_context``, where there are some: their ids alone."""
     from ..embedded.diagnosis import Finding
-    from ..encryption import VARIABLE, Keys
+    from ..encryption import KEYS_VARIABLE, KeyRing
 
     try:
-        ids = Keys.given().ids
+        ids = KeyRing.given().ids
     except RuntimeSetupError as error:
         yield Finding("encryption", "fail", error.message, error.hint)
         return
     if ids:
         others = f"; decrypts also: {', '.join(ids[1:])}" if ids[1:] else ""
-        yield Finding("encryption", "ok", f"{VARIABLE}: {ids[0]} encrypts{others}")
+        yield Finding("encryption", "ok", f"{KEYS_VARIABLE}: {ids[0]} encrypts{others}")

@@ -10,18 +10,18 @@ import typer
 
 from ..errors import InvalidInputError
 from ..terminal import print_line
-from .connection import connected, find_run, on_run
+from .connection import act_on_run, find_run, open_client
 from .options import (
     AttachOption,
     ByOption,
-    Output,
+    OutputFormat,
     OutputOptions,
     RunArgument,
     StoreOptions,
-    attached,
-    message_of,
+    build_content,
     print_json,
-    with_files,
+    read_attachments,
+    read_message_argument,
 )
 
 if TYPE_CHECKING:
@@ -53,15 +53,15 @@ def fork(
     """Start another run that goes on from a point of this one. Both go on by themselves."""
     if message is None and attach:
         raise InvalidInputError("what is attached goes with a message", hint='perdure fork ID "Look at this." …')
-    said = None if message is None else with_files(message_of(message), attached(attach))
-    given = results_of(result)
+    said = None if message is None else build_content(read_message_argument(message), read_attachments(attach))
+    given = parse_results(result)
 
     async def act(run: Run) -> dict[str, Any]:
         branch = await run.fork(said, at=at, id=new_id, model=model, results=given)
         return {"id": branch.id, "of": run.id, "at": at}
 
-    done = on_run(server, id, act, by=by)
-    if output is Output.TEXT:
+    done = act_on_run(server, id, act, by=by)
+    if output is OutputFormat.TEXT:
         print_line(str(done["id"]))
     else:
         print_json(done, output=output)
@@ -78,19 +78,19 @@ def diff(
     """Show where two conversations part, and what each has from there on."""
 
     async def go() -> tuple[str, str, Difference]:
-        async with connected(server) as client:
+        async with open_client(server) as client:
             one, other = await find_run(client, left), await find_run(client, right)
             return one.id, other.id, await one.diff(other)
 
     one, other, found = asyncio.run(go())
-    if output is not Output.TEXT:
-        print_json(_plain(one, other, found), output=output)
+    if output is not OutputFormat.TEXT:
+        print_json(_serialize_difference(one, other, found), output=output)
         return
-    for line in lines(one, other, found, full=full):
+    for line in format_difference(one, other, found, full=full):
         print_line(line)
 
 
-def results_of(given: list[str] | None) -> dict[str, str]:
+def parse_results(given: list[str] | None) -> dict[str, str]:
     """What ``--result`` says, by call id. Raises ``InvalidInputError``."""
     results: dict[str, str] = {}
     for one in given or ():
@@ -101,26 +101,26 @@ def results_of(given: list[str] | None) -> dict[str, str]:
     return results
 
 
-def lines(one: str, other: str, found: Difference, *, full: bool = False) -> Iterator[str]:
+def format_difference(one: str, other: str, found: Difference, *, full: bool = False) -> Iterator[str]:
     """For people."""
-    from ..terminal import styled
-    from .rendering import colours, conversation
+    from ..terminal import style_text
+    from .output import can_colour_stdout, format_conversation
 
-    colour = colours()
+    colour = can_colour_stdout()
     if found.same:
         yield f"{one} and {other} say the same, up to iteration {found.iteration}"
         return
     since = f"after iteration {found.iteration}" if found.iteration else "from their beginning"
-    yield styled(f"{one} and {other} part {since}", "bold", on=colour)
+    yield style_text(f"{one} and {other} part {since}", "bold", on=colour)
     for mark, name, own in (("-", one, found.left), ("+", other, found.right)):
         yield ""
-        yield styled(f"{mark} {name}", "red" if mark == "-" else "green", on=colour)
-        behind, since_reply = _from_reply(found.shared, own)
-        said = list(conversation(behind, full=full, colour=colour, since=since_reply))
+        yield style_text(f"{mark} {name}", "red" if mark == "-" else "green", on=colour)
+        behind, since_reply = _prepend_last_reply(found.shared, own)
+        said = list(format_conversation(behind, full=full, colour=colour, since=since_reply))
         yield from said or ["(nothing more)"]
 
 
-def _from_reply(shared: tuple[Message, ...], own: tuple[Message, ...]) -> tuple[tuple[Message, ...], int]:
+def _prepend_last_reply(shared: tuple[Message, ...], own: tuple[Message, ...]) -> tuple[tuple[Message, ...], int]:
     """``own`` with the reply whose results it begins with, and how many replies stand before that."""
     replies = sum(message.role == "assistant" for message in shared)
     if not own or own[0].role != "tool":
@@ -129,7 +129,7 @@ def _from_reply(shared: tuple[Message, ...], own: tuple[Message, ...]) -> tuple[
     return (*shared[asks:], *own), replies - (asks < len(shared))
 
 
-def _plain(one: str, other: str, found: Difference) -> dict[str, Any]:
+def _serialize_difference(one: str, other: str, found: Difference) -> dict[str, Any]:
     """For ``-o json``."""
     sides = ((one, found.left), (other, found.right))
     left, right = (

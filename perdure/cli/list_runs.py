@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..terminal import print_line, printable
-from .connection import connected
-from .options import Output, OutputOptions, StoreOptions, print_json
+from ..terminal import escape_line, print_line
+from .connection import open_client
+from .options import OutputFormat, OutputOptions, StoreOptions, print_json
 
 if TYPE_CHECKING:
     from ..client.visibility import RunSummary
@@ -32,7 +32,7 @@ class RunStatus(StrEnum):
     TIMED_OUT = "timed out"
 
 
-def list_(
+def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only runs of this agent.", show_default=False)] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
@@ -44,38 +44,38 @@ def list_(
     """List runs, the newest first."""
 
     async def go() -> list[RunSummary]:
-        async with connected(server) as client:
+        async with open_client(server) as client:
             return await client.list(agent=agent, status=status.value if status else None, limit=limit)
 
     runs = asyncio.run(go())
-    if output is not Output.TEXT:
-        print_json([run.id if quiet else _plain(run) for run in runs], output=output)
+    if output is not OutputFormat.TEXT:
+        print_json([run.id if quiet else _serialize_run_summary(run) for run in runs], output=output)
     elif quiet:
         for run in runs:
             print_line(run.id)
     elif runs:
-        _table(runs)
+        _print_run_table(runs)
     else:
         print_line("no runs", error=True)
 
 
-def _plain(run: RunSummary) -> dict[str, object]:
+def _serialize_run_summary(run: RunSummary) -> dict[str, object]:
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(run).items()}
 
 
-def _table(runs: Sequence[RunSummary]) -> None:
+def _print_run_table(runs: Sequence[RunSummary]) -> None:
     now = datetime.now(UTC)
     rows = [("ID", "AGENT", "STATUS", "STARTED", "TOOK")]
     for run in runs:
-        started = f"{ago((now - run.started).total_seconds())} ago" if run.started else ""
-        took = ago((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
-        rows.append((printable(run.id), printable(run.agent), run.status, started, took))
+        started = f"{format_duration((now - run.started).total_seconds())} ago" if run.started else ""
+        took = format_duration((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
+        rows.append((escape_line(run.id), escape_line(run.agent), run.status, started, took))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def ago(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time in its largest unit: ``40 s``, ``3 min``, ``5 h``, ``12 d``."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size * (2 if unit == "d" else 1):

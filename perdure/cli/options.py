@@ -19,8 +19,8 @@ import typer
 
 from .. import terminal
 from ..errors import InvalidInputError
-from ..terminal import printable
-from .connection import Server
+from ..terminal import escape_line
+from .connection import ConnectionOptions
 
 if TYPE_CHECKING:
     from ..client.visibility import RunSummary
@@ -35,41 +35,43 @@ if TYPE_CHECKING:
 # line.
 
 
-_PATIENCE = 1.0
+_COMPLETION_SECONDS = 1.0
 """Seconds for the server and the store together."""
-_MOST = 200
+_COMPLETION_RUNS = 200
 
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Ids that begin so, the newest first."""
-    return [run.id for run in _runs(ctx) if run.id.startswith(incomplete) and run.id == printable(run.id)]
+    return [
+        run.id for run in _list_completion_runs(ctx) if run.id.startswith(incomplete) and run.id == escape_line(run.id)
+    ]
 
 
 def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of agents that begin so: those that ``--file`` defines, else those that there are runs of."""
     file = ctx.params.get("file")
-    names = _defined(file) if file else [run.agent for run in _runs(ctx)]
-    return sorted({name for name in names if name and name.startswith(incomplete) and name == printable(name)})
+    names = _parse_agent_names(file) if file else [run.agent for run in _list_completion_runs(ctx)]
+    return sorted({name for name in names if name and name.startswith(incomplete) and name == escape_line(name)})
 
 
-def _runs(ctx: typer.Context) -> list[RunSummary]:
+def _list_completion_runs(ctx: typer.Context) -> list[RunSummary]:
     # What takes a machine a second to load is loaded before the time is counted, in which others answer.
     from ..client.client import Client  # noqa: F401
     from ..store.sqlite import SqliteStore  # noqa: F401
-    from .connection import Server, connected
+    from .connection import ConnectionOptions, open_client
 
     given = {name: ctx.params.get(name) for name in ("address", "namespace", "profile", "store_url")}
 
     async def ask() -> list[RunSummary]:
-        async with asyncio.timeout(_PATIENCE), connected(Server(**given)) as client:
-            return await client.list(limit=_MOST)
+        async with asyncio.timeout(_COMPLETION_SECONDS), open_client(ConnectionOptions(**given)) as client:
+            return await client.list(limit=_COMPLETION_RUNS)
 
     with contextlib.suppress(Exception):  # whatever it is, this is not the place to say it
         return asyncio.run(ask())
     return []
 
 
-def _defined(file: str) -> list[str]:
+def _parse_agent_names(file: str) -> list[str]:
     """The names in ``Agent("name", …)``, read without running the file."""
     with contextlib.suppress(OSError, ValueError, SyntaxError):
         calls = (node for node in ast.walk(ast.parse(Path(file).read_bytes())) if isinstance(node, ast.Call))
@@ -106,21 +108,21 @@ class Commands(typer.Typer):
         register = super().command(*args, **settings)
 
         def add(command: Command) -> Command:
-            register(flat(command))
+            register(expand_dependencies(command))
             return command
 
         return add
 
 
-def flat(command: Callable[..., Any]) -> Callable[..., Any]:
+def expand_dependencies(command: Callable[..., Any]) -> Callable[..., Any]:
     """``command`` as Typer is to read it: where it depends on something, the options of that stand."""
     parameters: dict[str, inspect.Parameter] = {}
     made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-    for name, parameter in _parameters(command).items():
-        if (depends := _depends(parameter.annotation)) is None:
+    for name, parameter in _read_parameters(command).items():
+        if (depends := _find_depends(parameter.annotation)) is None:
             parameters[name] = parameter
         else:
-            options = _parameters(depends.make)
+            options = _read_parameters(depends.make)
             made[name] = (depends.make, list(options))
             parameters |= options
 
@@ -135,7 +137,7 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _read_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """By name, in order, with annotations that are no strings. Typer calls by keyword."""
     hints = get_type_hints(function, include_extras=True)
     return {
@@ -144,12 +146,12 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _depends(annotation: Any) -> Depends | None:
+def _find_depends(annotation: Any) -> Depends | None:
     found = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     return next((one for one in found if isinstance(one, Depends)), None)
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     """How a command prints its answer."""
 
     TEXT = "text"
@@ -162,39 +164,43 @@ NamespaceOption = Annotated[str | None, typer.Option("--namespace", "-n", help="
 ProfileOption = Annotated[str | None, typer.Option(help="Profile of Temporal's configuration file.")]
 
 
-def _output(
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")] = Output.TEXT,
+def _read_output_options(
+    output: Annotated[
+        OutputFormat, typer.Option("--output", "-o", help="How to print the answer.")
+    ] = OutputFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
-) -> Output:
-    return Output.JSON if as_json else output
+) -> OutputFormat:
+    return OutputFormat.JSON if as_json else output
 
 
-def _server(address: AddressOption = None, namespace: NamespaceOption = None, profile: ProfileOption = None) -> Server:
-    return Server(address, namespace, profile)
+def _read_server_options(
+    address: AddressOption = None, namespace: NamespaceOption = None, profile: ProfileOption = None
+) -> ConnectionOptions:
+    return ConnectionOptions(address, namespace, profile)
 
 
-def _server_and_store(
+def _read_store_options(
     address: AddressOption = None,
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
     store_url: Annotated[
         str | None, typer.Option(help="Where the transcripts are; PERDURE_STORE_URL.", show_default=False)
     ] = None,
-) -> Server:
-    return Server(address, namespace, profile, store_url)
+) -> ConnectionOptions:
+    return ConnectionOptions(address, namespace, profile, store_url)
 
 
-OutputOptions = Annotated[Output, Depends(_output)]
+OutputOptions = Annotated[OutputFormat, Depends(_read_output_options)]
 """``-o`` and ``--json``."""
-ServerOptions = Annotated[Server, Depends(_server)]
+ServerOptions = Annotated[ConnectionOptions, Depends(_read_server_options)]
 """``--address``, ``--namespace`` and ``--profile``."""
-StoreOptions = Annotated[Server, Depends(_server_and_store)]
+StoreOptions = Annotated[ConnectionOptions, Depends(_read_store_options)]
 """Those, and ``--store-url``."""
 AgentsOption = Annotated[
     Path | None,
     typer.Option("--agents", metavar="DIR", help="A folder of agent files (JSON, TOML, YAML) to serve as they are."),
 ]
-QueueOption = Annotated[
+TaskQueueOption = Annotated[
     str | None, typer.Option("--task-queue", help="Task queue; PERDURE_TASK_QUEUE, else perdure.", show_default=False)
 ]
 FileOption = Annotated[
@@ -230,38 +236,38 @@ AgentArgument = Annotated[
 ]
 
 
-def message_of(argument: str) -> str:
+def read_message_argument(argument: str) -> str:
     """A message as it was given: ``-`` stands for the standard input."""
     return sys.stdin.read() if argument == "-" else argument
 
 
-def attached(paths: list[str] | None) -> list[File]:
+def read_attachments(paths: list[str] | None) -> list[File]:
     """The files of ``--attach``. Raises ``InvalidInputError`` for one that cannot be read."""
     from ..types.files import File
 
     return [File.read(path) for path in paths or ()]
 
 
-def with_files(text: str, files: list[File]) -> Content:
+def build_content(text: str, files: list[File]) -> Content:
     """A message of ``text`` and what is attached to it."""
     return [text, *files] if files else text
 
 
-def asked(message: str | None, input: str | None, attach: list[str] | None) -> Content | dict[str, Any]:
+def read_run_input(message: str | None, input: str | None, attach: list[str] | None) -> Content | dict[str, Any]:
     """What the run is asked: a message, or the value of an input type. Raises ``InvalidInputError``."""
     if (message is None) == (input is None):
         raise InvalidInputError(
             "a run is asked a message, or an --input", hint="For instance: perdure run support 'Where is order 7?'"
         )
     if message is not None:
-        return with_files(message_of(message), attached(attach))
+        return build_content(read_message_argument(message), read_attachments(attach))
     if attach:
         raise InvalidInputError("an --input has no files beside it", hint="Say --attach with a message.")
     assert input is not None, "one of the two is given"
-    return json_object(message_of(input), "--input") or {}
+    return parse_json_object(read_message_argument(input), "--input") or {}
 
 
-def json_value(text: str, what: str, hint: str = """For instance: '{"amount": 3}'""") -> Any:
+def parse_json_value(text: str, what: str, hint: str = """For instance: '{"amount": 3}'""") -> Any:
     """What ``text`` says. Raises ``InvalidInputError``."""
     try:
         return json.loads(text)
@@ -269,18 +275,18 @@ def json_value(text: str, what: str, hint: str = """For instance: '{"amount": 3}
         raise InvalidInputError(f"{what} is not JSON: {error}", hint=hint) from None
 
 
-def json_object(
+def parse_json_object(
     text: str | None, option: str = "--context", hint: str = """For instance: '{"user": "7"}'"""
 ) -> dict[str, Any] | None:
     """What ``option`` says. Raises ``InvalidInputError``."""
     if text is None:
         return None
-    value = json_value(text, option, hint)
+    value = parse_json_value(text, option, hint)
     if not isinstance(value, dict):
         raise InvalidInputError(f"{option} must be a JSON object", hint=hint)
     return value
 
 
-def print_json(value: Any, *, output: Output) -> None:
+def print_json(value: Any, *, output: OutputFormat) -> None:
     """Print ``value`` as JSON; with ``jsonl``, each item of a list on a line of its own."""
-    terminal.print_json(value, lines=output is Output.JSONL)
+    terminal.print_json(value, lines=output is OutputFormat.JSONL)

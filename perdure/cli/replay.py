@@ -10,8 +10,8 @@ import typer
 
 from ..errors import LIST_HINT
 from ..terminal import print_text
-from .connection import Server, connected
-from .options import Output, OutputOptions, ServerOptions, print_json
+from .connection import ConnectionOptions, open_client
+from .options import OutputFormat, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -46,51 +46,53 @@ def replay(
     files = [Path(source) for source in sources or [] if Path(source).exists()]
     ids = [source for source in sources or [] if not Path(source).exists()]
 
-    report = asyncio.run(_replay(files, ids, query, save, server))
-    if output is Output.TEXT:
+    report = asyncio.run(_replay_histories(files, ids, query, save, server))
+    if output is OutputFormat.TEXT:
         print_text(str(report))
     else:
-        print_json([_plain(report, place) for place in range(len(report.histories))], output=output)
+        print_json(
+            [_serialize_replayed_history(report, place) for place in range(len(report.histories))], output=output
+        )
     raise typer.Exit(1 if report.failed else 0)
 
 
-def _plain(report: ReplayReport, place: int) -> dict[str, object]:
+def _serialize_replayed_history(report: ReplayReport, place: int) -> dict[str, object]:
     one = report.histories[place]
     return {"name": one.name, "events": one.events, "replays": one.error is None, "error": one.error}
 
 
-async def _replay(
-    files: list[Path], ids: list[str], query: str | None, save: Path | None, server: Server
+async def _replay_histories(
+    files: list[Path], ids: list[str], query: str | None, save: Path | None, server: ConnectionOptions
 ) -> ReplayReport:
     from temporalio.converter import DataConverter
 
-    from ..worker.replay import read_histories, replayed
+    from ..worker.replay import read_histories, replay_histories
 
     found: dict[str, WorkflowHistory] = {}
     for file in files:
         found |= read_histories(file)
     converter: DataConverter = DataConverter.default
     if ids or query is not None:
-        live, converter = await _live(ids, query, save, server)
+        live, converter = await _fetch_live_histories(ids, query, save, server)
         found |= live
-    return await replayed(found, data_converter=converter)
+    return await replay_histories(found, data_converter=converter)
 
 
-async def _live(
-    prefixes: list[str], query: str | None, save: Path | None, server: Server
+async def _fetch_live_histories(
+    prefixes: list[str], query: str | None, save: Path | None, server: ConnectionOptions
 ) -> tuple[dict[str, WorkflowHistory], DataConverter]:
     from ..errors import InvalidInputError
-    from ..worker.replay import histories_of_run, ids_of, save_histories
+    from ..worker.replay import fetch_run_histories, list_run_ids, save_histories
     from .connection import find_run
 
     found: dict[str, WorkflowHistory] = {}
-    async with connected(server) as client:
+    async with open_client(server) as client:
         wanted = [(await find_run(client, prefix)).id for prefix in prefixes]
-        wanted += await ids_of(client, query) if query is not None else []
+        wanted += await list_run_ids(client, query) if query is not None else []
         if not wanted:
             raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
         for run in dict.fromkeys(wanted):
-            histories = await histories_of_run(client, run)
+            histories = await fetch_run_histories(client, run)
             if save is not None:
                 save_histories(save, run, histories.values())
             found |= histories

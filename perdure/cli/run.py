@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError, PerdureError
-from ..terminal import print_line, printable
-from .connection import Server, connected
+from ..terminal import escape_line, print_line
+from .connection import ConnectionOptions, open_client
 from .options import (
     AgentArgument,
     AttachOption,
@@ -22,17 +22,17 @@ from .options import (
     FileOption,
     InputOption,
     MessageArgument,
-    Output,
+    OutputFormat,
     OutputOptions,
-    QueueOption,
     RunArgument,
     StoreOptions,
-    asked,
-    json_object,
+    TaskQueueOption,
+    parse_json_object,
     print_json,
+    read_run_input,
 )
-from .rendering import INTERRUPTED, answer, print_answer
-from .show import activity
+from .output import INTERRUPTED, print_answer, wait_for_answer
+from .show import format_activity
 
 if TYPE_CHECKING:
     from ..client.run import Run
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 # What a run is at, on stderr: a live line on a terminal, a line for each change elsewhere.
 
 
-LOOK = 0.5
+STATUS_POLL_SECONDS = 0.5
 """Seconds between two looks: each is a query that a worker answers."""
 
 
 @asynccontextmanager
-async def follow(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
+async def show_activity(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
     """Show what ``run`` is at for the length of the block. ``announce``: its id too, where there is no live line."""
-    with _display(run.id, announce=announce) as show:
-        looking = asyncio.ensure_future(_look(run, show))
+    with _open_activity_display(run.id, announce=announce) as show:
+        looking = asyncio.ensure_future(_poll_activity(run, show))
         try:
             yield
         finally:
@@ -62,20 +62,20 @@ async def follow(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
                 await looking
 
 
-async def _look(run: Run, show: Callable[[str], None]) -> None:
+async def _poll_activity(run: Run, show: Callable[[str], None]) -> None:
     shown = ""
     while True:
         with contextlib.suppress(PerdureError):  # the run's own end says what there is to say
             status = await run.status()
-            now = activity(status)
+            now = format_activity(status)
             if now and now != shown:
                 show(now)
                 shown = now
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(STATUS_POLL_SECONDS)
 
 
 @contextmanager
-def _display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
+def _open_activity_display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         if announce:
             print_line(f"run {id}", error=True)
@@ -85,16 +85,16 @@ def _display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
     from rich.markup import escape
 
     console = Console(stderr=True, highlight=False)
-    label = f"[bold]{escape(printable(id))}[/]"
+    label = f"[bold]{escape(escape_line(id))}[/]"
     with console.status(label) as live:
-        yield lambda text: live.update(f"{label}  {escape(printable(text))}")
+        yield lambda text: live.update(f"{label}  {escape(escape_line(text))}")
 
 
-Watch = Callable[["Event"], None]
+EventCallback = Callable[["Event"], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """What to run, where."""
 
     agent: str
@@ -103,7 +103,7 @@ class Order:
     context: dict[str, Any] | None
     file: str | None
     task_queue: str | None
-    server: Server
+    server: ConnectionOptions
 
 
 def run(
@@ -116,7 +116,7 @@ def run(
     follow: Annotated[bool, typer.Option("--follow", help="Show replies as they are written, and every call.")] = False,
     id: Annotated[str | None, typer.Option(help="Id of the run; made up without.", show_default=False)] = None,
     context: ContextOption = None,
-    task_queue: QueueOption = None,
+    task_queue: TaskQueueOption = None,
     *,
     server: StoreOptions,
     output: OutputOptions,
@@ -133,70 +133,73 @@ def run(
             "-d leaves at once, and with it the worker that --file brings",
             hint="Serve the file in a process of its own: perdure dev FILE, or perdure worker FILE.",
         )
-    said = asked(message, input, attach)
-    order = Order(agent, said, id, json_object(context), file, task_queue, server)
-    watch = _shown(output) if follow else None
+    said = read_run_input(message, input, attach)
+    order = RunRequest(agent, said, id, parse_json_object(context), file, task_queue, server)
+    watch = _build_event_callback(output) if follow else None
     if detach:
-        _print_id(asyncio.run(_start(order)), output)
+        _print_id(asyncio.run(_start_detached(order)), output)
         return
     started: list[str] = []
     try:
-        response = asyncio.run(_follow(order, started, watch))
+        response = asyncio.run(_start_and_wait(order, started, watch))
     except KeyboardInterrupt:
         if started:
-            for line in _farewell(started[0], order):
+            for line in _format_detach_hint(started[0], order):
                 print_line(line, error=True)
         raise typer.Exit(INTERRUPTED) from None
-    if not follow or output is Output.JSON:
+    if not follow or output is OutputFormat.JSON:
         print_answer(response, output)
 
 
-async def _start(order: Order) -> str:
-    async with connected(order.server, start_server=True, task_queue=order.task_queue) as client:
+async def _start_detached(order: RunRequest) -> str:
+    async with open_client(order.server, start_server=True, task_queue=order.task_queue) as client:
         return (await client.start(order.agent, order.message, id=order.id, context=order.context)).id
 
 
-async def _follow(order: Order, started: list[str], watch: Watch | None) -> Response:
+async def _start_and_wait(order: RunRequest, started: list[str], watch: EventCallback | None) -> Response:
     """Start the run, show how it gets on, return its answer. ``started`` is given its id, ``watch`` what happens."""
-    from .worker import served
+    from .worker import open_client_for_agent
 
-    async with served(order.server, order.agent, file=order.file, task_queue=order.task_queue) as (client, agent):
+    async with open_client_for_agent(order.server, order.agent, file=order.file, task_queue=order.task_queue) as (
+        client,
+        agent,
+    ):
         if watch is not None:
             await client.store()  # without one nothing can be followed: said before anything is begun
         run = await client.start(agent, order.message, id=order.id, context=order.context)
         started.append(run.id)
         if watch is None:
-            async with follow(run):
-                return await answer(run, run.result())
+            async with show_activity(run):
+                return await wait_for_answer(run, run.result())
         print_line(f"run {run.id}", error=True)
-        return await answer(run, _watched(run, watch))
+        return await wait_for_answer(run, _watch_until_result(run, watch))
 
 
-async def _watched(run: Run, watch: Watch) -> Response:
+async def _watch_until_result(run: Run, watch: EventCallback) -> Response:
     async for event in run.events():
         watch(event)
     return await run.result()
 
 
-def _shown(output: Output) -> Watch:
+def _build_event_callback(output: OutputFormat) -> EventCallback:
     """What is done with each event."""
-    from .events import EventLines
-    from .rendering import colours
+    from .events import EventPrinter
+    from .output import can_colour_stdout
 
-    if output is Output.JSONL:
+    if output is OutputFormat.JSONL:
         return lambda event: print_json(event.model_dump(mode="json", exclude_none=True), output=output)
-    text = sys.stderr if output is Output.JSON else sys.stdout
-    return EventLines(text, sys.stderr, colour=colours(), brief=True).show
+    text = sys.stderr if output is OutputFormat.JSON else sys.stdout
+    return EventPrinter(text, sys.stderr, colour=can_colour_stdout(), brief=True).show
 
 
-def _print_id(id: str, output: Output) -> None:
-    if output is Output.TEXT:
+def _print_id(id: str, output: OutputFormat) -> None:
+    if output is OutputFormat.TEXT:
         print_line(id)
     else:
         print_json({"id": id}, output=output)
 
 
-def _farewell(id: str, order: Order) -> list[str]:
+def _format_detach_hint(id: str, order: RunRequest) -> list[str]:
     said = [f"run {id} goes on", f"  perdure show {id}", f"  perdure cancel {id}"]
     if order.file is not None:
         said[0] = f"run {id} waits for a worker"
@@ -222,10 +225,10 @@ def wait(
     async def go() -> Response:
         from .connection import find_run
 
-        async with connected(server) as client:
+        async with open_client(server) as client:
             run = await find_run(client, id)
-            async with follow(run):
-                return await answer(run, _result(run, turn))
+            async with show_activity(run):
+                return await wait_for_answer(run, _wait_for_turn_or_run(run, turn))
 
     try:
         response = asyncio.run(go())
@@ -234,7 +237,7 @@ def wait(
     print_answer(response, output)
 
 
-async def _result(run: Run, task_id: str | None) -> Response:
+async def _wait_for_turn_or_run(run: Run, task_id: str | None) -> Response:
     """A session has an answer for each turn, a run only one."""
     if task_id is None and (await run.status()).mode != "session":
         return await run.result()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..terminal import print_line, printable
-from .connection import Server, connected
+from ..terminal import escape_line, print_line
+from .connection import ConnectionOptions, open_client
 from .options import (
     AgentArgument,
     AttachOption,
@@ -22,14 +22,14 @@ from .options import (
     IdleOption,
     InputOption,
     MessageArgument,
-    Output,
+    OutputFormat,
     OutputOptions,
-    QueueOption,
     ServerOptions,
     StoreOptions,
-    asked,
-    json_object,
+    TaskQueueOption,
+    parse_json_object,
     print_json,
+    read_run_input,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # A schedule as it is printed.
 
 
-def plain(status: ScheduleStatus) -> dict[str, Any]:
+def serialize_schedule(status: ScheduleStatus) -> dict[str, Any]:
     """As JSON."""
 
     def values(value: Any) -> Any:
@@ -55,16 +55,21 @@ def plain(status: ScheduleStatus) -> dict[str, Any]:
     return found
 
 
-def facts(status: ScheduleStatus) -> list[tuple[str, str]]:
+def build_schedule_facts(status: ScheduleStatus) -> list[tuple[str, str]]:
     """A line each: what it is called, and what it is."""
-    found = [("id", status.id), ("agent", status.agent), ("says", _said(status.start)), ("when", _when(status))]
-    found += [("overlap", status.overlap), ("next", due(status))]
+    found = [
+        ("id", status.id),
+        ("agent", status.agent),
+        ("says", _format_schedule_message(status.start)),
+        ("when", _format_schedule_times(status)),
+    ]
+    found += [("overlap", status.overlap), ("next", format_next_time(status))]
     found += [("note", status.note)] if status.note else []
     found += [("begun", f"{status.begun}, {len(status.running)} of them not over; {status.skipped} skipped")]
     return found + [("run", one.id) for one in reversed(status.recent)]
 
 
-def _said(start: dict[str, Any]) -> str:
+def _format_schedule_message(start: dict[str, Any]) -> str:
     """What its runs are asked, in a line."""
     message = start.get("message")
     if not isinstance(message, dict):
@@ -74,20 +79,23 @@ def _said(start: dict[str, Any]) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def _when(status: ScheduleStatus) -> str:
+def _format_schedule_times(status: ScheduleStatus) -> str:
     return "; ".join(status.when) + (f" ({status.timezone})" if status.timezone else "")
 
 
-def due(status: ScheduleStatus) -> str:
+def format_next_time(status: ScheduleStatus) -> str:
     """When it is due next."""
     if status.paused:
         return "paused"
     return f"{status.next[0]:%Y-%m-%d %H:%M:%S} UTC" if status.next else "never"
 
 
-def table(found: Sequence[ScheduleStatus]) -> None:
+def print_schedule_table(found: Sequence[ScheduleStatus]) -> None:
     """A line each, under headings."""
-    told = [tuple(map(printable, (one.id, one.agent, _when(one), due(one)))) for one in found]
+    told = [
+        tuple(map(escape_line, (one.id, one.agent, _format_schedule_times(one), format_next_time(one))))
+        for one in found
+    ]
     rows = [("ID", "AGENT", "WHEN", "NEXT"), *told]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
@@ -115,9 +123,11 @@ class OverlapChoice(StrEnum):
 CronOption = Annotated[
     list[str] | None, typer.Option(help='A cron expression, "0 7 * * 1-5"; again for more.', show_default=False)
 ]
-ZoneOption = Annotated[str | None, typer.Option(help="Of --cron: Europe/Lisbon; UTC without.", show_default=False)]
+TimezoneOption = Annotated[str | None, typer.Option(help="Of --cron: Europe/Lisbon; UTC without.", show_default=False)]
 OverlapOption = Annotated[OverlapChoice, typer.Option(help="When one is due and the last is not over.")]
-AuthOption = Annotated[str | None, typer.Option(help="On whose behalf: what the worker resolves.", show_default=False)]
+AuthRefOption = Annotated[
+    str | None, typer.Option(help="On whose behalf: what the worker resolves.", show_default=False)
+]
 
 
 def create(
@@ -128,7 +138,7 @@ def create(
     attach: AttachOption = None,
     cron: CronOption = None,
     every: Annotated[str | None, typer.Option(help="How often: 90s, 15m, 1h, 1d.", show_default=False)] = None,
-    timezone: ZoneOption = None,
+    timezone: TimezoneOption = None,
     overlap: OverlapOption = OverlapChoice.SKIP,
     paused: Annotated[bool, typer.Option("--paused", help="It begins nothing until it is resumed.")] = False,
     note: NoteOption = None,
@@ -136,18 +146,18 @@ def create(
     session: Annotated[bool, typer.Option("--session", help="Each run waits for more messages.")] = False,
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
-    auth_ref: AuthOption = None,
+    auth_ref: AuthRefOption = None,
     by: ByOption = None,
-    task_queue: QueueOption = None,
+    task_queue: TaskQueueOption = None,
     *,
     server: StoreOptions,
     output: OutputOptions,
 ) -> None:
     """Begin a run at certain times; prints when first."""
-    said = asked(message, input, attach)
+    said = read_run_input(message, input, attach)
 
     async def go() -> ScheduleStatus:
-        async with connected(server, task_queue=task_queue, actor=by) as client:
+        async with open_client(server, task_queue=task_queue, actor=by) as client:
             made = await client.schedule(
                 agent,
                 said,
@@ -161,16 +171,16 @@ def create(
                 if_exists="replace" if replace else "error",
                 mode="session" if session else "run",
                 idle_timeout=idle_timeout,
-                context=json_object(context),
+                context=parse_json_object(context),
                 auth_ref=auth_ref,
             )
             return await made.describe()
 
     status = asyncio.run(go())
-    if output is not Output.TEXT:
-        print_json(plain(status), output=output)
+    if output is not OutputFormat.TEXT:
+        print_json(serialize_schedule(status), output=output)
     else:
-        print_line(f"{status.id}  {due(status)}")
+        print_line(f"{status.id}  {format_next_time(status)}")
 
 
 app = Commands(help="Runs that begin at certain times.", no_args_is_help=True)
@@ -179,11 +189,11 @@ app.command()(create)
 ScheduleArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the schedule, or as much of it as is unique.")
 ]
-_SHOWN = 3
+_SCHEDULE_IDS_SHOWN = 3
 
 
 @app.command("list")
-def list_(
+def list_schedules(
     agent: Annotated[str | None, typer.Option(help="Only those of this agent.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids, one on a line.")] = False,
@@ -194,17 +204,17 @@ def list_(
     """List schedules, by their ids."""
 
     async def go() -> list[ScheduleStatus]:
-        async with connected(server) as client:
+        async with open_client(server) as client:
             return await client.schedules(agent=agent, limit=limit)
 
     found = asyncio.run(go())
-    if output is not Output.TEXT:
-        print_json([one.id if quiet else plain(one) for one in found], output=output)
+    if output is not OutputFormat.TEXT:
+        print_json([one.id if quiet else serialize_schedule(one) for one in found], output=output)
     elif quiet:
         for one in found:
             print_line(one.id)
     elif found:
-        table(found)
+        print_schedule_table(found)
     else:
         print_line("no schedules", error=True)
 
@@ -212,11 +222,11 @@ def list_(
 @app.command()
 def show(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
     """Show what a schedule starts, when it is due, and the last runs that it has begun."""
-    status = _on(server, id, lambda schedule: schedule.describe())
-    if output is not Output.TEXT:
-        print_json(plain(status), output=output)
+    status = _act_on_schedule(server, id, lambda schedule: schedule.describe())
+    if output is not OutputFormat.TEXT:
+        print_json(serialize_schedule(status), output=output)
         return
-    for name, said in facts(status):
+    for name, said in build_schedule_facts(status):
         print_line(f"{name:<9} {said}")
 
 
@@ -230,7 +240,7 @@ def pause(
     output: OutputOptions,
 ) -> None:
     """Let a schedule begin nothing until it is resumed. Its runs go on."""
-    _did(server, id, "paused", lambda schedule: schedule.pause(note=note), output, by=by)
+    _act_and_print(server, id, "paused", lambda schedule: schedule.pause(note=note), output, by=by)
 
 
 @app.command()
@@ -243,7 +253,7 @@ def resume(
     output: OutputOptions,
 ) -> None:
     """Let a paused schedule go on. What was due meanwhile is not made up for."""
-    _did(server, id, "resumed", lambda schedule: schedule.resume(note=note), output, by=by)
+    _act_and_print(server, id, "resumed", lambda schedule: schedule.resume(note=note), output, by=by)
 
 
 @app.command()
@@ -258,31 +268,33 @@ def trigger(
 ) -> None:
     """Begin a run of a schedule now, also of a paused one."""
     policy: Any = overlap.value if overlap else None
-    _did(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), output)
+    _act_and_print(server, id, "triggered", lambda schedule: schedule.trigger(overlap=policy), output)
 
 
 @app.command()
 def delete(id: ScheduleArgument, *, server: ServerOptions, output: OutputOptions) -> None:
     """Take a schedule away. Runs that it has begun go on."""
-    _did(server, id, "deleted", lambda schedule: schedule.delete(), output)
+    _act_and_print(server, id, "deleted", lambda schedule: schedule.delete(), output)
 
 
-def _on(server: Server, id: str, act: Callable[[Schedule], Awaitable[Any]], *, by: str | None = None) -> Any:
+def _act_on_schedule(
+    server: ConnectionOptions, id: str, act: Callable[[Schedule], Awaitable[Any]], *, by: str | None = None
+) -> Any:
     """What ``act`` does with the schedule that ``id`` means."""
 
     async def go() -> Any:
-        async with connected(server, actor=by) as client:
-            return await act(await _find(client, id))
+        async with open_client(server, actor=by) as client:
+            return await act(await _find_schedule(client, id))
 
     return asyncio.run(go())
 
 
-def _did(
-    server: Server,
+def _act_and_print(
+    server: ConnectionOptions,
     id: str,
     verb: str,
     act: Callable[[Schedule], Awaitable[Any]],
-    output: Output,
+    output: OutputFormat,
     *,
     by: str | None = None,
 ) -> None:
@@ -292,29 +304,29 @@ def _did(
         await act(schedule)
         return schedule.id
 
-    name = _on(server, id, named, by=by)
-    if output is Output.TEXT:
+    name = _act_on_schedule(server, id, named, by=by)
+    if output is OutputFormat.TEXT:
         print_line(f"{name} is {verb}")
     else:
         print_json({"id": name, verb: True}, output=output)
 
 
-async def _find(client: Client, prefix: str) -> Schedule:
+async def _find_schedule(client: Client, prefix: str) -> Schedule:
     """The schedule whose id is ``prefix``, or the only one whose id begins so.
 
     Raises ``ScheduleNotFoundError``; ``InvalidInputError`` when there are several, which it names.
     """
-    from ..client.schedules import schedule_ids
+    from ..client.schedules import list_schedule_ids
     from ..errors import InvalidInputError, ScheduleNotFoundError
 
     try:
         await client.get_schedule(prefix).describe()
     except ScheduleNotFoundError:
-        ids = await schedule_ids(client.temporal, prefix)
+        ids = await list_schedule_ids(client.temporal, prefix)
         if not ids or not prefix:
             raise
         if len(ids) > 1:
-            shown = ", ".join(ids[:_SHOWN]) + (", …" if len(ids) > _SHOWN else "")
+            shown = ", ".join(ids[:_SCHEDULE_IDS_SHOWN]) + (", …" if len(ids) > _SCHEDULE_IDS_SHOWN else "")
             raise InvalidInputError(
                 f"{len(ids)} schedules begin with {prefix!r}", hint=f"Give more of the id: {shown}"
             ) from None

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError
-from .options import Output, OutputOptions, complete_agents, print_json
+from .options import OutputFormat, OutputOptions, complete_agents, print_json
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
 
 
-class Kind(StrEnum):
+class SchemaKind(StrEnum):
     """What has a schema."""
 
     START = "start"
@@ -29,7 +29,9 @@ class Kind(StrEnum):
 
 
 def schema(
-    kind: Annotated[Kind | None, typer.Argument(help="One of them; all without, by name.", show_default=False)] = None,
+    kind: Annotated[
+        SchemaKind | None, typer.Argument(help="One of them; all without, by name.", show_default=False)
+    ] = None,
     file: Annotated[
         str | None, typer.Option("--file", "-f", help="Of an agent in this file instead.", show_default=False)
     ] = None,
@@ -47,30 +49,30 @@ def schema(
         raise InvalidInputError(
             f"{kind.value!r} is the same for all agents", hint="Leave --file out, or the name before it."
         )
-    said = _interface(kind) if file is None else of_agent(_loaded(file, agent))
+    said = _build_interface_schemas(kind) if file is None else build_agent_schema(_load_one_agent(file, agent))
     # JSON is what it is, on one line or on many.
-    print_json(said, output=Output.JSONL if output is Output.JSONL else Output.JSON)
+    print_json(said, output=OutputFormat.JSONL if output is OutputFormat.JSONL else OutputFormat.JSON)
 
 
-def _interface(kind: Kind | None) -> dict[str, Any]:
+def _build_interface_schemas(kind: SchemaKind | None) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     from ..types.interface import Response, Start, Status, TurnStatus, UserMessage
 
     schemas = {
-        Kind.START: TypeAdapter(Start).json_schema(),
-        Kind.MESSAGE: TypeAdapter(str | UserMessage).json_schema(),
-        Kind.STATUS: TypeAdapter(Status).json_schema(mode="serialization"),
-        Kind.TURN: TypeAdapter(TurnStatus).json_schema(mode="serialization"),
-        Kind.RESPONSE: TypeAdapter(Response).json_schema(mode="serialization"),
+        SchemaKind.START: TypeAdapter(Start).json_schema(),
+        SchemaKind.MESSAGE: TypeAdapter(str | UserMessage).json_schema(),
+        SchemaKind.STATUS: TypeAdapter(Status).json_schema(mode="serialization"),
+        SchemaKind.TURN: TypeAdapter(TurnStatus).json_schema(mode="serialization"),
+        SchemaKind.RESPONSE: TypeAdapter(Response).json_schema(mode="serialization"),
     }
-    described = {name.value: _described(found) for name, found in schemas.items()}
+    described = {name.value: _add_field_descriptions(found) for name, found in schemas.items()}
     return described[kind.value] if kind is not None else described
 
 
-def _described(schema: dict[str, Any]) -> dict[str, Any]:
+def _add_field_descriptions(schema: dict[str, Any]) -> dict[str, Any]:
     """``schema`` with the fields' docstrings, which pydantic leaves out: they say what is in them."""
-    docstrings = _docstrings()
+    docstrings = _read_field_docstrings()
     for model in (schema, *schema.get("$defs", {}).values()):
         for name, field in model.get("properties", {}).items():
             if (said := docstrings.get((model.get("title", ""), name))) is not None:
@@ -79,7 +81,7 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _docstrings() -> dict[tuple[str, str], str]:
+def _read_field_docstrings() -> dict[tuple[str, str], str]:
     """What stands below each field, by class and name."""
     from ..types import interface, messages
 
@@ -95,10 +97,10 @@ def _docstrings() -> dict[tuple[str, str], str]:
     return found
 
 
-def _loaded(file: str, name: str | None) -> Agent:
-    from .agent_loader import load
+def _load_one_agent(file: str, name: str | None) -> Agent:
+    from .agent_loader import load_agent_module
 
-    loaded = load(file)
+    loaded = load_agent_module(file)
     if name is not None:
         return loaded.agent(name)
     if len(loaded.agents) > 1:
@@ -107,7 +109,7 @@ def _loaded(file: str, name: str | None) -> Agent:
     return loaded.agents[0]
 
 
-def of_agent(agent: Agent) -> dict[str, Any]:
+def build_agent_schema(agent: Agent) -> dict[str, Any]:
     """Its models, and schemas of its tools, by name, and of its context; None where it takes any object."""
     from pydantic import TypeAdapter
 

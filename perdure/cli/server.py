@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ..terminal import print_line, print_text
-from .options import Commands, Output, OutputOptions, ServerOptions, print_json
+from .options import Commands, OutputFormat, OutputOptions, ServerOptions, print_json
 
 if TYPE_CHECKING:
     from ..embedded.server import ServerInfo
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def env(server: ServerOptions, output: OutputOptions) -> None:
     """Print exports for the temporal CLI: eval "$(perdure env)". Starts nothing, and prints no keys."""
-    from ..embedded.address import resolve
+    from ..embedded.address import resolve_target
 
-    target = asyncio.run(resolve(address=server.address, namespace=server.namespace, profile=server.profile))
+    target = asyncio.run(resolve_target(address=server.address, namespace=server.namespace, profile=server.profile))
     variables = {"TEMPORAL_ADDRESS": target.address, "TEMPORAL_NAMESPACE": target.namespace}
     if server.profile:  # carries the keys and certificates
         variables["TEMPORAL_PROFILE"] = server.profile
-    if output is not Output.TEXT:
+    if output is not OutputFormat.TEXT:
         print_json(variables, output=output)
         return
     for name, value in variables.items():
@@ -41,7 +41,7 @@ def install(output: OutputOptions) -> None:
     from ..embedded.binary import ensure_binary
 
     binary = asyncio.run(ensure_binary())
-    if output is not Output.TEXT:
+    if output is not OutputFormat.TEXT:
         facts = {"path": str(binary.path), "version": binary.server_version, "source": binary.source}
         print_json(facts, output=output)
         return
@@ -54,7 +54,7 @@ def start(output: OutputOptions) -> None:
     """Start the server, unless it runs. It stays when this command ends."""
     from ..embedded.server import ensure_server
 
-    _print(asyncio.run(ensure_server()), output)
+    _print_server_info(asyncio.run(ensure_server()), output)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def stop(output: OutputOptions) -> None:
     from ..embedded.server import stop_server
 
     stopped = asyncio.run(stop_server())
-    if output is not Output.TEXT:
+    if output is not OutputFormat.TEXT:
         print_json({"stopped": stopped}, output=output)
         return
     print_line("stopped" if stopped else "no embedded server runs")
@@ -72,39 +72,43 @@ def stop(output: OutputOptions) -> None:
 @app.command()
 def status(output: OutputOptions) -> None:
     """Show the server that runs; exit code 4 when none does."""
-    from ..embedded.server import running_server
+    from ..embedded.server import find_running_server
     from ..errors import ServerUnreachableError
 
-    info = asyncio.run(running_server())
+    info = asyncio.run(find_running_server())
     if info is None:
         raise ServerUnreachableError("no embedded server runs", hint="Start one with `perdure server start`.")
-    _print(info, output)
+    _print_server_info(info, output)
 
 
 @app.command()
 def setup(server: ServerOptions, output: OutputOptions) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
-    from ..embedded.address import connect, resolve
-    from ..temporal_service import register
-    from ..types.interface import ATTRIBUTES
+    from ..embedded.address import connect, resolve_target
+    from ..temporal_service import register_search_attributes
+    from ..types.interface import SEARCH_ATTRIBUTES
 
     async def go() -> tuple[str, str, tuple[str, ...]]:
-        target = await resolve(address=server.address, namespace=server.namespace, profile=server.profile)
+        target = await resolve_target(address=server.address, namespace=server.namespace, profile=server.profile)
         client = await connect(target)
-        return target.address, target.namespace, await register(client.service_client, target.namespace)
+        return (
+            target.address,
+            target.namespace,
+            await register_search_attributes(client.service_client, target.namespace),
+        )
 
     where, named, added = asyncio.run(go())
-    there = [name for name in ATTRIBUTES if name not in added]
-    if output is not Output.TEXT:
+    there = [name for name in SEARCH_ATTRIBUTES if name not in added]
+    if output is not OutputFormat.TEXT:
         print_json({"address": where, "namespace": named, "added": list(added), "there": there}, output=output)
         return
     print_line(f"namespace {named} at {where}")
-    for name, kind in ATTRIBUTES.items():
+    for name, kind in SEARCH_ATTRIBUTES.items():
         print_line(f"{'added' if name in added else 'there'}  {name} ({kind})")
 
 
-def _print(info: ServerInfo, output: Output) -> None:
-    if output is not Output.TEXT:
+def _print_server_info(info: ServerInfo, output: OutputFormat) -> None:
+    if output is not OutputFormat.TEXT:
         from dataclasses import asdict
 
         print_json(asdict(info) | {"ui_url": info.ui_url}, output=output)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import LIST_HINT, PerdureError, RunNotFoundError, StoreError
-from ..terminal import print_line, printable
-from .connection import connected, ui_url
-from .options import Output, OutputOptions, RunArgument, StoreOptions, print_json
+from ..terminal import escape_line, print_line
+from .connection import find_ui_url, open_client
+from .options import OutputFormat, OutputOptions, RunArgument, StoreOptions, print_json
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 # What people decided, answered and approved for all calls of a tool, as ``perdure show`` says it.
 
 
-def decided(past: Sequence[DecidedApproval]) -> list[str]:
+def format_decisions(past: Sequence[DecidedApproval]) -> list[str]:
     """Who approved, denied or answered which call, a line each, in their order."""
-    return [_line(one) for one in past]
+    return [_format_past_decision(one) for one in past]
 
 
-def standing(status: Status) -> list[str]:
+def format_standing_approvals(status: Status) -> list[str]:
     """Who has approved every call of which tool, a line each."""
     return [
-        f"always approved: {printable(one.tool)}, by {printable(one.by)} at {one.at}; "
-        f"`perdure revoke {status.context_id} {printable(one.tool)}` takes it back"
+        f"always approved: {escape_line(one.tool)}, by {escape_line(one.by)} at {one.at}; "
+        f"`perdure revoke {status.context_id} {escape_line(one.tool)}` takes it back"
         for one in status.standing
     ]
 
 
-def _line(one: DecidedApproval) -> str:
+def _format_past_decision(one: DecidedApproval) -> str:
     how = ", with other arguments" if one.changed else ""
     how += ", as all later calls of it" if one.always else ""
     how += f": {one.comment}" if one.comment else ""
-    return printable(f"{one.name} ({one.call_id}): {one}{how}")
+    return escape_line(f"{one.name} ({one.call_id}): {one}{how}")
 
 
 @dataclass
-class Shown:
+class RunDetails:
     """All that is known of a run."""
 
     status: Status
@@ -58,7 +58,7 @@ class Shown:
     whole: list[Message] | None = None
     """With what summaries stand for, where that is more."""
     artifacts: list[Artifact] = field(default_factory=list)
-    children: list[Below] = field(default_factory=list)
+    children: list[SubagentRun] = field(default_factory=list)
     """Runs of the agents that it called, each behind its parent."""
     decided: list[DecidedApproval] = field(default_factory=list)
     """What people decided and answered, in the order in which it was told."""
@@ -100,36 +100,36 @@ def show(
 ) -> None:
     """Show a run: its conversation with numbered iterations, what it cost, and what it is at or waits for."""
 
-    async def go() -> Shown:
+    async def go() -> RunDetails:
         from .connection import find_run
 
-        async with connected(server) as client:
-            return await gather(client, await find_run(client, id), full=full)
+        async with open_client(server) as client:
+            return await read_run_details(client, await find_run(client, id), full=full)
 
     shown = asyncio.run(go())
-    if output is not Output.TEXT:
-        print_json(as_plain(shown), output=output)
+    if output is not OutputFormat.TEXT:
+        print_json(serialize_run_details(shown), output=output)
         return
-    for line in lines(shown, full=full):
+    for line in format_run_details(shown, full=full):
         print_line(line)
 
 
-async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
+async def read_run_details(client: Client, run: Run, *, full: bool = False) -> RunDetails:
     """Ask Temporal and the store; what one of them does not know or cannot say is left out, and said so.
 
     ``full``: the messages that summaries stand for, too.
     """
-    from ..client.decisions import decisions
+    from ..client.decisions import list_decisions
 
-    status = await status_of(run)
-    shown = Shown(status, None, decided=list(status.decided), ui=await ui_url(client, run.id))
+    status = await read_run_status(run)
+    shown = RunDetails(status, None, decided=list(status.decided), ui=await find_ui_url(client, run.id))
     try:
         shown.messages = await run.transcript(full=full)
         if not full and any(message.replaces for message in shown.messages):
             shown.whole = await run.transcript(full=True)
         shown.artifacts = await run.artifacts()
-        shown.children = await tree(run)
-        shown.decided = await decisions(run, status.decided)
+        shown.children = await list_subagent_runs(run)
+        shown.decided = await list_decisions(run, status.decided)
     except (StoreError, RunNotFoundError) as error:
         shown.note = f"the transcript cannot be read: {error.message}" + (f" {error.hint}" if error.hint else "")
     if status.state == "failed":
@@ -140,7 +140,7 @@ async def gather(client: Client, run: Run, *, full: bool = False) -> Shown:
     return shown
 
 
-def as_plain(shown: Shown) -> dict[str, Any]:
+def serialize_run_details(shown: RunDetails) -> dict[str, Any]:
     """For ``-o json``."""
 
     return {
@@ -148,7 +148,7 @@ def as_plain(shown: Shown) -> dict[str, Any]:
         "status": shown.status.model_dump(mode="json"),
         "messages": None if shown.messages is None else [message.model_dump(mode="json") for message in shown.messages],
         "artifacts": [one.model_dump(mode="json", exclude={"pieces"}) for one in shown.artifacts],
-        "children": subtree_as_plain(shown.children),
+        "children": serialize_subagent_runs(shown.children),
         "decided": [one.model_dump(mode="json") for one in shown.decided],
         "model_calls": len(shown.replies),
         "usage": shown.usage.model_dump(mode="json"),
@@ -159,47 +159,50 @@ def as_plain(shown: Shown) -> dict[str, Any]:
     }
 
 
-def lines(shown: Shown, *, full: bool = False) -> list[str]:
+def format_run_details(shown: RunDetails, *, full: bool = False) -> list[str]:
     """For people."""
-    from ..terminal import styled
-    from .events import unanswered
-    from .rendering import colours, conversation
+    from ..terminal import style_text
+    from .events import format_unanswered
+    from .output import can_colour_stdout, format_conversation
 
-    colour = colours()
+    colour = can_colour_stdout()
     status = shown.status
     tint = {"completed": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}.get(status.state, "cyan")
-    state = styled(status.state, tint, on=colour)
-    said = [f"{styled(status.context_id, 'bold', on=colour)}  {state}  agent {status.agent}"]
-    if counts := _counts(shown):
-        said.append(styled(f"  {counts}", "dim", on=colour))
+    state = style_text(status.state, tint, on=colour)
+    said = [f"{style_text(status.context_id, 'bold', on=colour)}  {state}  agent {status.agent}"]
+    if counts := _format_totals(shown):
+        said.append(style_text(f"  {counts}", "dim", on=colour))
     if shown.status.limits[:-1]:  # more than the turn's iterations
-        said += [styled(f"  {use}", "dim", on=colour) for use in shown.status.limits]
+        said += [style_text(f"  {use}", "dim", on=colour) for use in shown.status.limits]
     if shown.ui:
-        said.append(styled(f"  {shown.ui}", "dim", on=colour))
+        said.append(style_text(f"  {shown.ui}", "dim", on=colour))
     said.append("")
     if shown.messages:
-        said += [*conversation(shown.messages, full=full, colour=colour), ""]
+        said += [*format_conversation(shown.messages, full=full, colour=colour), ""]
     for one in shown.artifacts:
-        said.append(f"{styled('artifact', 'bold', on=colour)} {one}")
+        said.append(f"{style_text('artifact', 'bold', on=colour)} {one}")
     if shown.artifacts:
         said.append("")
-    said += subtree_lines(shown.children)
+    said += format_subagent_runs(shown.children)
     if shown.children:
         said.append("")
-    said += [styled(line, "dim", on=colour) for line in (*decided(shown.decided), *standing(status))]
+    said += [
+        style_text(line, "dim", on=colour)
+        for line in (*format_decisions(shown.decided), *format_standing_approvals(status))
+    ]
     if status.unanswered:
-        said.append(styled(unanswered(status.unanswered), "yellow", on=colour))
+        said.append(style_text(format_unanswered(status.unanswered), "yellow", on=colour))
     if shown.note:
-        said.append(styled(shown.note, "yellow", on=colour))
+        said.append(style_text(shown.note, "yellow", on=colour))
     if shown.error:
         first, *more = f"failed: {type(shown.error).__name__}: {shown.error}".splitlines()
-        said += [styled(line, "red", on=colour) for line in (first, *(f"  {line}" for line in more))]
-    elif doing := activity(status):
-        said.append(styled(doing, "yellow" if status.reason else "cyan", on=colour))
+        said += [style_text(line, "red", on=colour) for line in (first, *(f"  {line}" for line in more))]
+    elif doing := format_activity(status):
+        said.append(style_text(doing, "yellow" if status.reason else "cyan", on=colour))
     return said[:-1] if not said[-1] else said
 
 
-def _counts(shown: Shown) -> str:
+def _format_totals(shown: RunDetails) -> str:
     calls, usage = len(shown.replies) or shown.status.iteration, shown.usage
     said = [f"{calls} model call{'' if calls == 1 else 's'}"] if calls else []
     if usage.total_tokens:
@@ -209,17 +212,17 @@ def _counts(shown: Shown) -> str:
     return " · ".join(said)
 
 
-def _waits(status: Status) -> str:
-    from ..terminal import printable
+def _format_pending_calls(status: Status) -> str:
+    from ..terminal import escape_line
 
     said = []
     for what, asked in (("approval", True), ("an answer", False)):
-        names = ", ".join(printable(one.name) for one in status.approvals if (one.kind == "approval") == asked)
+        names = ", ".join(escape_line(one.name) for one in status.approvals if (one.kind == "approval") == asked)
         said += [f"waits for {what}: {names}"] if names else []
     return f"{'; '.join(said)}; `perdure approvals` shows more"
 
 
-def activity(status: Status) -> str | None:
+def format_activity(status: Status) -> str | None:
     """What an open run is at, or waits for, in a line; None for a closed one."""
     if status.state in ("completed", "failed", "cancelled"):
         return None
@@ -241,8 +244,8 @@ def activity(status: Status) -> str | None:
             "model": "the model thinks",
             "compacting": "summing up what was said",
             "closing": "recording the end",
-            "approval": _waits(status),
-            "answer": _waits(status),
+            "approval": _format_pending_calls(status),
+            "answer": _format_pending_calls(status),
         }[status.doing]
     at = f"iteration {status.iteration + (status.doing == 'model')} · {at}"
     if status.queued and status.doing == "tools":  # what a model call was given is queued until it has answered
@@ -254,12 +257,12 @@ def activity(status: Status) -> str | None:
 # The runs that a run's calls of other agents have begun, and theirs: how each stands, and what it took.
 
 
-_AT_ONCE = 20
+_MAX_CONCURRENT_STATUS_QUERIES = 20
 """Runs that are asked at once: each may have to wait for a worker that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class SubagentRun:
     """A run below the one that is shown."""
 
     depth: int
@@ -269,32 +272,32 @@ class Below:
     """Its parent goes on while it runs."""
 
 
-async def tree(run: Run) -> list[Below]:
+async def list_subagent_runs(run: Run) -> list[SubagentRun]:
     """The runs below ``run``, each behind its parent. One that was not let begin is left out.
 
     Raises ``TranscriptUnavailableError`` without a store, ``StoreError``.
     """
-    return await _below(run, 1, asyncio.Semaphore(_AT_ONCE))
+    return await _list_runs_below(run, 1, asyncio.Semaphore(_MAX_CONCURRENT_STATUS_QUERIES))
 
 
-async def _below(run: Run, depth: int, turn: asyncio.Semaphore) -> list[Below]:
-    from ..client.follow import begun
+async def _list_runs_below(run: Run, depth: int, turn: asyncio.Semaphore) -> list[SubagentRun]:
+    from ..client.follow import list_child_runs
 
-    children = [(run.client.run(name), background) for name, background in (await begun(run)).items()]
-    branches = await asyncio.gather(*(_branch(child, depth, background, turn) for child, background in children))
+    children = [(run.client.run(name), background) for name, background in (await list_child_runs(run)).items()]
+    branches = await asyncio.gather(*(_list_subtree(child, depth, background, turn) for child, background in children))
     return [one for branch in branches for one in branch]
 
 
-async def _branch(run: Run, depth: int, background: bool, turn: asyncio.Semaphore) -> list[Below]:
+async def _list_subtree(run: Run, depth: int, background: bool, turn: asyncio.Semaphore) -> list[SubagentRun]:
     try:
         async with turn:
-            status = await status_of(run)
+            status = await read_run_status(run)
     except RunNotFoundError:
         return []
-    return [Below(depth, status, background), *await _below(run, depth + 1, turn)]
+    return [SubagentRun(depth, status, background), *await _list_runs_below(run, depth + 1, turn)]
 
 
-async def status_of(run: Run) -> Status:
+async def read_run_status(run: Run) -> Status:
     """Its status, of one that Temporal has forgotten as far as the store knows it. Raises ``RunNotFoundError``."""
     from ..types.interface import Response, Status
 
@@ -312,7 +315,7 @@ async def status_of(run: Run) -> Status:
     return Status.model_validate(facts)
 
 
-def subtree_as_plain(below: Sequence[Below]) -> list[dict[str, Any]]:
+def serialize_subagent_runs(below: Sequence[SubagentRun]) -> list[dict[str, Any]]:
     """For ``-o json``."""
     return [
         {
@@ -324,13 +327,13 @@ def subtree_as_plain(below: Sequence[Below]) -> list[dict[str, Any]]:
             "iterations": one.status.iteration,
             "tokens": one.status.usage.total_tokens,
             "cost_usd": one.status.cost_usd,
-            "activity": _activity(one.status),
+            "activity": _format_subagent_activity(one.status),
         }
         for one in below
     ]
 
 
-def subtree_lines(below: Sequence[Below]) -> Iterator[str]:
+def format_subagent_runs(below: Sequence[SubagentRun]) -> Iterator[str]:
     """For people: what a run took is said with what all below it took."""
     for run in below:
         one, indent = run.status, "  " * run.depth
@@ -342,11 +345,11 @@ def subtree_lines(below: Sequence[Below]) -> Iterator[str]:
         who = f"agent {one.agent}{' in background' if run.background else ''}"
         said = " · ".join([who, *took])
         yield f"{indent}{one.context_id}  {one.state}  {said}"
-        if doing := _activity(one):
+        if doing := _format_subagent_activity(one):
             yield f"{indent}  {doing}"
 
 
-def _activity(status: Status) -> str | None:
+def _format_subagent_activity(status: Status) -> str | None:
     """What one that goes on is at, and why one that failed did."""
 
-    return activity(status) or (status.reason if status.state == "failed" else None)
+    return format_activity(status) or (status.reason if status.state == "failed" else None)

@@ -11,27 +11,27 @@ import typer
 
 from ..errors import InvalidInputError, NoWorkerError
 from ..terminal import print_line
-from .connection import connected, on_run
+from .connection import act_on_run, open_client
 from .options import (
     AttachOption,
     ByOption,
     ContextOption,
     IdleOption,
     MessageIdOption,
-    Output,
+    OutputFormat,
     OutputOptions,
-    QueueOption,
     RunArgument,
     ServerOptions,
     StoreOptions,
-    attached,
+    TaskQueueOption,
+    build_content,
     complete_agents,
-    json_object,
-    message_of,
+    parse_json_object,
     print_json,
-    with_files,
+    read_attachments,
+    read_message_argument,
 )
-from .rendering import answer, delivered, print_answer
+from .output import print_answer, wait_for_answer, wait_for_delivery
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Letter:
+class OutgoingMessage:
     """What to say, to whom."""
 
     id: str
@@ -75,36 +75,40 @@ def send(
     idle_timeout: IdleOption = None,
     message_id: MessageIdOption = None,
     by: ByOption = None,
-    task_queue: QueueOption = None,
+    task_queue: TaskQueueOption = None,
     *,
     server: StoreOptions,
     output: OutputOptions,
 ) -> None:
     """Say something in a conversation: it joins the turn under way, or opens the next. Prints the turn's id."""
-    opening = {"context": json_object(context), "idle_timeout": idle_timeout}
+    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
     if agent is None and any(value is not None for value in opening.values()):
         raise InvalidInputError(
             "--context and --idle-timeout are what a conversation is opened with", hint="Name its agent with --agent."
         )
-    letter = Letter(
-        id, with_files(message_of(message), attached(attach)), message_id or uuid.uuid4().hex, agent, opening
+    letter = OutgoingMessage(
+        id,
+        build_content(read_message_argument(message), read_attachments(attach)),
+        message_id or uuid.uuid4().hex,
+        agent,
+        opening,
     )
 
     async def go() -> tuple[Turn, Response | None]:
-        async with connected(server, task_queue=task_queue, actor=by) as client:
-            turn = await _sent(client, letter)
-            return turn, await answer(turn.run, turn.result()) if wait else None
+        async with open_client(server, task_queue=task_queue, actor=by) as client:
+            turn = await _send_message(client, letter)
+            return turn, await wait_for_answer(turn.run, turn.result()) if wait else None
 
     turn, response = asyncio.run(go())
     if response is not None:
         print_answer(response, output)
-    elif output is Output.TEXT:
+    elif output is OutputFormat.TEXT:
         print_line(str(turn.task_id))
     else:
         print_json({"id": turn.run.id, "task_id": turn.task_id, "message_id": letter.message_id}, output=output)
 
 
-async def _sent(client: Client, letter: Letter) -> Turn:
+async def _send_message(client: Client, letter: OutgoingMessage) -> Turn:
     from .connection import find_run
 
     if letter.agent is not None:
@@ -116,7 +120,7 @@ async def _sent(client: Client, letter: Letter) -> Turn:
         run = await find_run(client, letter.id)
         sending = run.send(letter.content, message_id=letter.message_id)
     try:
-        return await delivered(run, sending)
+        return await wait_for_delivery(run, sending)
     except NoWorkerError as error:
         raise NoWorkerError(
             error.message,
@@ -143,14 +147,14 @@ def inject(
     output: OutputOptions,
 ) -> None:
     """Send a message into a run; it joins the conversation at the next iteration."""
-    said = with_files(message_of(message), attached(attach))
+    said = build_content(read_message_argument(message), read_attachments(attach))
 
     async def act(run: Run) -> dict[str, Any]:
         await run.inject(said, id=message_id)
         return {"id": run.id, "injected": True}
 
-    done = on_run(server, id, act, by=by)
-    _print(done, "the message joins {id} at its next iteration", output)
+    done = act_on_run(server, id, act, by=by)
+    _print_outcome(done, "the message joins {id} at its next iteration", output)
 
 
 def interrupt(
@@ -168,15 +172,15 @@ def interrupt(
     """Stop what a run is at. With a message it goes on with that; without, the turn ends as it stands."""
     if message is None and attach:
         raise InvalidInputError("what is attached goes with a message", hint='perdure interrupt ID "Look at this." …')
-    said = None if message is None else with_files(message_of(message), attached(attach))
+    said = None if message is None else build_content(read_message_argument(message), read_attachments(attach))
 
     async def act(run: Run) -> dict[str, Any]:
         await run.interrupt(said, id=message_id)
         return {"id": run.id, "interrupted": True}
 
-    done = on_run(server, id, act, by=by)
+    done = act_on_run(server, id, act, by=by)
     after = "its turn ends" if said is None else "it goes on with the message"
-    _print(done, f"{{id}} stops what it is at; {after}", output)
+    _print_outcome(done, f"{{id}} stops what it is at; {after}", output)
 
 
 def cancel(
@@ -191,10 +195,10 @@ def cancel(
 
     async def act(run: Run) -> dict[str, Any]:
         await run.cancel()
-        return {"id": run.id, "status": await _ended(run) if wait else "cancelling"}
+        return {"id": run.id, "status": await _wait_for_run_end(run) if wait else "cancelling"}
 
-    said = on_run(server, id, act, by=by)
-    _print(said, "{id} is {status}" if wait else "{id} was told to stop", output)
+    said = act_on_run(server, id, act, by=by)
+    _print_outcome(said, "{id} is {status}" if wait else "{id} was told to stop", output)
 
 
 def close(
@@ -209,10 +213,10 @@ def close(
 
     async def act(run: Run) -> dict[str, Any]:
         await run.close()
-        return {"id": run.id, "status": await _ended(run) if wait else "closing"}
+        return {"id": run.id, "status": await _wait_for_run_end(run) if wait else "closing"}
 
-    said = on_run(server, id, act, by=by)
-    _print(said, "{id} is {status}" if wait else "{id} ends after its turn", output)
+    said = act_on_run(server, id, act, by=by)
+    _print_outcome(said, "{id} is {status}" if wait else "{id} ends after its turn", output)
 
 
 def resume(
@@ -227,7 +231,7 @@ def resume(
 
     One that is paused at a limit goes on when that is raised.
     """
-    raised = limits_of(limit)
+    raised = parse_limits(limit)
 
     async def act(run: Run) -> dict[str, Any]:
         before = await run.status()
@@ -239,17 +243,17 @@ def resume(
         await run.resume(limits=raised)
         return {"id": run.id, "resumed": True, "was": before.state}
 
-    said = on_run(server, id, act, by=by)
+    said = act_on_run(server, id, act, by=by)
     ended = said["was"] in ("completed", "failed", "cancelled")
     text = "{id} was {was}, and goes on from where it ended" if ended else "{id} tries the step again that it paused at"
     if raised and not ended:
         text = "{id} may use more"
-    _print(said, text, output)
+    _print_outcome(said, text, output)
 
 
-def limits_of(given: list[str] | None) -> dict[str, Any]:
+def parse_limits(given: list[str] | None) -> dict[str, Any]:
     """What ``--limit`` says, as ``Run.resume`` takes it. Raises ``InvalidInputError``."""
-    from ..loop import read_limits
+    from ..loop import parse_run_limits
 
     limits: dict[str, Any] = {}
     for one in given or ():
@@ -262,11 +266,11 @@ def limits_of(given: list[str] | None) -> dict[str, Any]:
         else:
             limits[name] = value
     if limits:
-        read_limits(limits)
+        parse_run_limits(limits)
     return limits
 
 
-async def _ended(run: Run) -> str:
+async def _wait_for_run_end(run: Run) -> str:
     """Wait for the end of the run, whatever it is."""
     from ..errors import PerdureError, RunCancelledError
 
@@ -279,8 +283,8 @@ async def _ended(run: Run) -> str:
     return "completed"
 
 
-def _print(said: dict[str, Any], text: str, output: Output) -> None:
-    if output is Output.TEXT:
+def _print_outcome(said: dict[str, Any], text: str, output: OutputFormat) -> None:
+    if output is OutputFormat.TEXT:
         print_line(text.format(**said))
     else:
         print_json(said, output=output)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..terminal import LogLines, print_line
-from .connection import Server, address, connected, without_password
-from .options import AgentsOption, QueueOption, StoreOptions
+from ..terminal import LogFormatter, print_line
+from .connection import ConnectionOptions, get_server_address, mask_password, open_client
+from .options import AgentsOption, StoreOptions, TaskQueueOption
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..client.client import Client
     from ..worker import Worker
-    from .agent_loader import Loaded
+    from .agent_loader import AgentModule
 
 
 # ---
@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served(
-    server: Server, agent: str, *, file: str | None = None, task_queue: str | None = None, actor: str | None = None
+async def open_client_for_agent(
+    server: ConnectionOptions,
+    agent: str,
+    *,
+    file: str | None = None,
+    task_queue: str | None = None,
+    actor: str | None = None,
 ) -> AsyncIterator[tuple[Client, str | Agent]]:
     """A client and the agent to start; a server is started if none runs.
 
@@ -38,24 +43,24 @@ async def served(
     it is given is checked at once. Raises ``InvalidInputError`` when the file has no such agent.
     """
     if file is None:
-        async with connected(server, start_server=True, task_queue=task_queue, actor=actor) as client:
+        async with open_client(server, start_server=True, task_queue=task_queue, actor=actor) as client:
             yield client, agent
         return
     from .. import config
-    from ..local_engine import DRAIN, entry_queue
+    from ..local_engine import LOCAL_DRAIN_SECONDS, build_program_queue_name
     from ..worker import Worker
-    from .agent_loader import load
+    from .agent_loader import load_agent_module
 
     log_to_stderr()
-    loaded = load(file)
+    loaded = load_agent_module(file)
     found = loaded.agent(agent)
-    queue = config.named_task_queue(task_queue) or entry_queue(Path(file))
+    queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with (
-        connected(server, start_server=True, task_queue=queue, actor=actor) as client,
+        open_client(server, start_server=True, task_queue=queue, actor=actor) as client,
         Worker(
             client,
             loaded.agents,
-            drain=DRAIN,
+            drain=LOCAL_DRAIN_SECONDS,
             lifespan=loaded.lifespan,
             tools=loaded.tools,
             resolve_auth=loaded.resolve_auth,
@@ -70,7 +75,7 @@ TargetArgument = Annotated[str, typer.Argument(metavar="FILE|MODULE", help="agen
 def worker(
     target: TargetArgument,
     agents: AgentsOption = None,
-    task_queue: QueueOption = None,
+    task_queue: TaskQueueOption = None,
     drain: Annotated[
         float | None,
         typer.Option(
@@ -81,23 +86,23 @@ def worker(
     server: StoreOptions,
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
-    from .agent_loader import load
+    from .agent_loader import load_agent_module
 
     log_to_stderr()
     logging.getLogger("perdure.store").setLevel(logging.INFO)  # a new store is worth a line in a worker's log
-    loaded = load(target, alone=agents is None)
-    asyncio.run(_serve(loaded, server, task_queue, drain, agents))
+    loaded = load_agent_module(target, alone=agents is None)
+    asyncio.run(_serve_until_stopped(loaded, server, task_queue, drain, agents))
 
 
 def log_to_stderr() -> None:
     """What the engine and the SDK have to say, in lines that a log collector can use."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("temporalio.activity").addFilter(_in_a_line)
+    logging.getLogger("temporalio.activity").addFilter(_shorten_activity_failure)
 
 
-def _in_a_line(record: logging.LogRecord) -> bool:
+def _shorten_activity_failure(record: logging.LogRecord) -> bool:
     """A failed attempt is told in a line: its traceback would be the engine's, and Temporal keeps the failure."""
     from temporalio.exceptions import ApplicationError
 
@@ -109,19 +114,19 @@ def _in_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _serve(
-    loaded: Loaded, server: Server, task_queue: str | None, drain: float | None, agents: Path | None
+async def _serve_until_stopped(
+    loaded: AgentModule, server: ConnectionOptions, task_queue: str | None, drain: float | None, agents: Path | None
 ) -> None:
     def ready(worker: Worker) -> None:
-        print_line(line(client, worker))
+        print_line(format_serving_line(client, worker))
 
-    async with connected(server, task_queue=task_queue, warnings=True) as client:
-        await serve(client, loaded, drain=drain, ready=ready, agents=agents)
+    async with open_client(server, task_queue=task_queue, warnings=True) as client:
+        await serve_agents(client, loaded, drain=drain, ready=ready, agents=agents)
 
 
-async def serve(
+async def serve_agents(
     client: Client,
-    loaded: Loaded,
+    loaded: AgentModule,
     *,
     drain: float | None = None,
     ready: Callable[[Worker], None],
@@ -137,7 +142,7 @@ async def serve(
 
     talks = stop is None
     stop = stop or asyncio.Event()
-    on_signals(stop, talks=talks)
+    install_signal_handlers(stop, talks=talks)
     worker = Worker(
         client,
         loaded.agents,
@@ -147,7 +152,7 @@ async def serve(
         resolve_auth=loaded.resolve_auth,
     )
     async with AsyncExitStack() as stack:
-        folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=say)
+        folder = agents and worker.folder(agents, toolsets=loaded.toolsets, say=print_folder_message)
         await stack.enter_async_context(worker)
         ready(worker)
         if folder:
@@ -155,23 +160,25 @@ async def serve(
         await stop.wait()
 
 
-def line(client: Client, worker: Worker) -> str:
+def format_serving_line(client: Client, worker: Worker) -> str:
     """What is served, where: one line."""
     from .. import config
 
     names = ", ".join(sorted(agent.name for agent in worker.agents)) or "no agents yet"
-    store = without_password(client.store_url or config.home_store_url())
+    store = mask_password(client.store_url or config.get_home_store_url())
     namespace = client.temporal.namespace
-    place = address(client) if namespace == "default" else f"{address(client)}, namespace {namespace}"
+    place = (
+        get_server_address(client) if namespace == "default" else f"{get_server_address(client)}, namespace {namespace}"
+    )
     return f"serving {names} on queue {worker.task_queue} of {place}, store {store}"
 
 
-def say(text: str) -> None:
+def print_folder_message(text: str) -> None:
     """A line of what happens to agent files."""
     print_line(text)
 
 
-def on_signals(stop: asyncio.Event, *, talks: bool) -> None:
+def install_signal_handlers(stop: asyncio.Event, *, talks: bool) -> None:
     """The first signal drains; the second ends the process at once, its runs go on elsewhere."""
     loop = asyncio.get_running_loop()
 

@@ -16,23 +16,29 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import TLSConfig
 
 from .. import config
-from ..embedded.address import connect, resolve
-from ..encryption import Auth, sealed
+from ..embedded.address import connect, resolve_target
+from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, StoreError, TranscriptUnavailableError
 from ..ports import Commit, MemoryWrite, Store
 from ..store import Chain, open_store
-from ..temporal_service import begin
-from ..tools.memory import LISTED, check_list, check_name, memory_delete, memory_write
-from ..types.files import Asked, decoded
+from ..temporal_service import start_run_workflow
+from ..tools.memory import (
+    DEFAULT_LIST_LIMIT,
+    build_memory_delete,
+    build_memory_write,
+    check_memory_list,
+    check_memory_name,
+)
+from ..types.files import MessageInput, decode_file_data
 from ..types.interface import Mode, Override, UserMessage
 from ..types.messages import FilePart, Message
-from .inbox import PendingCall, approvals
-from .messages import STORE_HINT, as_message, deliver
+from .inbox import PendingCall, list_pending_calls
+from .messages import STORE_HINT, build_user_message, deliver_message
 from .run import Run
-from .schedules import Scheduling
-from .start import History, checked_id, checked_input, name_of, plain_override, start_input
+from .schedules import ScheduleClient
+from .start import History, build_start_input, check_message_input, check_run_id, encode_override, get_agent_name
 from .turn import Turn
-from .visibility import RunSummary, list_runs, make_store
+from .visibility import RunSummary, create_store, list_runs
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -51,22 +57,22 @@ class KeptMemory:
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
         """The value, ``default`` where there is none. Raises ``InvalidInputError``, ``StoreError``."""
-        check_name("namespace", namespace)
-        check_name("key", key)
+        check_memory_name("namespace", namespace)
+        check_memory_name("key", key)
         body = await (await self._known()).recall(namespace, key)
         return default if body is None else json.loads(body)
 
     async def put(self, namespace: str, key: str, value: Any) -> None:
         """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large; ``StoreError``."""
-        await self._write(memory_write(namespace, key, value))
+        await self._write(build_memory_write(namespace, key, value))
 
     async def delete(self, namespace: str, key: str) -> None:
         """Forget the value, if there is one. Raises ``InvalidInputError``, ``StoreError``."""
-        await self._write(memory_delete(namespace, key))
+        await self._write(build_memory_delete(namespace, key))
 
-    async def list(self, namespace: str, prefix: str = "", *, limit: int = LISTED) -> dict[str, Any]:
+    async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these."""
-        check_list(namespace, prefix, limit)
+        check_memory_list(namespace, prefix, limit)
         found = await (await self._known()).recall_all(namespace, prefix, limit=limit)
         return {key: json.loads(body) for key, body in found.items()}
 
@@ -81,7 +87,7 @@ class KeptMemory:
         return store
 
 
-class Client(Scheduling):
+class Client(ScheduleClient):
     """A Temporal client that knows agents. ``temporal`` is Temporal's own client.
 
     ``store_url`` is where transcripts are (``PERDURE_STORE_URL``); without it everything works but reading them.
@@ -97,11 +103,11 @@ class Client(Scheduling):
         actor: str | None = None,
     ) -> None:
         self.temporal = temporal
-        self.store_url = config.store_url(store_url)
-        self.task_queue = config.task_queue(task_queue)
-        self.actor = config.user(actor)
+        self.store_url = config.resolve_store_url(store_url)
+        self.task_queue = config.resolve_task_queue(task_queue)
+        self.actor = config.resolve_user(actor)
         self._store: Store | None = None
-        _settle_at_exit()
+        _register_exit_delay()
         self._opening = asyncio.Lock()
 
     @classmethod
@@ -122,7 +128,7 @@ class Client(Scheduling):
 
         Raises ``ServerUnreachableError``. The embedded server comes with the store under ``PERDURE_HOME``.
         """
-        target = await resolve(
+        target = await resolve_target(
             address=address,
             namespace=namespace,
             profile=profile,
@@ -132,19 +138,19 @@ class Client(Scheduling):
         )
         temporal = await connect(target)
         if store_url is None and target.embedded is not None:
-            store_url = config.store_url() or config.home_store_url()
+            store_url = config.resolve_store_url() or config.get_home_store_url()
         return cls(temporal, store_url=store_url, task_queue=task_queue, actor=actor)
 
     async def start(
         self,
         agent: str | Agent,
-        message: Asked | None = None,
+        message: MessageInput | None = None,
         *,
         id: str | None = None,
         mode: Mode = "run",
         if_exists: Literal["error", "attach"] = "error",
         context: Any = None,
-        auth_context: Auth | None = None,
+        auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
@@ -166,9 +172,9 @@ class Client(Scheduling):
         ``InvalidInputError`` or ``DefinitionError`` for what cannot be sent, ``AuthContextUnavailableError`` where
         nothing encrypts ``auth_context``.
         """
-        context_id = checked_id(id) or f"{name_of(agent)}-{uuid.uuid4().hex[:12]}"
-        sent = None if message is None else await self.as_message(checked_input(agent, message), by=by)
-        start = await start_input(
+        context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
+        sent = None if message is None else await self.as_message(check_message_input(agent, message), by=by)
+        start = await build_start_input(
             self,
             agent,
             sent,
@@ -179,9 +185,9 @@ class Client(Scheduling):
             idle_timeout=idle_timeout,
             max_history_events=max_history_events,
         )
-        start |= sealed(self.temporal, context_id, auth_context, auth_ref)
+        start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         try:
-            handle = await begin(self.temporal, context_id, start, task_queue=self.task_queue)
+            handle = await start_run_workflow(self.temporal, context_id, start, task_queue=self.task_queue)
         except WorkflowAlreadyStartedError:
             if if_exists == "attach":
                 return self.run(context_id, agent)
@@ -194,13 +200,13 @@ class Client(Scheduling):
     async def send(
         self,
         agent: str | Agent,
-        message: Asked | None,
+        message: MessageInput | None,
         *,
         id: str,
         message_id: str | None = None,
         task_id: str | None = None,
         context: Any = None,
-        auth_context: Auth | None = None,
+        auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
@@ -217,12 +223,12 @@ class Client(Scheduling):
 
         Returns when the message is in the conversation for good: that needs a worker. Raises as :meth:`start`.
         """
-        if checked_id(id) is None:
+        if check_run_id(id) is None:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
-        start = await start_input(
+        start = await build_start_input(
             self,
             # Whoever goes on with a conversation need not say again what it was opened with.
-            agent if context is not None else name_of(agent),
+            agent if context is not None else get_agent_name(agent),
             None,
             mode="session",
             context=context,
@@ -232,15 +238,15 @@ class Client(Scheduling):
         )
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
-        return await deliver(
+        return await deliver_message(
             self.run(id, agent),
-            checked_input(agent, message),
+            check_message_input(agent, message),
             message_id=message_id,
             task_id=task_id,
-            override=plain_override(agent, override),
+            override=encode_override(agent, override),
             by=by,
             start=start,
-            auth=sealed(self.temporal, id, auth_context, auth_ref),
+            auth=seal_auth(self.temporal, id, auth_context, auth_ref),
         )
 
     def run(self, id: str, agent: str | Agent | None = None) -> Run:
@@ -253,7 +259,7 @@ class Client(Scheduling):
 
     async def approvals(self, *, agent: str | None = None) -> Sequence[PendingCall]:
         """The calls that wait for somebody's approval, of all runs or those of ``agent``; what waits longest first."""
-        return await approvals(self, agent=agent)
+        return await list_pending_calls(self, agent=agent)
 
     async def store(self, *, create: bool = False) -> Store:
         """The open store. Where there is none yet, reads find nothing; with ``create`` it is made.
@@ -272,7 +278,7 @@ class Client(Scheduling):
                 await store.open(create=False)
                 self._store = store
             if create and not store.store_id:
-                await make_store(store, self.temporal, self.task_queue)
+                await create_store(store, self.temporal, self.task_queue)
             return store
 
     async def file(self, part: FilePart) -> bytes:
@@ -282,7 +288,7 @@ class Client(Scheduling):
         ``InvalidInputError`` for a file that is at a URL.
         """
         if part.data is not None:
-            return decoded(part)
+            return decode_file_data(part)
         if part.blob is None:
             raise InvalidInputError(f"the file is not kept: it is at {part.url}", hint="Fetch it from there.")
         found = await Chain(await self.store()).files([Message(role="user", parts=(part,))])
@@ -290,7 +296,7 @@ class Client(Scheduling):
 
     async def as_message(
         self,
-        content: Asked | None,
+        content: MessageInput | None,
         id: str | None = None,
         *,
         by: str | None = None,
@@ -301,7 +307,7 @@ class Client(Scheduling):
 
         Raises ``InvalidInputError`` for what is no message, and for a long text or a file when there is no store.
         """
-        return await as_message(self, content, {"id": id, "by": by or self.actor, "task_id": task_id}, override)
+        return await build_user_message(self, content, {"id": id, "by": by or self.actor, "task_id": task_id}, override)
 
     @property
     def memory(self) -> KeptMemory:
@@ -317,7 +323,7 @@ class Client(Scheduling):
 
 
 @cache
-def _settle_at_exit() -> None:
+def _register_exit_delay() -> None:
     """Give the SDK's threads a moment before the interpreter goes.
 
     They hand results to Python; one that does so while the interpreter ends kills the process with SIGSEGV, after its

@@ -21,23 +21,23 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from ..errors import InvalidInputError, PerdureError, RunClosedError, from_type
+from ..errors import InvalidInputError, PerdureError, RunClosedError, build_error
 from ..loop.approvals import build_late_error, find_repeated, read_answer, read_decision
-from ..loop.questions import answer_hash, as_text
-from ..temporal_service import ACCEPTED_UPDATE_ENDED, closed_error, unreachable
-from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, arguments_hash
+from ..loop.questions import as_text, hash_answer
+from ..temporal_service import ACCEPTED_UPDATE_ENDED, build_closed_error, build_unreachable_error
+from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, QuestionAsked, ToolCompleted
 from ..types.interface import Status
-from ..types.plain_json import as_plain
+from ..types.plain_json import to_plain_json
 from ..types.tool_calls import CallAnswer
-from .follow import NotHeardYet, follow, is_unheard, until_heard
-from .messages import SENT_BYTES, uploaded
+from .follow import NotHeardYet, follow_run, is_unheard, until_heard
+from .messages import MAX_INLINE_BYTES, upload_content
 
 if TYPE_CHECKING:
     from .run import Run
 
 
-async def decide(
+async def decide_pending_call(
     run: Run,
     call_id: str | None,
     decision: str,
@@ -68,7 +68,7 @@ async def decide(
     return await _resolve(run, {name: fact for name, fact in facts.items() if fact is not None}, call_id, digest, since)
 
 
-async def answer(
+async def answer_pending_call(
     run: Run,
     call_id: str | None,
     value: Any,
@@ -88,21 +88,21 @@ async def answer(
             raise InvalidInputError("an answer has either a value or an error", hint="Leave one of the two out.")
         return await _resolve(run, facts | {"error": error}, call_id, digest, since)
     try:
-        plain = as_plain(value)
+        plain = to_plain_json(value)
     except ValueError as wrong:
         raise InvalidInputError(f"the answer cannot be written as JSON: {wrong}", hint="Give plain values.") from None
-    if isinstance(plain, str) and len(plain.encode(errors="replace")) > SENT_BYTES:
-        ref, store_id = await uploaded(run.client, plain)
-        facts |= {"blob": as_plain(ref), "store_id": store_id}
+    if isinstance(plain, str) and len(plain.encode(errors="replace")) > MAX_INLINE_BYTES:
+        ref, store_id = await upload_content(run.client, plain)
+        facts |= {"blob": to_plain_json(ref), "store_id": store_id}
     else:
         facts["value"] = plain
     return await _resolve(run, facts, call_id, digest, since)
 
 
-async def revoke(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
+async def revoke_approval(run: Run, tool: str, by: str | None) -> list[StandingApproval]:
     """See ``Run.revoke``."""
     payload = {"tool": tool, "by": by or run.client.actor}
-    raw = await _send_update(run, "revoke_approval", payload, "no answer; status says what stands")
+    raw = await _send_update_once(run, "revoke_approval", payload, "no answer; status says what stands")
     return [StandingApproval.model_validate(one) for one in raw["revoked"]]
 
 
@@ -123,7 +123,7 @@ async def _resolve(
         said: ApprovalDecision | CallAnswer
         said = read_decision(payload, "Nothing was decided.") if approval else read_answer(payload, None)
         try:
-            raw = await _send_update(run, update, payload, f"no answer to {update}; send it again", found[2])
+            raw = await _send_update_once(run, update, payload, f"no answer to {update}; send it again", found[2])
         except RunClosedError as closed:
             return await _find_past(run, said, closed)
         except InvalidInputError as refused:
@@ -182,7 +182,9 @@ def _build_choice_error(
     return InvalidInputError(f"no call of run {run.id!r} waits for {wanted}", hint=hint)
 
 
-async def _send_update(run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None = None) -> Any:
+async def _send_update_once(
+    run: Run, name: str, payload: Mapping[str, Any], unheard: str, since: str | None = None
+) -> Any:
     """What update ``name`` of ``run`` returns; ``unheard`` says what to do where no answer came.
 
     Who sends the same on the same wait again (it began at ``since``) sends the update that Temporal knows. Where
@@ -198,12 +200,12 @@ async def _send_update(run: Run, name: str, payload: Mapping[str, Any], unheard:
         cause = error.cause
         kind = cause.type if isinstance(cause, ApplicationError) else None
         if kind == ACCEPTED_UPDATE_ENDED:
-            raise closed_error(run.id) from None
-        raise from_type(kind, getattr(cause, "message", str(cause))) from None
+            raise build_closed_error(run.id) from None
+        raise build_error(kind, getattr(cause, "message", str(cause))) from None
     except NoAnswer as error:
         if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
             raise asyncio.CancelledError from error
-        raise unreachable(run.client.temporal, unheard) from error
+        raise build_unreachable_error(run.client.temporal, unheard) from error
     except RPCError as error:
         raise run.translated(error) from None
 
@@ -232,11 +234,11 @@ async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
     """What events say of the waits of a call, each with the hash of what was decided or answered."""
     found: list[DecidedApproval] = []
     requested, until = "", None
-    async with aclosing(follow(run, wait=False, children=False)) as events:
+    async with aclosing(follow_run(run, wait=False, children=False)) as events:
         async for event in events:
             if getattr(event, "call_id", None) != call_id:
                 continue
-            if (past := decision(event)) is not None:
+            if (past := extract_decision(event)) is not None:
                 found.append(past.model_copy(update={"hash": _hash_of(event, requested)}))
                 until = None
             elif isinstance(event, ApprovalRequested):
@@ -251,7 +253,7 @@ async def _read_decided(run: Run, call_id: str) -> list[DecidedApproval]:
 def _hash_of(event: Event, requested: str) -> str:
     """As ``DecidedApproval.hash`` has it; ``requested`` is that of the event that asked for approval."""
     if isinstance(event, ApprovalDecided):
-        return requested if event.arguments is None else arguments_hash(event.call_id, event.name, event.arguments)
+        return requested if event.arguments is None else hash_arguments(event.call_id, event.name, event.arguments)
     if isinstance(event, QuestionAnswered):
         said = {"value": event.value, "error": event.error}
     elif isinstance(event, ToolCompleted) and event.is_error:
@@ -259,36 +261,36 @@ def _hash_of(event: Event, requested: str) -> str:
     else:
         blob = getattr(event, "blob", None)
         said = {"blob": blob} if blob is not None else {"value": getattr(event, "content", None)}
-    return answer_hash(CallAnswer.model_construct(**said))
+    return hash_answer(CallAnswer.model_construct(**said))
 
 
-async def decisions(run: Run, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
+async def list_decisions(run: Run, known: Sequence[DecidedApproval] = ()) -> list[DecidedApproval]:
     """Those of ``run`` in their order, ``known`` last: what the run itself says, which may be more than is told yet.
 
     Raises as :func:`perdure.client.follow`.
     """
-    async with aclosing(follow(run, wait=False, children=False)) as events:
-        told = [one async for event in events if (one := decision(event)) is not None]
-    return joined(told, known)
+    async with aclosing(follow_run(run, wait=False, children=False)) as events:
+        told = [one async for event in events if (one := extract_decision(event)) is not None]
+    return merge_decisions(told, known)
 
 
-def joined(told: Sequence[DecidedApproval], known: Sequence[DecidedApproval]) -> list[DecidedApproval]:
+def merge_decisions(told: Sequence[DecidedApproval], known: Sequence[DecidedApproval]) -> list[DecidedApproval]:
     """What events have ``told`` and a run has ``known``, each once: a run knows its last ones, without a gap."""
-    last = Counter(map(_key, known))  # a model may give an id again
+    last = Counter(map(_build_decision_key, known))  # a model may give an id again
     before = []
     for one in reversed(told):
-        if last[_key(one)] > 0:
-            last[_key(one)] -= 1
+        if last[_build_decision_key(one)] > 0:
+            last[_build_decision_key(one)] -= 1
         else:
             before.append(one)
     return [*reversed(before), *known]
 
 
-def _key(one: DecidedApproval) -> tuple[str, str, str | None]:
+def _build_decision_key(one: DecidedApproval) -> tuple[str, str, str | None]:
     return one.call_id, one.state, one.by
 
 
-def decision(event: Event) -> DecidedApproval | None:
+def extract_decision(event: Event) -> DecidedApproval | None:
     """What ``event`` says that somebody decided or answered; None for any other."""
     if isinstance(event, ApprovalDecided):
         return DecidedApproval(

@@ -20,8 +20,8 @@ from ..types.events import (
     ModelStarted,
     RunEvent,
     TurnEvent,
-    event_body,
-    read_event,
+    decode_event,
+    encode_event_body,
 )
 from ..types.messages import BlobRef
 
@@ -96,17 +96,17 @@ class LiveText:
 # Arguments of a tool call, and with them structured output, as far as they have streamed.
 
 
-Earlier = Callable[[ModelDelta], Awaitable[list[ModelDelta]]]
+EarlierDeltasReader = Callable[[ModelDelta], Awaitable[list[ModelDelta]]]
 """Reads the deltas that may stand before one."""
 
 
-class Partials:
+class PartialArguments:
     """Gives every delta of a tool call what can be read of its arguments so far.
 
     Whoever begins to follow in the middle of a call has not seen its beginning: ``earlier`` reads it.
     """
 
-    def __init__(self, earlier: Earlier) -> None:
+    def __init__(self, earlier: EarlierDeltasReader) -> None:
         self._earlier = earlier
         self._arguments: dict[int, str] = {}
 
@@ -118,17 +118,17 @@ class Partials:
             return event
         known: str | None = self._arguments.get(event.index, "")
         if len(known or "") != event.offset:
-            known = joined(await self._earlier(event), event)
+            known = join_deltas(await self._earlier(event), event)
         if known is None:  # its beginning is gone: the reply is complete by now, and says it all
             return event
         self._arguments[event.index] = text = known + event.text
-        found = partial(text)
+        found = parse_partial_json(text)
         if event.inside is not None:
             found = found.get(event.inside) if isinstance(found, dict) else None
         return event.model_copy(update={"partial": found})
 
 
-def joined(before: list[ModelDelta], event: ModelDelta) -> str | None:
+def join_deltas(before: list[ModelDelta], event: ModelDelta) -> str | None:
     """The text before ``event``, from deltas of the same call; None where some of it is missing."""
     text = ""
     for delta in before:
@@ -141,7 +141,7 @@ def joined(before: list[ModelDelta], event: ModelDelta) -> str | None:
     return text if len(text) == event.offset else None
 
 
-def partial(text: str) -> Any:
+def parse_partial_json(text: str) -> Any:
     """The JSON of ``text`` as far as it goes, a text in it cut where it ends; None where nothing can be read yet."""
     try:
         return from_json(text.encode(), partial_mode="trailing-strings")
@@ -151,19 +151,19 @@ def partial(text: str) -> Any:
 
 T = TypeVar("T")
 
-PAGE = 500
+EVENTS_PER_PAGE = 500
 """Events that are read at once."""
-WAIT = 5.0
+STORE_WAIT_SECONDS = 5.0
 """Seconds after which the store is looked at in any case."""
-PATIENCE = 60.0
+STORE_RETRY_SECONDS = 60.0
 """Seconds that a store may be out of reach before a follower is told."""
-GLANCE = 5.0
+SNAPSHOT_RETRY_SECONDS = 5.0
 """The same for a reader who wants what is there now."""
-_LOOK_BACK = 64
+_LOOKBACK_EVENTS = 64
 """Numbers that other events may have taken among the deltas of a call."""
 
 
-class Reader:
+class EventReader:
     """Of one conversation and of the runs below it, behind number ``after``.
 
     With ``task_id`` only what happens in that turn, and in the runs that it begins; without ``children`` only the
@@ -178,7 +178,7 @@ class Reader:
         task_id: str | None = None,
         *,
         children: bool = True,
-        patience: float = PATIENCE,
+        patience: float = STORE_RETRY_SECONDS,
     ) -> None:
         """``patience``: see :func:`insist`. Raises ``InvalidInputError`` for an ``after`` that is no number."""
         if not isinstance(after, int) or isinstance(after, bool):
@@ -193,7 +193,7 @@ class Reader:
         self._task_id = task_id
         self._children = children
         self._patience = patience
-        self._partials: dict[str, Partials] = {}
+        self._partials: dict[str, PartialArguments] = {}
 
     async def rows(self) -> Sequence[EventRow]:
         """The next ones, none where there are none; :meth:`event` takes them."""
@@ -208,7 +208,7 @@ class Reader:
         event = self._event(row)
         if event is None:
             return None
-        partials = self._partials.setdefault(event.context_id, Partials(self._earlier))
+        partials = self._partials.setdefault(event.context_id, PartialArguments(self._earlier))
         if event.type == "run" and event.state not in ("started", "waiting", "paused"):
             del self._partials[event.context_id]  # a run may have begun many others
         return await partials.read(await self._filled(event))
@@ -220,7 +220,7 @@ class Reader:
         events say it, or where ``after`` is behind it.
         """
         latest = await self._insist(lambda: self._store.changed(self._context_id, 0, 0.0))
-        behind, told = max(0, latest - _LOOK_BACK), ""
+        behind, told = max(0, latest - _LOOKBACK_EVENTS), ""
         while rows := await self._page(self._context_id, behind, children=False):
             behind = rows[-1].seq
             told = next(
@@ -228,7 +228,7 @@ class Reader:
             )
         if latest + 1 <= self._after or told == end.state:
             return None
-        event = read_event(self._context_id, latest + 1, None, end.type, event_body(end), ())
+        event = decode_event(self._context_id, latest + 1, None, end.type, encode_event_body(end), ())
         return event if isinstance(event, RunEvent) else None
 
     async def more(self, over: asyncio.Future[Any]) -> None:
@@ -243,20 +243,20 @@ class Reader:
     async def _changed(self) -> None:
         """Others are numbered together with what is read here: whoever waits has looked up to ``_seen``."""
         try:
-            latest = await self._store.changed(self._context_id, self._seen, WAIT)
+            latest = await self._store.changed(self._context_id, self._seen, STORE_WAIT_SECONDS)
             self._seen = max(latest, self._seen)
         except StoreError:  # the next read waits for it, or says what is wrong
             await asyncio.sleep(0.1)
 
     async def _page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
-        return await self._insist(lambda: self._store.events(of, after=after, limit=PAGE, children=children))
+        return await self._insist(lambda: self._store.events(of, after=after, limit=EVENTS_PER_PAGE, children=children))
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await insist(ask, self._patience)
+        return await retry_store_read(ask, self._patience)
 
     def _event(self, row: EventRow) -> Event | None:
         of = row.child or self._context_id
-        return read_event(of, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
+        return decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
 
     async def _filled(self, event: Event) -> Event:
         """A reply or an answer that is too long for its event, whole."""
@@ -277,11 +277,11 @@ class Reader:
 
         Each has a character at least, so they are not far, unless other runs have taken numbers among them.
         """
-        back = event.offset + _LOOK_BACK
+        back = event.offset + _LOOKBACK_EVENTS
         while True:
             behind = max(0, event.seq - 1 - back)
             found = [one async for one in self._own(event, behind)]
-            begun = any(isinstance(one, ModelStarted) or _begins(one, event) for one in found)
+            begun = any(isinstance(one, ModelStarted) or _is_call_start(one, event) for one in found)
             if begun or not behind:
                 return [one for one in found if isinstance(one, ModelDelta)]
             back *= 4
@@ -291,20 +291,20 @@ class Reader:
         of = event.context_id
         while behind < event.seq - 1 and (rows := await self._page(of, behind, children=False)):
             for row in rows:
-                read = read_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
+                read = decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
                 if read is not None and row.seq < event.seq:
                     yield read
             behind = rows[-1].seq
 
 
-def _begins(one: Event, event: ModelDelta) -> bool:
+def _is_call_start(one: Event, event: ModelDelta) -> bool:
     """Whether ``one`` is the beginning of the call that ``event`` is a part of."""
     if not isinstance(one, ModelDelta) or one.offset:
         return False
     return (one.kind, one.index, one.attempt) == (event.kind, event.index, event.attempt)
 
 
-async def insist(ask: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
+async def retry_store_read(ask: Callable[[], Awaitable[T]], patience: float = STORE_RETRY_SECONDS) -> T:
     """What ``ask()`` gives, also where the store is locked or away for a while: for ``patience`` seconds.
 
     Raises ``StoreError``.
@@ -324,7 +324,7 @@ async def insist(ask: Callable[[], Awaitable[T]], patience: float = PATIENCE) ->
 # The text of a run's replies as it comes, from a start to its answer.
 
 
-async def text_of(run: Run) -> AsyncGenerator[str]:
+async def stream_reply_text(run: Run) -> AsyncGenerator[str]:
     """Pieces of text; a reply behind another one begins on a new line.
 
     Raises the run's error, as ``run.result()`` does, when what there was has been given out.

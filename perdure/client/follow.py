@@ -22,9 +22,9 @@ from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionSta
 from temporalio.service import RPCError
 
 from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
-from ..ports import Batch, EventRow, NewEvent, Store, timestamp, token
-from ..temporal_service import run_error
-from ..types.approvals import WaitsFor
+from ..ports import EventBatch, EventRow, NewEvent, Store, build_batch_token, timestamp
+from ..temporal_service import build_run_error
+from ..types.approvals import PendingKind
 from ..types.events import (
     ApprovalDecided,
     ApprovalRequested,
@@ -37,10 +37,17 @@ from ..types.events import (
     ToolCompleted,
     ToolStarted,
     TurnEvent,
-    read_event,
+    decode_event,
 )
 from ..types.interface import Status
-from .event_reader import GLANCE, PAGE, PATIENCE, WAIT, Reader, insist
+from .event_reader import (
+    EVENTS_PER_PAGE,
+    SNAPSHOT_RETRY_SECONDS,
+    STORE_RETRY_SECONDS,
+    STORE_WAIT_SECONDS,
+    EventReader,
+    retry_store_read,
+)
 
 if TYPE_CHECKING:
     from .run import Run
@@ -55,19 +62,19 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-EARLY = 30.0
+CATCH_UP_SECONDS = 30.0
 """Seconds for which what comes too early is tried again: a worker may have died before it told the run."""
-_FIRST, _LONGEST = 0.02, 1.0
+_CATCH_UP_FIRST_DELAY, _CATCH_UP_MAX_DELAY = 0.02, 1.0
 """Seconds between two attempts: at first, and in the end."""
-_BACK = 500
+_CATCH_UP_EVENTS = 500
 """Numbers of events that are read: what the run has not heard of was told last."""
 
 
 @dataclass(slots=True)
-class Told:
+class EventLogState:
     """What the last events of a run say."""
 
-    waits: dict[str, WaitsFor] = field(default_factory=dict)
+    waits: dict[str, PendingKind] = field(default_factory=dict)
     """Calls that wait for a person, by id."""
     begins: dict[str, str] = field(default_factory=dict)
     """Runs that calls, by id, are to begin."""
@@ -86,7 +93,7 @@ class NotHeardYet(Exception):  # noqa: N818  # no error: it never leaves :func:`
 async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
     """The result of ``attempt``, which is made again, for ``EARLY`` seconds, while it raises ``NotHeardYet`` or
     ``NotWaitingYetError``. Raises that error in the end."""
-    delay, until = _FIRST, time.monotonic() + EARLY
+    delay, until = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
     while True:
         try:
             return await attempt()
@@ -94,14 +101,14 @@ async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
             if time.monotonic() >= until:
                 raise (early.error if isinstance(early, NotHeardYet) else early) from None
         await asyncio.sleep(delay)
-        delay = min(delay * 1.5, _LONGEST)
+        delay = min(delay * 1.5, _CATCH_UP_MAX_DELAY)
 
 
-async def pause_heard(run: Run) -> None:
+async def wait_for_pause(run: Run) -> None:
     """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
 
     async def look() -> None:
-        if (paused := (await _told(run)).paused) is None:
+        if (paused := (await _read_event_log_state(run)).paused) is None:
             return
         status = await run.status()
         running = status.state == "running" and status.since is not None
@@ -112,10 +119,10 @@ async def pause_heard(run: Run) -> None:
         await until_heard(look)
 
 
-async def to_begin(run: Run) -> bool:
+async def is_child_start_pending(run: Run) -> bool:
     """Whether the run above ``run`` tells of it: it is begun as soon as that has heard of the call."""
     above = run.id.rpartition("/")[0]
-    told = await _told(run, above) if above else Told()
+    told = await _read_event_log_state(run, above) if above else EventLogState()
     return run.id in [child for call_id, child in told.begins.items() if call_id not in told.waits]
 
 
@@ -131,31 +138,31 @@ async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
     return any(
         (kind == "approval") == approval
         and (unanswered or (call_id not in past and (call_id in known) == (status.doing == "tools")))
-        for call_id, kind in (await _told(run)).waits.items()
+        for call_id, kind in (await _read_event_log_state(run)).waits.items()
     )
 
 
-async def _told(run: Run, of: str | None = None) -> Told:
+async def _read_event_log_state(run: Run, of: str | None = None) -> EventLogState:
     """By ``run``, or another one (``of``). Nothing where the store cannot say: what the run itself says counts then."""
     of = of or run.id
     if not run.has_store:
-        return Told()
+        return EventLogState()
     rows: list[EventRow] = []
     try:
         store = await run.store()
-        behind = max(await store.changed(of, 0, 0.0) - _BACK, 0)
-        while page := await store.events(of, after=behind, limit=_BACK, children=False):
+        behind = max(await store.changed(of, 0, 0.0) - _CATCH_UP_EVENTS, 0)
+        while page := await store.events(of, after=behind, limit=_CATCH_UP_EVENTS, children=False):
             rows += page
             behind = page[-1].seq
     except PerdureError:
-        return Told()
-    read = (read_event(of, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
-    return _read(event for event in read if event is not None)
+        return EventLogState()
+    read = (decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
+    return _build_event_log_state(event for event in read if event is not None)
 
 
-def _read(events: Iterable[Event]) -> Told:
+def _build_event_log_state(events: Iterable[Event]) -> EventLogState:
     """What stands at the end of ``events``."""
-    told = Told()
+    told = EventLogState()
     for event in events:
         match event:
             case ApprovalRequested(call_id=call_id):
@@ -170,7 +177,7 @@ def _read(events: Iterable[Event]) -> Told:
             case RunEvent(state="paused", at=at):
                 told.paused = at
             case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
-                told = Told()
+                told = EventLogState()
             case _:
                 pass
     return told
@@ -182,11 +189,11 @@ def _read(events: Iterable[Event]) -> Told:
 
 logger = logging.getLogger("perdure.client")
 
-_AGAIN = 1.0
+_SERVER_RETRY_SECONDS = 1.0
 """Seconds until a server that did not answer is asked again."""
 
-State = Literal["completed", "failed", "cancelled", "terminated", "timed_out"]
-_STATES: dict[WorkflowExecutionStatus, State] = {
+EndState = Literal["completed", "failed", "cancelled", "terminated", "timed_out"]
+_END_STATES: dict[WorkflowExecutionStatus, EndState] = {
     WorkflowExecutionStatus.COMPLETED: "completed",
     WorkflowExecutionStatus.FAILED: "failed",
     WorkflowExecutionStatus.CANCELED: "cancelled",
@@ -196,7 +203,7 @@ _STATES: dict[WorkflowExecutionStatus, State] = {
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RunEnd:
     """The end of an execution, where the store may not have it."""
 
     event: RunEvent
@@ -205,7 +212,7 @@ class End:
     run_id: str
 
 
-async def until_ended(run: Run, store: Store) -> End | None:
+async def wait_for_recorded_end(run: Run, store: Store) -> RunEnd | None:
     """Wait until the run has ended and its events say so. One long poll, which adds nothing to its history.
 
     A server that is out of reach is waited for: events may still come, from the store. Returns the end where the store
@@ -215,38 +222,38 @@ async def until_ended(run: Run, store: Store) -> End | None:
     latest = run.client.run(run.id)
     while True:
         try:
-            await _closed(latest)
-            end = await end_of(run, store)
+            await _wait_for_workflow_close(latest)
+            end = await find_run_end(run, store)
             if end is not None:
-                recorded = await _record(run, store, end)
+                recorded = await _record_run_end(run, store, end)
                 # Opened again meanwhile, it goes on.
                 if (await run.describe()).run_id == end.run_id:
                     return None if recorded else end
         except ServerUnreachableError:
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_SERVER_RETRY_SECONDS)
         except RunNotFoundError:  # forgotten meanwhile: nothing more will come
             return None
 
 
-async def end_of(run: Run, store: Store, patience: float = PATIENCE) -> End | None:
+async def find_run_end(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> RunEnd | None:
     """How the last execution of the run ended, as the server says; None where it has not ended. Writes nothing.
 
-    ``patience``: see :func:`~perdure.client.event_reader.insist`.
+    ``patience``: see :func:`~perdure.client.event_reader.retry_store_read`.
     Raises ``RunNotFoundError``, ``ServerUnreachableError``, ``StoreMismatchError``.
     """
     seen = await run.describe()
-    state = None if seen.status is None else _STATES.get(seen.status)
+    state = None if seen.status is None else _END_STATES.get(seen.status)
     if state is None or seen.close_time is None:
         return None
-    await check_place(run, store, patience)
+    await check_run_store(run, store, patience)
     at = timestamp(seen.close_time)
-    event = (await _how(run, seen, state)).model_copy(update={"at": at})
-    return End(event, f"ended/{seen.run_id}/{state}", seen.run_id)
+    event = (await _build_end_event(run, seen, state)).model_copy(update={"at": at})
+    return RunEnd(event, f"ended/{seen.run_id}/{state}", seen.run_id)
 
 
-async def _record(run: Run, store: Store, end: End) -> bool:
+async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
     """Record it, whoever else follows once. Tried once: a follower that cannot write is shown the end all the same."""
-    batch = Batch(run.id, [NewEvent(end.event, key=end.key)], token(end.event.at), advances=True)
+    batch = EventBatch(run.id, [NewEvent(end.event, key=end.key)], build_batch_token(end.event.at), advances=True)
     try:
         await store.append(batch)
     except StoreError as error:  # another follower who can write will record it
@@ -255,13 +262,13 @@ async def _record(run: Run, store: Store, end: End) -> bool:
     return True
 
 
-async def check_place(run: Run, store: Store, patience: float = PATIENCE) -> None:
+async def check_run_store(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` where the store does not know the run because that is kept in another one."""
-    if await insist(lambda: store.run(run.id), patience) is None:
+    if await retry_store_read(lambda: store.run(run.id), patience) is None:
         run.check_store((await run.status()).store_id, store.store_id, store.place)
 
 
-async def _closed(run: Run) -> None:
+async def _wait_for_workflow_close(run: Run) -> None:
     try:
         await run.client.temporal.get_workflow_handle(run.id).result()
     except WorkflowFailureError:
@@ -270,27 +277,27 @@ async def _closed(run: Run) -> None:
         raise run.translated(error) from error
 
 
-async def _how(run: Run, seen: WorkflowExecutionDescription, state: State) -> RunEvent:
+async def _build_end_event(run: Run, seen: WorkflowExecutionDescription, state: EndState) -> RunEvent:
     if state in ("completed", "cancelled"):  # as a worker says it
         return RunEvent(state=state)
     execution = run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id)
     try:
         await execution.result(follow_runs=False)
     except WorkflowFailureError as error:
-        cause = run_error(run.id, error)
+        cause = build_run_error(run.id, error)
         return RunEvent(state=state, error_type=type(cause).__name__, error=cause.message)
     except RPCError as error:
         raise run.translated(error) from error
     return RunEvent(state=state)
 
 
-_STRANGE = 5.0
+_STORE_CHECK_SECONDS = 5.0
 """Seconds without anything of a run in the store after which the run is asked whether it is kept there."""
-_SOON, _LATEST = 0.02, 1.0
+_TURN_POLL_FIRST_DELAY, _TURN_POLL_MAX_DELAY = 0.02, 1.0
 """Seconds between two questions whether a turn is over whose end was said."""
 
 
-async def follow(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
+async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
     """The events of ``run`` behind number ``after``, until it has ended; without ``wait`` those that are there.
 
     With those of the runs below it, unless ``children`` is false.
@@ -298,9 +305,11 @@ async def follow(run: Run, after: int = 0, *, wait: bool = True, children: bool 
     where it has another one than the run, ``StoreError``.
     """
     store = await run.store()
-    over = asyncio.ensure_future(_over(run, store, wait=wait))
-    reader = Reader(run.id, store, after, children=children, patience=PATIENCE if wait else GLANCE)
-    async with aclosing(_until(over, reader, wait=wait)) as events:
+    over = asyncio.ensure_future(_find_or_wait_for_end(run, store, wait=wait))
+    reader = EventReader(
+        run.id, store, after, children=children, patience=STORE_RETRY_SECONDS if wait else SNAPSHOT_RETRY_SECONDS
+    )
+    async with aclosing(_read_events_until(over, reader, wait=wait)) as events:
         async for event in events:
             yield event
     if (end := over.result()) is not None and (untold := await reader.untold(end.event)) is not None:
@@ -313,13 +322,13 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
     Raises as :func:`follow`; ``RunNotFoundError`` for a turn that nobody knows, too.
     """
     store = await turn.run.store()
-    if not await _named(turn):
+    if not await _resolve_task_id(turn):
         return
     said = asyncio.Event()
-    over = asyncio.ensure_future(_turn_over(turn, store, said, wait=wait))
-    patience = PATIENCE if wait else GLANCE
-    reader = Reader(turn.run.id, store, after, turn.task_id, children=children, patience=patience)
-    async with aclosing(_until(over, reader, wait=wait)) as events:
+    over = asyncio.ensure_future(_wait_for_turn_end(turn, store, said, wait=wait))
+    patience = STORE_RETRY_SECONDS if wait else SNAPSHOT_RETRY_SECONDS
+    reader = EventReader(turn.run.id, store, after, turn.task_id, children=children, patience=patience)
+    async with aclosing(_read_events_until(over, reader, wait=wait)) as events:
         async for event in events:
             if event.path:  # another run's turn
                 pass
@@ -330,7 +339,7 @@ async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children
             yield event
 
 
-async def _until(over: asyncio.Future[Any], reader: Reader, *, wait: bool) -> AsyncGenerator[Event]:
+async def _read_events_until(over: asyncio.Future[Any], reader: EventReader, *, wait: bool) -> AsyncGenerator[Event]:
     """What ``reader`` reads until ``over`` is done, to the last that is there then. Raises what ``over`` raises.
 
     Without ``wait`` nothing is read before: ``over`` is done soon.
@@ -346,7 +355,7 @@ async def _until(over: asyncio.Future[Any], reader: Reader, *, wait: bool) -> As
                 for row in rows:
                     if (event := await reader.event(row)) is not None:
                         yield event
-                if len(rows) < PAGE and not last:
+                if len(rows) < EVENTS_PER_PAGE and not last:
                     break
             if last:
                 return
@@ -359,7 +368,7 @@ async def _until(over: asyncio.Future[Any], reader: Reader, *, wait: bool) -> As
 # --- when it is over
 
 
-async def _over(run: Run, store: Store, *, wait: bool) -> End | None:
+async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd | None:
     """Until the run has ended and its events say so; without ``wait`` as far as it has. Returns an end that its events
     may not say: without ``wait`` nothing is written.
 
@@ -372,41 +381,45 @@ async def _over(run: Run, store: Store, *, wait: bool) -> End | None:
         except RunNotFoundError as unknown:
             if await store.run(run.id) is not None or await store.events(run.id, limit=1):
                 return False  # long ago
-            if wait and await to_begin(run):
+            if wait and await is_child_start_pending(run):
                 raise NotHeardYet(unknown) from None
             raise
         return True
 
     if not await until_heard(look):
         return None
-    return await _ended(run, store) if wait else await end_of(run.client.run(run.id), store, GLANCE)
+    return (
+        await _wait_for_end_in_store(run, store)
+        if wait
+        else await find_run_end(run.client.run(run.id), store, SNAPSHOT_RETRY_SECONDS)
+    )
 
 
-async def _ended(run: Run, store: Store) -> End | None:
-    ended = asyncio.ensure_future(until_ended(run, store))
+async def _wait_for_end_in_store(run: Run, store: Store) -> RunEnd | None:
+    ended = asyncio.ensure_future(wait_for_recorded_end(run, store))
     try:
-        await asyncio.wait([ended], timeout=_STRANGE)
+        await asyncio.wait([ended], timeout=_STORE_CHECK_SECONDS)
         if not ended.done():
-            await check_place(run, store)
+            await check_run_store(run, store)
         return await ended
     finally:
         ended.cancel()
         await asyncio.gather(ended, return_exceptions=True)
 
 
-async def _named(turn: Turn) -> bool:
+async def _resolve_task_id(turn: Turn) -> bool:
     """Wait until it is known which turn is meant; false where the run has ended without one."""
-    delay = _SOON
+    delay = _TURN_POLL_FIRST_DELAY
     while turn.task_id is None:
         if await turn.over():
             return turn.task_id is not None
         if turn.task_id is None:  # nobody answers for the workflow yet
             await asyncio.sleep(delay)
-            delay = min(delay * 1.5, _LATEST)
+            delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
     return True
 
 
-async def _turn_over(turn: Turn, store: Store, said: asyncio.Event, *, wait: bool) -> None:
+async def _wait_for_turn_end(turn: Turn, store: Store, said: asyncio.Event, *, wait: bool) -> None:
     """Until the turn is over. The workflow is asked: at first, when an end was ``said``, and now and then.
 
     The store has an end before the workflow knows it, and a message that it is given meanwhile extends the turn. Raises
@@ -414,21 +427,21 @@ async def _turn_over(turn: Turn, store: Store, said: asyncio.Event, *, wait: boo
     """
     if await turn.over() or not wait:
         return
-    run = asyncio.ensure_future(_ended(turn.run, store))
+    run = asyncio.ensure_future(_wait_for_end_in_store(turn.run, store))
     run.add_done_callback(lambda _: said.set())
-    delay = _SOON
+    delay = _TURN_POLL_FIRST_DELAY
     try:
         while not await turn.over():
             if run.done():
                 run.result()
             if not (said.is_set() or run.done()):
-                delay = _SOON
+                delay = _TURN_POLL_FIRST_DELAY
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(WAIT):
+                    async with asyncio.timeout(STORE_WAIT_SECONDS):
                         await said.wait()
             else:
                 await asyncio.sleep(delay)
-                delay = min(delay * 1.5, _LATEST)
+                delay = min(delay * 1.5, _TURN_POLL_MAX_DELAY)
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
@@ -438,10 +451,10 @@ async def _turn_over(turn: Turn, store: Store, said: asyncio.Event, *, wait: boo
 # The runs that a run has begun, as its events say.
 
 
-async def begun(run: Run) -> dict[str, bool]:
+async def list_child_runs(run: Run) -> dict[str, bool]:
     """Ids in their order, with whether each goes on in background. Raises as :func:`perdure.client.follow`."""
     found: dict[str, bool] = {}
-    async with aclosing(follow(run, wait=False, children=False)) as events:
+    async with aclosing(follow_run(run, wait=False, children=False)) as events:
         async for event in events:
             if isinstance(event, ToolStarted) and event.child_context_id is not None:
                 found.setdefault(event.child_context_id, event.background)

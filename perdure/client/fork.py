@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from temporalio import exceptions as temporal
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..encryption import Auth, sealed
+from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError
 from ..loop import parse_start
-from ..loop.turns import merged
+from ..loop.turns import merge_overrides
 from ..ports import Commit, Store
 from ..store import Chain
-from ..store.transcripts import Cut, cut
-from ..temporal_service import begin
-from ..types.files import Asked
+from ..store.transcripts import ForkPoint, find_fork_point
+from ..temporal_service import start_run_workflow
+from ..types.files import MessageInput
 from ..types.interface import Override
-from ..types.messages import Message, clean
+from ..types.messages import Message, clean_text
 
 if TYPE_CHECKING:
     from .run import Run
@@ -53,86 +53,90 @@ class Difference:
         return sum(message.role == "assistant" for message in self.shared)
 
 
-def difference(left: Iterable[Message], right: Iterable[Message]) -> Difference:
+def compare_transcripts(left: Iterable[Message], right: Iterable[Message]) -> Difference:
     """Compares who says what; ids, senders, tokens and prices do not count."""
     one, other = tuple(left), tuple(right)
     shared = 0
-    while shared < min(len(one), len(other)) and _same(one[shared], other[shared]):
+    while shared < min(len(one), len(other)) and _has_same_content(one[shared], other[shared]):
         shared += 1
     return Difference(one[:shared], one[shared:], other[shared:])
 
 
-def _same(one: Message, other: Message) -> bool:
+def _has_same_content(one: Message, other: Message) -> bool:
     return (one.role, one.parts) == (other.role, other.parts)
 
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration behind which it parts, and who made it."""
-_TAKEN = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
+_INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events")
 """What a fork has of the run's start. On whose behalf it acts is for whoever forks to say."""
 
 
-async def fork(
+async def start_fork(
     run: Run,
-    message: Asked | None,
+    message: MessageInput | None,
     *,
     at: int | None,
     id: str | None,
     model: str | tuple[str, ...] | None,
     results: Mapping[str, str] | None,
     override: Override | Mapping[str, Any] | None,
-    auth: tuple[Auth | None, str | None],
+    auth: tuple[AuthMapping | None, str | None],
     by: str | None,
 ) -> Run:
     """See :meth:`perdure.Run.fork`; ``auth`` is ``auth_context`` and ``auth_ref``."""
     client = run.client
-    _check(at, results)
+    _check_fork_arguments(at, results)
     store = await client.store()
-    (start, task_queue), head = await asyncio.gather(_started(run, store), _head(run, store))
+    (start, task_queue), head = await asyncio.gather(_read_fork_start(run, store), _find_fork_head(run, store))
     if head is None and at != 0:
         raise InvalidInputError(f"run {run.id!r} has said nothing yet", hint="Fork it after its first reply; or at=0.")
-    found = await cut(store, head, at, results)
+    found = await find_fork_point(store, head, at, results)
     given = await client.as_message(message, uuid.uuid4().hex, by=by) if message is not None else None
     if given is not None:
         start["message"] = given.model_dump(mode="json", exclude_none=True)
     elif not found.answered:
         start["message"] = {"content": None, "by": by or client.actor}
-    changes = merged(start.get("override") or {}, _changes(model, override))
-    start |= {"override": changes or None, "history": await _written(store, found), "store_id": store.store_id}
+    changes = merge_overrides(start.get("override") or {}, _build_fork_override(model, override))
+    start |= {"override": changes or None, "history": await _write_fork_head(store, found), "store_id": store.store_id}
     name = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
-    start |= sealed(client.temporal, name, *auth)
+    start |= seal_auth(client.temporal, name, *auth)
     parse_start(start)
     memo = {MEMO_FORK: {"run": run.id, "at": found.iteration, "by": by or client.actor}}
-    return await _begun(run, name, {key: value for key, value in start.items() if value is not None}, task_queue, memo)
+    return await _start_fork_workflow(
+        run, name, {key: value for key, value in start.items() if value is not None}, task_queue, memo
+    )
 
 
-async def _begun(run: Run, id: str, start: dict[str, Any], task_queue: str, memo: dict[str, Any]) -> Run:
+async def _start_fork_workflow(run: Run, id: str, start: dict[str, Any], task_queue: str, memo: dict[str, Any]) -> Run:
     client = run.client
     try:
-        await begin(client.temporal, id, start, task_queue=task_queue, memo=memo)
+        await start_run_workflow(client.temporal, id, start, task_queue=task_queue, memo=memo)
     except temporal.WorkflowAlreadyStartedError:
         raise RunExistsError(f"there is a run {id!r} already", hint="Give the fork another id.") from None
     return client.run(id)
 
 
-def _check(at: int | None, results: Mapping[str, str] | None) -> None:
+def _check_fork_arguments(at: int | None, results: Mapping[str, str] | None) -> None:
     if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
         raise InvalidInputError(f"at: {at!r:.100} is no iteration", hint="A number, as `perdure show ID` has them.")
     if results is not None and not isinstance(results, Mapping):
         raise InvalidInputError(f"results: {results!r:.100} are no texts by call id", hint='{"call_1": "20 euros"}')
     for call, text in (results or {}).items():
-        if not isinstance(text, str) or text != clean(text):
+        if not isinstance(text, str) or text != clean_text(text):
             raise InvalidInputError(f"results: that of {call!r:.100} is no text", hint="Give JSON as json.dumps(…).")
 
 
-def _changes(model: str | tuple[str, ...] | None, override: Override | Mapping[str, Any] | None) -> dict[str, Any]:
+def _build_fork_override(
+    model: str | tuple[str, ...] | None, override: Override | Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What the fork changes of the agent, as plain JSON."""
     if isinstance(override, Override):
         override = override.model_dump(mode="json", exclude_unset=True)
     return {**(override or {}), **({"model": model} if model is not None else {})}
 
 
-async def _head(run: Run, store: Store) -> str | None:
+async def _find_fork_head(run: Run, store: Store) -> str | None:
     """Where the conversation ends now. One that has said nothing yet has what it was started on."""
     row = await store.run(run.id)
     if row is not None:
@@ -142,7 +146,7 @@ async def _head(run: Run, store: Store) -> str | None:
     return status.head
 
 
-async def _started(run: Run, store: Store) -> tuple[dict[str, Any], str]:
+async def _read_fork_start(run: Run, store: Store) -> tuple[dict[str, Any], str]:
     """What the run was started with, as far as a fork takes it, and its task queue.
 
     Of one that Temporal has forgotten the store knows the agent. Raises ``RunNotFoundError``.
@@ -156,7 +160,9 @@ async def _started(run: Run, store: Store) -> tuple[dict[str, Any], str]:
             if isinstance(state, dict):  # it had continued as new
                 raw = {**state, "override": state.get("overrides")}
             if isinstance(raw, dict) and isinstance(raw.get("agent"), str):
-                return {name: raw[name] for name in _TAKEN if raw.get(name) is not None}, begun.task_queue.name
+                return {
+                    name: raw[name] for name in _INHERITED_START_FIELDS if raw.get(name) is not None
+                }, begun.task_queue.name
             break
     except RPCError as error:
         row = await store.run(run.id) if error.status == RPCStatusCode.NOT_FOUND else None
@@ -166,7 +172,7 @@ async def _started(run: Run, store: Store) -> tuple[dict[str, Any], str]:
     raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
 
 
-async def _written(store: Store, found: Cut) -> str | None:
+async def _write_fork_head(store: Store, found: ForkPoint) -> str | None:
     """The head that the fork begins at: at most one new node, whatever the length of the conversation."""
     if not found.extra:
         return found.base

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError
-from ..types.approvals import DecidedApproval, PendingApproval, WaitsFor
-from ..types.interface import PENDING, WAITING, WORKFLOW, Status
-from .decisions import answer, decide
-from .visibility import MAY_WAIT, agent_of_run, attribute_of, closed_status, listed, of_agent
+from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
+from ..types.interface import PENDING_ATTRIBUTE, WAITING_MEMO, WORKFLOW_TYPE, Status
+from .decisions import answer_pending_call, decide_pending_call
+from .visibility import (
+    MAY_WAIT_FILTER,
+    attribute_of,
+    build_agent_filter,
+    build_closed_status,
+    find_agent_name,
+    list_executions,
+)
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowExecution
@@ -32,29 +39,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.client")
 
-_WAITING = TypeAdapter(tuple[PendingApproval, ...])
+_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...])
 
 
-async def noted(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
+async def read_pending_memo(seen: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
     """What waits in the run that was ``seen``; None where only the run can say.
 
     That is a run that has not said how much waits in it, or whose memo does not have it: it is too long for that, or
     the run has just continued as new. Number and list are written at once.
     """
-    pending = attribute_of(seen, PENDING)
+    pending = attribute_of(seen, PENDING_ATTRIBUTE)
     if not isinstance(pending, int):
         return None
     if pending == 0:
         return ()
     try:
-        found = _WAITING.validate_python((await seen.memo()).get(WAITING) or ())
+        found = _PENDING_ADAPTER.validate_python((await seen.memo()).get(WAITING_MEMO) or ())
     except Exception as error:  # a codec that is away, or not this client's; or anybody has written it
         logger.warning("what waits in run %s cannot be read from its memo: %s", seen.id, error)
         return None
     return found if len(found) == pending else None
 
 
-_AT_ONCE = 5
+_MAX_CONCURRENT_STATUS_READS = 5
 """Runs that are asked at once what waits in them. More are no quicker where the worker has to load them."""
 
 
@@ -73,7 +80,7 @@ class PendingCall:
     """When the wait ends by itself, and the call is denied or, if its tool says so, approved."""
     hash: str
     """Names the call with these arguments, or what it asks: what is decided or answered holds for no other."""
-    kind: WaitsFor = "approval"
+    kind: PendingKind = "approval"
     """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
     question: str | None = None
     """What its tool asks."""
@@ -102,26 +109,26 @@ class PendingCall:
 
     async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
         """See ``Run.answer``."""
-        return await answer(self.run, self.call_id, value, error=error, by=by, **self._looked_at())
+        return await answer_pending_call(self.run, self.call_id, value, error=error, by=by, **self._looked_at())
 
     async def _decide(self, decision: str, **said: Any) -> DecidedApproval:
-        return await decide(self.run, self.call_id, decision, **self._looked_at(), **said)
+        return await decide_pending_call(self.run, self.call_id, decision, **self._looked_at(), **said)
 
     def _looked_at(self) -> dict[str, Any]:
         return {"digest": self.hash, "since": self.since.isoformat() if self.since else None}
 
 
-async def approvals(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
+async def list_pending_calls(client: Client, *, agent: str | None = None, limit: int = 1000) -> list[PendingCall]:
     """See ``Client.approvals``."""
-    asking = asyncio.Semaphore(_AT_ONCE)
+    asking = asyncio.Semaphore(_MAX_CONCURRENT_STATUS_READS)
 
     async def ask(seen: WorkflowExecution) -> list[PendingCall] | None:
         async with asking:
-            return await _of_run(client, seen, agent)
+            return await _read_pending_calls(client, seen, agent)
 
-    open_runs = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
-    narrower = (MAY_WAIT, *(() if agent is None else (of_agent(agent),)))
-    runs = [seen async for seen in listed(client, open_runs, *narrower)]
+    open_runs = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
+    narrower = (MAY_WAIT_FILTER, *(() if agent is None else (build_agent_filter(agent),)))
+    runs = [seen async for seen in list_executions(client, open_runs, *narrower)]
     random.shuffle(runs)  # so that several who look at once do not ask for the same one at the same moment
     found = await asyncio.gather(*map(ask, runs))
     silent = [seen for seen, some in zip(runs, found, strict=True) if some is None]
@@ -135,31 +142,31 @@ async def approvals(client: Client, *, agent: str | None = None, limit: int = 10
     return waiting[:limit]
 
 
-async def pending_of(run: Run) -> list[PendingCall]:
+async def list_pending_calls_of_run(run: Run) -> list[PendingCall]:
     """What waits in ``run`` and in its subagents."""
     status = await run.status()
-    waiting = [_call(run, status.agent, one) for one in status.approvals]
+    waiting = [_build_inbox_call(run, status.agent, one) for one in status.approvals]
     below = [call.context_id for call in status.calls if call.context_id is not None]
     below += [one.context_id for one in status.background if one.state == "running"]
     for child in dict.fromkeys(below):
         with suppress(RunNotFoundError):  # it has not begun yet
-            waiting += await pending_of(run.client.run(child))
+            waiting += await list_pending_calls_of_run(run.client.run(child))
     return waiting
 
 
-async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall] | None:
+async def _read_pending_calls(client: Client, seen: WorkflowExecution, agent: str | None) -> list[PendingCall] | None:
     """None where nobody has answered."""
-    name = await agent_of_run(client, seen)
+    name = await find_agent_name(client, seen)
     if agent is not None and name not in ("", agent):
         return []
     run = client.run(seen.id)
     try:
         now = await run.describe()  # what was listed may be a moment old
-        if closed_status(now) is not None:
+        if build_closed_status(now) is not None:
             return []
-        name = name or await agent_of_run(client, now)
-        if name and (known := await noted(now)) is not None:
-            return [_call(run, name, one) for one in known if agent in (None, name)]
+        name = name or await find_agent_name(client, now)
+        if name and (known := await read_pending_memo(now)) is not None:
+            return [_build_inbox_call(run, name, one) for one in known if agent in (None, name)]
         status = Status.model_validate(await run.ask_workflow("status"))
     except NoWorkerError:
         return None
@@ -170,22 +177,22 @@ async def _of_run(client: Client, seen: WorkflowExecution, agent: str | None) ->
         return []
     if agent is not None and status.agent != agent:
         return []
-    return [_call(run, status.agent, one) for one in status.approvals]
+    return [_build_inbox_call(run, status.agent, one) for one in status.approvals]
 
 
-def _call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
+def _build_inbox_call(run: Run, agent: str, one: PendingApproval) -> PendingCall:
     return PendingCall(
         run=run,
         agent=agent,
         tool=one.name,
-        since=_moment(one.since),
-        expires=_moment(one.expires),
+        since=_parse_optional_time(one.since),
+        expires=_parse_optional_time(one.expires),
         **one.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
     )
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_optional_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-__all__ = ["PendingCall", "approvals", "pending_of"]
+__all__ = ["PendingCall", "list_pending_calls", "list_pending_calls_of_run"]

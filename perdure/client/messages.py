@@ -21,43 +21,43 @@ from temporalio.client import (
 from temporalio.common import TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..encryption import resealed
-from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError, from_type
+from ..encryption import reseal_auth_token
+from ..errors import InvalidInputError, PerdureError, RunClosedError, RunError, RunNotFoundError, build_error
 from ..loop import parse_start
 from ..ports import Blob, Commit, timestamp
 from ..temporal_service import (
     ACCEPTED_UPDATE_ENDED,
     MEMO_AGENT,
     TASK_TIMEOUT,
-    begin,
-    forget,
-    of_start,
-    refuses,
-    unreachable,
+    build_start_attributes,
+    build_unreachable_error,
+    forget_search_attributes,
+    is_missing_attribute,
+    start_run_workflow,
 )
-from ..types.files import Asked, Content, Dataclass, File, pieces
-from ..types.interface import WORKFLOW, Override, Start, Status, UserMessage
-from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
-from ..types.plain_json import as_plain
+from ..types.files import Content, Dataclass, File, MessageInput, normalize_content
+from ..types.interface import WORKFLOW_TYPE, Override, Start, Status, UserMessage
+from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text
+from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
-from .follow import EARLY
+from .follow import CATCH_UP_SECONDS
 from .turn import Turn
-from .visibility import closed_status
+from .visibility import build_closed_status
 
 if TYPE_CHECKING:
     from .client import Client
     from .run import Run
 
 
-_ATTEMPTS = 20
+_MAX_DELIVERIES = 20
 """How often a conversation may end under a message that is on its way to it."""
-_GONE = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_EXISTS)
+_RETRYABLE_DELIVERY_STATUSES = (RPCStatusCode.NOT_FOUND, RPCStatusCode.ABORTED, RPCStatusCode.ALREADY_EXISTS)
 """The conversation ended, or somebody else opened it, in the same moment."""
 
 
-async def deliver(
+async def deliver_message(
     run: Run,
-    message: Asked | None,
+    message: MessageInput | None,
     *,
     message_id: str | None = None,
     task_id: str | None = None,
@@ -67,7 +67,7 @@ async def deliver(
     start: dict[str, Any] | None = None,
     task_queue: str | None = None,
 ) -> Turn:
-    """Give ``message`` to a conversation; ``auth`` is what :func:`~perdure.encryption.sealed` gives.
+    """Give ``message`` to a conversation; ``auth`` is what :func:`~perdure.encryption.seal_auth` gives.
 
     ``start`` opens the conversation if need be; without one it is what opened it before.
     """
@@ -84,30 +84,30 @@ async def deliver(
     sent = sent.model_copy(update=dict(auth or {}))
     if start is None:
         seen = await run.describe()
-        start, task_queue = await reopening(run), seen.task_queue
-        if closed_status(seen) is None:  # by the time that it ends, its first message will be in the transcript
+        start, task_queue = await build_reopen_start(run), seen.task_queue
+        if build_closed_status(seen) is None:  # by the time that it ends, its first message will be in the transcript
             start.pop("message", None)
     watch = asyncio.ensure_future(run.warn_without_worker())
     try:
-        task_id = await _deliver(run, sent, start, task_queue or client.task_queue)
+        task_id = await _send_message_with_start(run, sent, start, task_queue or client.task_queue)
     finally:
         watch.cancel()
     run.handle = client.temporal.get_workflow_handle(run.id)  # it may be another execution that goes on now
     return Turn(run, task_id)
 
 
-async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queue: str) -> str:
+async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str, Any], task_queue: str) -> str:
     """The ``task_id``. The message's id makes it safe to try again, whatever became of the last attempt."""
     said = sent.model_dump(mode="json")
     payload = {name: value for name, value in said.items() if value is not None or name == "content"}
-    attributes = await of_start(run.client.temporal, start["agent"])
-    for attempt in range(_ATTEMPTS):
+    attributes = await build_start_attributes(run.client.temporal, start["agent"])
+    for attempt in range(_MAX_DELIVERIES):
         if attempt and run.has_store:  # taken by the execution that ended just then, before it could say so
             known = await (await run.store()).turn_of(run.id, str(sent.id))
             if known is not None:
                 return known
         operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-            WORKFLOW,
+            WORKFLOW_TYPE,
             start,
             id=run.id,
             task_queue=task_queue,
@@ -122,25 +122,29 @@ async def _deliver(run: Run, sent: UserMessage, start: dict[str, Any], task_queu
                 "send_message", payload, id=sent.id, start_workflow_operation=operation
             )
         except WorkflowUpdateFailedError as error:
-            await _refused(run, await operation.workflow_handle(), error)
+            await _wait_for_closing_execution(run, await operation.workflow_handle(), error)
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-            _raise_cancelled()
-            raise unreachable(run.client.temporal, "no answer to a message; sent again, its id counts once") from error
+            _restore_cancellation()
+            raise build_unreachable_error(
+                run.client.temporal, "no answer to a message; sent again, its id counts once"
+            ) from error
         except temporal.WorkflowAlreadyStartedError:
             continue
         except RPCError as error:
-            if refuses(error):  # an attribute that was there a minute ago
-                forget(run.client.temporal)
+            if is_missing_attribute(error):  # an attribute that was there a minute ago
+                forget_search_attributes(run.client.temporal)
                 attributes = TypedSearchAttributes.empty
                 continue
-            if error.status not in _GONE or "amespace" in error.message:
+            if error.status not in _RETRYABLE_DELIVERY_STATUSES or "amespace" in error.message:
                 raise run.translated(error) from error
         else:
             return str(taken["task_id"])
-    raise RunError(f"run {run.id!r} ended {_ATTEMPTS} times while a message was on its way to it")
+    raise RunError(f"run {run.id!r} ended {_MAX_DELIVERIES} times while a message was on its way to it")
 
 
-async def _refused(run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUpdateFailedError) -> None:
+async def _wait_for_closing_execution(
+    run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUpdateFailedError
+) -> None:
     """Wait for an execution that is ending, so that the next attempt opens the run again. Raises what else is wrong.
 
     Not for the run: somebody else may have opened it again by now.
@@ -148,7 +152,7 @@ async def _refused(run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUp
     cause = error.cause
     kind = cause.type if isinstance(cause, temporal.ApplicationError) else None
     if kind not in (RunClosedError.__name__, ACCEPTED_UPDATE_ENDED):
-        raise from_type(kind, getattr(cause, "message", str(cause))) from error
+        raise build_error(kind, getattr(cause, "message", str(cause))) from error
     try:
         await ending.result()
     except WorkflowFailureError:
@@ -157,24 +161,24 @@ async def _refused(run: Run, ending: WorkflowHandle[Any, Any], error: WorkflowUp
         raise run.translated(gone) from gone
 
 
-def _raise_cancelled() -> None:
+def _restore_cancellation() -> None:
     """The SDK puts an error of its own in the place of a cancellation: this undoes it."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
-async def ended(run: Run) -> Status | None:
+async def wait_for_closed_status(run: Run) -> Status | None:
     """How the run has ended; None while it is open, as far as Temporal knows.
 
     Whoever follows the events is told of a failure as soon as it is recorded, a moment before Temporal is: that is
     waited for, but not for long.
     """
     seen = await run.describe()
-    if closed_status(seen) is None and await _failure_is_recorded(run, seen):
+    if build_closed_status(seen) is None and await _is_failure_recorded(run, seen):
         watch = asyncio.ensure_future(run.warn_without_worker())
         try:
-            async with asyncio.timeout(EARLY):
+            async with asyncio.timeout(CATCH_UP_SECONDS):
                 await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).result()
         except (WorkflowFailureError, TimeoutError):
             pass
@@ -183,10 +187,10 @@ async def ended(run: Run) -> Status | None:
         finally:
             watch.cancel()
         seen = await run.describe()
-    return closed_status(seen)
+    return build_closed_status(seen)
 
 
-async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> bool:
+async def _is_failure_recorded(run: Run, seen: WorkflowExecutionDescription) -> bool:
     if not run.has_store:
         return False
     try:
@@ -199,13 +203,13 @@ async def _failure_is_recorded(run: Run, seen: WorkflowExecutionDescription) -> 
     return row.asked_at >= timestamp(seen.start_time)
 
 
-async def reopening(run: Run) -> dict[str, Any]:
+async def build_reopen_start(run: Run) -> dict[str, Any]:
     """What starts a new execution of a conversation: what its last one was started with, and to go on from its end.
 
     The first message is among it only if no execution has recorded it. Raises ``RunNotFoundError``,
     ``InvalidInputError`` for a run that was started wrongly.
     """
-    raw, scope, recorded, parent_id = await _input(run)
+    raw, scope, recorded, parent_id = await _read_last_start(run)
     state = raw.get("state")
     if isinstance(state, dict):  # it had continued as new
         raw = {**state, "override": state.get("overrides")}
@@ -219,18 +223,18 @@ async def reopening(run: Run) -> dict[str, Any]:
     if recorded:
         start.pop("message", None)
     if parent_id and (token := start.get("auth_context")):  # Temporal confirms no parent of the next execution
-        start["auth_context"] = resealed(run.client.temporal, token, parent_id, run.id)
+        start["auth_context"] = reseal_auth_token(run.client.temporal, token, parent_id, run.id)
     parse_start(start)
     return {**start, "resume": True}
 
 
-async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
+async def reopen_run(run: Run, start: dict[str, Any], *, by: str | None = None) -> WorkflowHandle[Any, Any]:
     """Start a run that did not complete once more, from where its conversation ended: a turn without a message."""
     client = run.client
     message = start.get("message") or {"content": None, "by": by or client.actor}
     seen = await run.describe()
     try:
-        return await begin(
+        return await start_run_workflow(
             client.temporal,
             run.id,
             {**start, "message": message},
@@ -241,7 +245,7 @@ async def reopen(run: Run, start: dict[str, Any], *, by: str | None = None) -> W
         return client.temporal.get_workflow_handle(run.id)
 
 
-async def _input(run: Run) -> tuple[dict[str, Any], str, bool, str]:
+async def _read_last_start(run: Run) -> tuple[dict[str, Any], str, bool, str]:
     """The input of the run's last execution, the scope of its calls, whether one of them has recorded something, and
     the id of the run that started it as its child."""
     client = run.client.temporal
@@ -267,18 +271,18 @@ async def _input(run: Run) -> tuple[dict[str, Any], str, bool, str]:
 # What is said, as it is sent: long texts and the bytes of files go into the store, and a message refers to them.
 
 
-SENT_BYTES = 128 * 1024
+MAX_INLINE_BYTES = 128 * 1024
 """Of texts in one message; more go by way of the store: Temporal refuses what is larger than 2 MB, and history would
 keep it."""
 
 STORE_HINT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
 
-Uploaded = str | BlobRef | tuple[ContentPart, ...]
+UploadedContent = str | BlobRef | tuple[ContentPart, ...]
 
 
-async def as_message(
+async def build_user_message(
     client: Client,
-    content: Asked | None,
+    content: MessageInput | None,
     facts: dict[str, Any],
     override: Override | Mapping[str, Any] | None = None,
 ) -> UserMessage:
@@ -288,29 +292,29 @@ async def as_message(
     except ValidationError as error:
         raise InvalidInputError(describe_validation_error(error, "message")) from None
     if override is not None:
-        message = message.model_copy(update={"override": _override(override)})
+        message = message.model_copy(update={"override": _parse_message_override(override)})
     if content is None:
         return message
     if isinstance(content, Mapping | BaseModel | Dataclass):
-        return await _with_input(client, message, content)
-    said, store_id = await uploaded(client, content)
+        return await _attach_input(client, message, content)
+    said, store_id = await upload_content(client, content)
     return message.model_copy(update={"content": said, "store_id": store_id})
 
 
-async def _with_input(client: Client, message: UserMessage, value: object) -> UserMessage:
+async def _attach_input(client: Client, message: UserMessage, value: object) -> UserMessage:
     """An input travels as plain JSON, for anybody to read; a long one as text does."""
     try:
-        plain = as_plain(value)
+        plain = to_plain_json(value)
     except ValueError as error:
         raise InvalidInputError(f"the input cannot be written as JSON: {error}", hint="Give plain values.") from None
     text = json.dumps(plain, ensure_ascii=False)
-    if len(text) * 4 <= SENT_BYTES or len(text.encode()) <= SENT_BYTES:
+    if len(text) * 4 <= MAX_INLINE_BYTES or len(text.encode()) <= MAX_INLINE_BYTES:
         return message.model_copy(update={"input": plain})
-    said, store_id = await uploaded(client, text)
+    said, store_id = await upload_content(client, text)
     return message.model_copy(update={"content": said, "store_id": store_id, "typed": True})
 
 
-def _override(given: Override | Mapping[str, Any]) -> Override:
+def _parse_message_override(given: Override | Mapping[str, Any]) -> Override:
     if isinstance(given, Override):
         return given
     try:
@@ -319,33 +323,33 @@ def _override(given: Override | Mapping[str, Any]) -> Override:
         raise InvalidInputError(describe_validation_error(error, "override", within="override")) from None
 
 
-async def uploaded(client: Client, content: Content) -> tuple[Uploaded, str | None]:
+async def upload_content(client: Client, content: Content) -> tuple[UploadedContent, str | None]:
     """``content`` as a message has it, and the id of the store that holds some of it, if any does.
 
     Raises ``InvalidInputError`` for what is no message, and where a store is needed and the client has none.
     """
     blobs: list[Blob] = []
-    said: Uploaded
+    said: UploadedContent
     if isinstance(content, str):
-        text = _text(clean(content), SENT_BYTES, blobs)
+        text = _upload_long_text(clean_text(content), MAX_INLINE_BYTES, blobs)
         said = text.blob or text.text
     else:
-        said = await _parts(pieces(content), blobs)
+        said = await _upload_parts(normalize_content(content), blobs)
     if not blobs:
         return said, None
     if client.store_url is None:
-        _refuse(said, blobs)
+        _raise_store_needed(said, blobs)
     store = await client.store(create=True)
     await store.commit(Commit(blobs=blobs))
     return said, store.store_id
 
 
-async def _parts(content: list[str | File], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+async def _upload_parts(content: list[str | File], blobs: list[Blob]) -> tuple[ContentPart, ...]:
     parts: list[ContentPart] = []
-    left = SENT_BYTES
+    left = MAX_INLINE_BYTES
     for piece in content:
         if isinstance(piece, str):
-            part = _text(clean(piece), left, blobs)
+            part = _upload_long_text(clean_text(piece), left, blobs)
             left -= len(part.text.encode())
             parts.append(part)
         elif piece.data is None:
@@ -357,7 +361,7 @@ async def _parts(content: list[str | File], blobs: list[Blob]) -> tuple[ContentP
     return tuple(parts)
 
 
-def _text(text: str, room: int, blobs: list[Blob]) -> TextPart:
+def _upload_long_text(text: str, room: int, blobs: list[Blob]) -> TextPart:
     if len(text) * 4 <= room or len(text.encode()) <= room:
         return TextPart(text=text)
     blob = Blob.of(text)
@@ -365,13 +369,13 @@ def _text(text: str, room: int, blobs: list[Blob]) -> TextPart:
     return TextPart(blob=blob.ref)
 
 
-def _refuse(said: Uploaded, blobs: list[Blob]) -> None:
+def _raise_store_needed(said: UploadedContent, blobs: list[Blob]) -> None:
     if not isinstance(said, str | BlobRef) and any(isinstance(part, FilePart) and part.blob for part in said):
         raise InvalidInputError(
             "files go by way of the store, and this client has none", hint=f"{STORE_HINT} Or send File.at(url)."
         )
     size = sum(len(blob.body) for blob in blobs)
     raise InvalidInputError(
-        f"the message has {size:,} bytes; more than {SENT_BYTES:,} go by way of the store, and this client has none",
+        f"the message has {size:,} bytes; more than {MAX_INLINE_BYTES:,} go by way of the store, and this client has none",
         hint=STORE_HINT,
     )

@@ -25,60 +25,60 @@ from ..errors import (
     StoreError,
 )
 from ..ports import Toolset
-from ..terminal import printable
+from ..terminal import escape_line
 from ..tools import CallbackTool, SubagentTool
-from ..types.forms import misfit
-from .inbox import PendingCall, pending_of
+from ..types.forms import find_form_mismatch
+from .inbox import PendingCall, list_pending_calls_of_run
 from .run import Run
 
 # ---
 # Asking on the terminal about a call that waits for a person: ``call(on_approval="prompt")``.
 
 
-async def prompt(one: PendingCall) -> Any:
+async def prompt_for_call(one: PendingCall) -> Any:
     """What somebody types: a decision, or an answer. None where they leave it to somebody else.
 
     All of the call is shown, and nothing of it steers the terminal: a model has written it.
     """
-    return await (_decision(one) if one.kind == "approval" else _answer(one))
+    return await (_prompt_for_decision(one) if one.kind == "approval" else _prompt_for_answer(one))
 
 
-def shown(one: PendingCall, most: int | None = None) -> str:
+def format_pending_call(one: PendingCall, most: int | None = None) -> str:
     """The call, in a line; ``most`` characters of its arguments."""
     said = "…" if one.arguments is None else json.dumps(one.arguments, ensure_ascii=False)
     cut = most is not None and len(said) > most
-    return printable(f"{one.tool}({said[:most]}{'…' if cut else ''})")
+    return escape_line(f"{one.tool}({said[:most]}{'…' if cut else ''})")
 
 
-async def _decision(one: PendingCall) -> bool | None:
-    said = await _typed(f"\napprove {shown(one)}? [y/N] ")
+async def _prompt_for_decision(one: PendingCall) -> bool | None:
+    said = await _read_typed_line(f"\napprove {format_pending_call(one)}? [y/N] ")
     return said.strip().lower() in ("y", "yes") if said else None
 
 
-async def _answer(one: PendingCall) -> Any:
+async def _prompt_for_answer(one: PendingCall) -> Any:
     """Asked until the answer fits; an empty line leaves it to somebody else."""
-    asks = f"asks: {printable(one.question)}" if one.question else "is yours to run."
-    form = "" if one.form is None else f"form: {printable(json.dumps(one.form, ensure_ascii=False))}\n"
-    before = f"\n{shown(one)} {asks}\n{form}"
+    asks = f"asks: {escape_line(one.question)}" if one.question else "is yours to run."
+    form = "" if one.form is None else f"form: {escape_line(json.dumps(one.form, ensure_ascii=False))}\n"
+    before = f"\n{format_pending_call(one)} {asks}\n{form}"
     while True:
-        if not (said := (await _typed(f"{before}answer: ")).strip()):
+        if not (said := (await _read_typed_line(f"{before}answer: ")).strip()):
             return None
         try:
-            value = said if one.form is None or misfit(one.form, said) is None else json.loads(said)
+            value = said if one.form is None or find_form_mismatch(one.form, said) is None else json.loads(said)
         except ValueError:
             value = said
-        if one.form is None or (why := misfit(one.form, value)) is None:
+        if one.form is None or (why := find_form_mismatch(one.form, value)) is None:
             return value
-        before = f"it does not fit: {printable(why)}\n"
+        before = f"it does not fit: {escape_line(why)}\n"
 
 
-async def _typed(text: str) -> str:
+async def _read_typed_line(text: str) -> str:
     """The line that somebody types behind ``text``; empty at the end of the input. A wait that is cancelled leaves
     nothing behind: neither a thread that the program would wait for, nor one that takes what is typed later."""
     sys.stderr.write(text)
     sys.stderr.flush()
     stopped, stop = os.pipe()
-    reading = asyncio.ensure_future(asyncio.to_thread(_line, stopped))
+    reading = asyncio.ensure_future(asyncio.to_thread(_read_stdin_line, stopped))
     try:
         return await asyncio.shield(reading)
     except asyncio.CancelledError:
@@ -91,7 +91,7 @@ async def _typed(text: str) -> str:
         os.close(stopped)
 
 
-def _line(stopped: int) -> str:
+def _read_stdin_line(stopped: int) -> str:
     """A line of the standard input; empty where there is something to read from ``stopped`` before."""
     try:
         typed = [sys.stdin.fileno()] if sys.stdin.isatty() else []
@@ -104,7 +104,7 @@ def _line(stopped: int) -> str:
     return sys.stdin.readline()
 
 
-__all__ = ["prompt", "shown"]
+__all__ = ["format_pending_call", "prompt_for_call"]
 
 
 T = TypeVar("T")
@@ -112,34 +112,34 @@ T = TypeVar("T")
 OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
 """A function, sync or async, of a call that waits: True approves, False denies, None leaves it to somebody else. Of one
 that asks something, or that a client is to run (``kind``), it returns the answer."""
-_WAYS = ("prompt", "raise", "wait", "approve")
-_FIRST, _LONGEST = 0.05, 1.0
+_ON_APPROVAL_MODES = ("prompt", "raise", "wait", "approve")
+_PENDING_POLL_FIRST_DELAY, _PENDING_POLL_MAX_DELAY = 0.05, 1.0
 """Seconds between two looks at what waits: at first, and in the end."""
-_SHOWN = 300
+_ERROR_ARGUMENT_CHARS = 300
 """Characters of a call's arguments in an error."""
-_PASSING = (ServerUnreachableError, StoreError, RunNotFoundError)
+_TRANSIENT_POLL_ERRORS = (ServerUnreachableError, StoreError, RunNotFoundError)
 """What looking may fail with while the answer is still to come: it is looked again."""
 
 
-def checked_way(how: Any) -> OnApproval:
+def check_on_approval(how: Any) -> OnApproval:
     """``on_approval``; None is ``"prompt"`` on a terminal, else ``"raise"``. Raises ``InvalidInputError``."""
     if how is None:
         return "prompt" if sys.stdin.isatty() and sys.stderr.isatty() else "raise"
-    if how not in _WAYS and not callable(how):
+    if how not in _ON_APPROVAL_MODES and not callable(how):
         raise InvalidInputError(
-            f"on_approval is {how!r:.100}", hint=f"It can be {', '.join(map(repr, _WAYS))}, or a function."
+            f"on_approval is {how!r:.100}", hint=f"It can be {', '.join(map(repr, _ON_APPROVAL_MODES))}, or a function."
         )
     return how  # type: ignore[no-any-return]  # just checked
 
 
-class Deciding:
+class ApprovalHandler:
     """Looks at what waits in ``run`` while something else is waited for. Asks nothing where no call can wait."""
 
     def __init__(self, run: Run, agent: Agent, how: OnApproval) -> None:
         self._run = run
         self._how = how
         self._known: set[tuple[str, str | None]] = set()
-        self._idle = how == "wait" or not _may_wait(agent)
+        self._idle = how == "wait" or not _can_agent_wait(agent)
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
         """What ``work`` comes to. Raises ``ApprovalPendingError`` where nobody is to decide here."""
@@ -157,24 +157,26 @@ class Deciding:
             await asyncio.gather(working, looking, return_exceptions=True)
 
     async def _look(self) -> None:
-        delay = _FIRST
+        delay = _PENDING_POLL_FIRST_DELAY
         while True:
-            with suppress(*_PASSING):
-                for one in await pending_of(self._run):
-                    if _seen(one) not in self._known:
+            with suppress(*_TRANSIENT_POLL_ERRORS):
+                for one in await list_pending_calls_of_run(self._run):
+                    if _build_pending_key(one) not in self._known:
                         await self._decide(one)
-                        self._known.add(_seen(one))
-                        delay = _FIRST
+                        self._known.add(_build_pending_key(one))
+                        delay = _PENDING_POLL_FIRST_DELAY
             await asyncio.sleep(delay)
-            delay = min(delay * 1.5, _LONGEST)
+            delay = min(delay * 1.5, _PENDING_POLL_MAX_DELAY)
 
     async def _prompted(self, one: PendingCall) -> Any:
         """What is typed; None as soon as somebody else has decided."""
-        asking = asyncio.ensure_future(prompt(one))
+        asking = asyncio.ensure_future(prompt_for_call(one))
         try:
-            while not (await asyncio.wait([asking], timeout=_LONGEST))[0]:
-                with suppress(*_PASSING):
-                    if _seen(one) not in map(_seen, await pending_of(self._run)):
+            while not (await asyncio.wait([asking], timeout=_PENDING_POLL_MAX_DELAY))[0]:
+                with suppress(*_TRANSIENT_POLL_ERRORS):
+                    if _build_pending_key(one) not in map(
+                        _build_pending_key, await list_pending_calls_of_run(self._run)
+                    ):
                         return None
             return await asking
         finally:
@@ -184,10 +186,10 @@ class Deciding:
     async def _decide(self, one: PendingCall) -> None:
         match self._how:
             case "raise":
-                raise _pending(one)
+                raise _build_approval_pending_error(one)
             case "approve":
                 if one.kind != "approval":  # nobody knows the answer
-                    raise _pending(one)
+                    raise _build_approval_pending_error(one)
                 said: Any = True
             case "prompt":
                 said = await self._prompted(one)
@@ -208,15 +210,15 @@ class Deciding:
                 raise InvalidInputError(f"on_approval returned {said!r:.100}", hint="It gives True, False or None.")
 
 
-def _seen(one: PendingCall) -> tuple[str, str | None]:
+def _build_pending_key(one: PendingCall) -> tuple[str, str | None]:
     return one.hash, one.since.isoformat() if one.since else None
 
 
-def _may_wait(agent: Agent) -> bool:
+def _can_agent_wait(agent: Agent) -> bool:
     """Whether a call of ``agent`` may come to wait for a person: a tool that is given the context may ask."""
     if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # its branches may
         return True
-    if any(_may_ask(one) for one in agent.toolsets):
+    if any(_can_toolset_ask(one) for one in agent.toolsets):
         return True
     return any(
         tool.needs_approval or tool.context_parameter is not None or isinstance(tool, SubagentTool | CallbackTool)
@@ -224,21 +226,21 @@ def _may_wait(agent: Agent) -> bool:
     )
 
 
-def _may_ask(toolset: Toolset) -> bool:
+def _can_toolset_ask(toolset: Toolset) -> bool:
     """Whether its calls are code that is given the context: those of perdure's own toolsets do not ask."""
     return not type(toolset).__module__.startswith("perdure.")
 
 
-def _pending(one: PendingCall) -> PerdureError:
+def _build_approval_pending_error(one: PendingCall) -> PerdureError:
     if one.kind != "approval":
         asked = f"for the answer to {one.question!r:.300} of" if one.question else "for a client to run"
         return ApprovalPendingError(
-            f"run {one.run_id!r} waits {asked} {shown(one, _SHOWN)}",
+            f"run {one.run_id!r} waits {asked} {format_pending_call(one, _ERROR_ARGUMENT_CHARS)}",
             hint=f"The run stays open: perdure answer {one.run_id} …. "
             'on_approval="wait" waits for that, "prompt" asks on the terminal, a function returns the answer.',
         )
     return ApprovalPendingError(
-        f"run {one.run_id!r} waits for approval of {shown(one, _SHOWN)}",
+        f"run {one.run_id!r} waits for approval of {format_pending_call(one, _ERROR_ARGUMENT_CHARS)}",
         hint=f"The run stays open: perdure approve {one.run_id}, or deny. "
         'on_approval="wait" waits for that, "approve" or a function decides.',
     )

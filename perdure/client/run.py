@@ -21,7 +21,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from .. import toolsets
-from ..encryption import Auth, sealed
+from ..encryption import AuthMapping, seal_auth
 from ..errors import (
     InvalidInputError,
     NoWorkerError,
@@ -30,27 +30,33 @@ from ..errors import (
     RunNotFoundError,
     RunStuckError,
     StoreMismatchError,
-    from_type,
+    build_error,
 )
-from ..loop import read_limits
-from ..loop.turns import merged
+from ..loop import parse_run_limits
+from ..loop.turns import merge_overrides
 from ..ports import Store
 from ..store import Chain
-from ..store.transcripts import whole
-from ..temporal_service import closed_error, failing_task, run_error, translated, unreachable
+from ..store.transcripts import load_full_conversation
+from ..temporal_service import (
+    build_closed_error,
+    build_run_error,
+    build_unreachable_error,
+    find_failing_task,
+    translate_rpc_error,
+)
 from ..toolsets import Artifact
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.events import Event
-from ..types.files import Asked
-from ..types.interface import READ, STATUS, Override, Response, Status, plain_output
+from ..types.files import MessageInput
+from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, Override, Response, Status, parse_output
 from ..types.messages import FilePart, Message
-from .decisions import answer, decide, revoke
-from .follow import begun, follow, pause_heard
-from .fork import Difference, difference, fork
-from .inbox import noted
-from .messages import deliver, ended, reopen, reopening
+from .decisions import answer_pending_call, decide_pending_call, revoke_approval
+from .follow import follow_run, list_child_runs, wait_for_pause
+from .fork import Difference, compare_transcripts, start_fork
+from .inbox import read_pending_memo
+from .messages import build_reopen_start, deliver_message, reopen_run, wait_for_closed_status
 from .turn import Turn
-from .visibility import agent_of_run, attribute_of, closed_status, has_poller, pending_reason
+from .visibility import attribute_of, build_closed_status, find_agent_name, find_pending_reason, has_poller
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -59,16 +65,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.client")
 
-NO_WORKER = 10.0
+NO_WORKER_SECONDS = 10.0
 """Seconds without a worker on the task queue after which somebody is told."""
-_NOT_TAKEN = 2
+_UNTAKEN_HISTORY_LENGTH = 2
 """Events of a run that no worker has taken: it was started, and a task was scheduled."""
-_LOOK = 0.25
-ANSWER = timedelta(seconds=5)
+_TAKEN_POLL_SECONDS = 0.25
+ANSWER_TIMEOUT = timedelta(seconds=5)
 """How long a worker is given to say what the workflow has, before the run counts as waiting for a worker."""
-_AGAIN = 0.05
+_INPUT_RETRY_SECONDS = 0.05
 """Seconds until a workflow is asked again that has not read its input yet."""
-_RPC = timedelta(seconds=5)
+_SERVER_TIMEOUT = timedelta(seconds=5)
 """How long the server is given for what it answers by itself, before it counts as unreachable."""
 
 
@@ -103,7 +109,7 @@ class Run:
         try:
             raw = await self.handle.result()
         except WorkflowFailureError as error:
-            raise run_error(self.id, error) from error
+            raise build_run_error(self.id, error) from error
         except RPCError as error:
             raise self.translated(error) from error
         finally:
@@ -122,7 +128,7 @@ class Run:
         Raises ``RunNotFoundError``; ``InvalidInputError`` for an ``after`` that is no number;
         ``TranscriptUnavailableError`` without a store; ``StoreError`` where the store cannot be read for a minute.
         """
-        return follow(self, after, wait=wait, children=children)
+        return follow_run(self, after, wait=wait, children=children)
 
     @property
     def has_store(self) -> bool:
@@ -148,7 +154,7 @@ class Run:
         update: dict[str, Any] = {"messages": tuple(await chain.load(response.head))}
         if response.blob is not None:
             text = await chain.resolve_blob(response.blob)
-            update |= {"content": text, "output": plain_output(text) if response.typed else text, "blob": None}
+            update |= {"content": text, "output": parse_output(text) if response.typed else text, "blob": None}
         return response.model_copy(update=update)
 
     async def transcript(self, *, full: bool = False) -> list[Message]:
@@ -164,7 +170,7 @@ class Run:
             status = await self.status()
             self.check_store(status.store_id, store.store_id, store.place)
             head = status.head
-        return await (whole(store, head) if full else Chain(store).load(head))
+        return await (load_full_conversation(store, head) if full else Chain(store).load(head))
 
     async def file(self, part: FilePart) -> bytes:
         """The bytes of a file of the transcript; see :meth:`Client.file`."""
@@ -172,13 +178,13 @@ class Run:
 
     async def artifacts(self) -> list[Artifact]:
         """What the agent has written with the toolset ``Artifacts``: the last version of each, by name."""
-        return await toolsets.listed(self.client.memory, self.id)
+        return await toolsets.list_artifacts(self.client.memory, self.id)
 
     async def artifact(self, name: str, version: int | None = None) -> str:
         """The text of one, of its last version unless told otherwise. Raises ``InvalidInputError`` for one that is not
         there."""
-        found = await toolsets.found(self.client.memory, self.id, name, version)
-        return await toolsets.text(self.client.memory, self.id, found)
+        found = await toolsets.find_artifact(self.client.memory, self.id, name, version)
+        return await toolsets.read_artifact_text(self.client.memory, self.id, found)
 
     def check_store(self, kept: str | None, ours: str, place: str = "") -> None:
         """Raise ``StoreMismatchError`` if ``kept``, where the run is, is not ``ours``, the store at ``place``."""
@@ -193,24 +199,24 @@ class Run:
     async def status(self) -> Status:
         """What the run is at, or waits for, and the reason where it is stuck. Raises ``RunNotFoundError``."""
         seen = await self.describe()
-        if (closed := closed_status(seen)) is not None:
+        if (closed := build_closed_status(seen)) is not None:
             return closed.model_copy(update=await self._recorded() | await self._ended(closed))
-        reason = await pending_reason(self.client, seen)
+        reason = await find_pending_reason(self.client, seen)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # in this very moment
             return await self.status()
         except PerdureError as error:
-            return await self._unanswered(seen, reason or _silence(error))
+            return await self._unanswered(seen, reason or _describe_missing_answer(error))
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
 
     async def _unanswered(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
         """What Temporal and the store know of an open run for which no worker answers."""
-        told = attribute_of(seen, STATUS)
+        told = attribute_of(seen, STATUS_ATTRIBUTE)
         known: dict[str, Any] = {
-            "agent": await agent_of_run(self.client, seen),
+            "agent": await find_agent_name(self.client, seen),
             "state": told if told in ("waiting", "paused") else "running",
-            "approvals": await noted(seen) or (),
+            "approvals": await read_pending_memo(seen) or (),
         }
         try:
             known |= await self._recorded()
@@ -235,16 +241,16 @@ class Run:
             return {}
         try:
             last = self.client.temporal.get_workflow_handle(self.id)  # of which the description is
-            response = Response.model_validate(await last.result(rpc_timeout=_RPC))
+            response = Response.model_validate(await last.result(rpc_timeout=_SERVER_TIMEOUT))
         except WorkflowFailureError as error:
-            cause = run_error(self.id, error)
+            cause = build_run_error(self.id, error)
             return {"reason": f"{type(cause).__name__}: {cause}"}
         except RPCError as error:
             raise self.translated(error) from error
         known = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
         return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
 
-    async def begun(self, within: float = NO_WORKER) -> None:
+    async def begun(self, within: float = NO_WORKER_SECONDS) -> None:
         """Wait until a worker has taken the run up. Raises ``NoWorkerError`` when none is there for so many seconds.
 
         The run stays, and goes on when a worker comes.
@@ -252,21 +258,21 @@ class Run:
         deadline = asyncio.get_running_loop().time() + within
         while True:
             seen = await self.describe()
-            if closed_status(seen) is not None or seen.history_length > _NOT_TAKEN:
+            if build_closed_status(seen) is not None or seen.history_length > _UNTAKEN_HISTORY_LENGTH:
                 return
             if asyncio.get_running_loop().time() > deadline and not await has_poller(self.client, seen):
                 raise NoWorkerError(
                     f"no worker has polled task queue {seen.task_queue!r} for {within:g} s",
                     hint=f"Run {self.id!r} waits for one: perdure worker FILE --task-queue {seen.task_queue}",
                 )
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_TAKEN_POLL_SECONDS)
 
-    async def warn_without_worker(self, within: float = NO_WORKER) -> None:
+    async def warn_without_worker(self, within: float = NO_WORKER_SECONDS) -> None:
         """Log a warning if nobody has polled the run's task queue lately, so many seconds from now."""
         await asyncio.sleep(within)
         try:
             seen = await self.describe()
-            if closed_status(seen) is None and not await has_poller(self.client, seen, lately=True):
+            if build_closed_status(seen) is None and not await has_poller(self.client, seen, lately=True):
                 logger.warning(
                     "run %s waits: no worker polls task queue %r; `perdure worker FILE --task-queue %s` serves it",
                     *(self.id, seen.task_queue, seen.task_queue),
@@ -285,18 +291,18 @@ class Run:
         """
         asker, shared = uuid.uuid4().hex, False
         loop = asyncio.get_running_loop()
-        until = loop.time() + ANSWER.total_seconds()
+        until = loop.time() + ANSWER_TIMEOUT.total_seconds()
         while True:
             cause = await self._refusal({"view": view, "task_id": task_id, "asker": asker}, until - loop.time())
-            if cause.type == READ and cause.details:
+            if cause.type == READ_ERROR_TYPE and cause.details:
                 details = cause.details[0]
                 if shared or details["asker"] == asker:
                     return details["answer"]
                 shared = True
             elif cause.type != RunNotFoundError.__name__ or loop.time() > until:
-                raise from_type(cause.type, cause.message)
+                raise build_error(cause.type, cause.message)
             else:  # it has not read its input yet
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
     async def _refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
         """How the update ``read`` was refused."""
@@ -310,7 +316,7 @@ class Run:
         except WorkflowUpdateFailedError as error:
             if isinstance(error.cause, ApplicationError):
                 return error.cause
-            raise from_type(None, str(error.cause)) from error
+            raise build_error(None, str(error.cause)) from error
         except (NoAnswer, TimeoutError) as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():  # which the SDK takes for no answer
                 raise asyncio.CancelledError from error
@@ -329,7 +335,7 @@ class Run:
         """
         try:
             ended = self.client.temporal.get_workflow_handle(self.id, run_id=run_id)
-            return await ended.query(view, args=args, rpc_timeout=ANSWER)
+            return await ended.query(view, args=args, rpc_timeout=ANSWER_TIMEOUT)
         except WorkflowQueryFailedError:
             return {}
         except RPCError:
@@ -338,27 +344,29 @@ class Run:
     async def describe(self) -> WorkflowExecutionDescription:
         """What the server knows of the run. The SDK alone would try for 10 s and more to reach it."""
         try:
-            async with asyncio.timeout(_RPC.total_seconds()):
+            async with asyncio.timeout(_SERVER_TIMEOUT.total_seconds()):
                 return await self.handle.describe()
         except TimeoutError:
-            raise unreachable(self.client.temporal, f"nothing for {_RPC.total_seconds():g} s") from None
+            raise build_unreachable_error(
+                self.client.temporal, f"nothing for {_SERVER_TIMEOUT.total_seconds():g} s"
+            ) from None
         except RPCError as error:
             raise self.translated(error) from error
 
     def translated(self, error: RPCError) -> PerdureError:
         """What Temporal's refusal means here."""
-        return translated(self.client.temporal, self.id, error)
+        return translate_rpc_error(self.client.temporal, self.id, error)
 
     # --- steering
 
     async def send(
         self,
-        message: Asked | None,
+        message: MessageInput | None,
         *,
         message_id: str | None = None,
         task_id: str | None = None,
         override: Override | Mapping[str, Any] | None = None,
-        auth_context: Auth | None = None,
+        auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
     ) -> Turn:
@@ -372,8 +380,10 @@ class Run:
         None asks for a turn without a message. ``auth_context``, ``auth_ref``: see ``Client.send``.
         Raises ``RunNotFoundError``, ``InvalidInputError``.
         """
-        auth = sealed(self.client.temporal, self.id, auth_context, auth_ref)
-        return await deliver(self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth)
+        auth = seal_auth(self.client.temporal, self.id, auth_context, auth_ref)
+        return await deliver_message(
+            self, message, message_id=message_id, task_id=task_id, override=override, by=by, auth=auth
+        )
 
     async def children(self) -> list[Run]:
         """The runs that its calls of other agents, and branches of its steps, have begun so far, in their order. Needs
@@ -381,13 +391,13 @@ class Run:
 
         A call that was not let begin is among them, and its run is not found. Raises ``TranscriptUnavailableError``.
         """
-        return [self.client.run(name) for name in await begun(self)]
+        return [self.client.run(name) for name in await list_child_runs(self)]
 
     def turn(self, task_id: str | None = None) -> Turn:
         """The turn of that id; without one the present turn, or the last one. Nothing is asked of the server yet."""
         return Turn(self, task_id)
 
-    async def inject(self, message: Asked, *, id: str | None = None, by: str | None = None) -> None:
+    async def inject(self, message: MessageInput, *, id: str | None = None, by: str | None = None) -> None:
         """Send a message that joins the conversation at the next iteration; the same ``id`` twice counts once.
 
         Raises ``RunClosedError``, ``RunNotFoundError``; for a long message ``StoreMismatchError`` where this client
@@ -395,7 +405,9 @@ class Run:
         """
         await self._signal_message("inject_user_message", message, id, by)
 
-    async def interrupt(self, message: Asked | None = None, *, id: str | None = None, by: str | None = None) -> None:
+    async def interrupt(
+        self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
+    ) -> None:
         """Stop the model call and the tools that are in flight. What was finished is kept; every open call gets a
         result that says so. With a message the turn goes on with it; without one it ends (``finish_reason`` is
         ``"interrupted"``), and a session waits for the next message. Between two turns there is nothing to stop.
@@ -423,21 +435,21 @@ class Run:
         Raises ``RunClosedError`` for a run that has completed: send it a message instead; ``RunStuckError`` for one
         whose workflow task fails again and again; ``InvalidInputError`` for ``limits`` that do not fit.
         """
-        raised = read_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
-        closed = await ended(self)
+        raised = parse_run_limits(limits).model_dump(mode="json", exclude_none=True) if limits else {}
+        closed = await wait_for_closed_status(self)
         if closed is None:
-            if (failing := await failing_task(self.client.temporal, await self.describe())) is not None:
+            if (failing := await find_failing_task(self.client.temporal, await self.describe())) is not None:
                 raise RunStuckError(f"run {self.id!r} is not paused: {failing}", hint=failing.way_out)
-            await pause_heard(self)
+            await wait_for_pause(self)
             said = {"limits": raised} if raised else {}
             await self._signal("resume", {**said, "by": by or self.client.actor})
         elif closed.state == "completed":
             raise RunClosedError(f"run {self.id!r} has completed", hint="Send it a message, and it goes on from there.")
         else:
-            start = await reopening(self)
+            start = await build_reopen_start(self)
             if raised:
-                start["override"] = merged(start.get("override") or {}, {"limits": raised})
-            self.handle = await reopen(self, start, by=by)
+                start["override"] = merge_overrides(start.get("override") or {}, {"limits": raised})
+            self.handle = await reopen_run(self, start, by=by)
 
     async def cancel(self, *, by: str | None = None) -> None:
         """Cancel the run: what is in flight is stopped, what is finished is kept, the transcript is closed.
@@ -445,8 +457,8 @@ class Run:
         Raises ``RunClosedError``, ``RunNotFoundError``.
         """
         # Temporal takes the cancellation of a run that has ended without a word.
-        if closed_status(await self.describe()) is not None:
-            raise closed_error(self.id)
+        if build_closed_status(await self.describe()) is not None:
+            raise build_closed_error(self.id)
         try:
             # The handle may be of an execution that has failed since, and somebody else has opened the run again.
             await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
@@ -455,14 +467,14 @@ class Run:
 
     async def fork(
         self,
-        message: Asked | None = None,
+        message: MessageInput | None = None,
         *,
         at: int | None = None,
         id: str | None = None,
         model: str | tuple[str, ...] | None = None,
         results: Mapping[str, str] | None = None,
         override: Override | Mapping[str, Any] | None = None,
-        auth_context: Auth | None = None,
+        auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
     ) -> Run:
@@ -478,7 +490,7 @@ class Run:
         Raises ``InvalidInputError`` for an iteration or call that there is not, ``RunExistsError`` for a known ``id``,
         ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
         """
-        return await fork(
+        return await start_fork(
             self,
             message,
             at=at,
@@ -494,7 +506,7 @@ class Run:
         """Where this conversation and ``other`` part. Raises as :meth:`transcript`."""
         if not isinstance(other, Run):
             raise InvalidInputError(f"{other!r:.100} is no run", hint="Of one that has an id: client.run(id).")
-        return difference(await self.transcript(), await other.transcript())
+        return compare_transcripts(await self.transcript(), await other.transcript())
 
     async def approve(
         self,
@@ -518,7 +530,7 @@ class Run:
         ``RunClosedError``, ``RunNotFoundError``.
         """
         changes: dict[str, Any] = {"arguments": arguments, "always": always}
-        return await decide(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
+        return await decide_pending_call(self, call_id, "approve", by=by, comment=comment, digest=hash, **changes)
 
     async def deny(
         self, call_id: str | None = None, *, by: str | None = None, comment: str | None = None
@@ -527,7 +539,7 @@ class Run:
 
         Of its tool no approval stands any longer. Raises as :meth:`approve`.
         """
-        return await decide(self, call_id, "deny", by=by, comment=comment)
+        return await decide_pending_call(self, call_id, "deny", by=by, comment=comment)
 
     async def answer(
         self,
@@ -548,16 +560,16 @@ class Run:
         Raises ``ApprovalDecidedError`` (it names who was quicker), ``ApprovalExpiredError``, ``InvalidInputError`` for
         a call that waits for no answer and for what does not fit its form; ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await answer(self, call_id, value, error=error, by=by, digest=hash)
+        return await answer_pending_call(self, call_id, value, error=error, by=by, digest=hash)
 
     async def revoke(self, tool: str, *, by: str | None = None) -> list[StandingApproval]:
         """Let later calls of ``tool`` wait again, which somebody has approved for ``always``; what had stood.
 
         Raises ``InvalidInputError`` where nothing does, ``RunClosedError``, ``RunNotFoundError``.
         """
-        return await revoke(self, tool, by)
+        return await revoke_approval(self, tool, by)
 
-    async def _signal_message(self, name: str, message: Asked, id: str | None, by: str | None) -> None:
+    async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
         sent = await self.client.as_message(message, id, by=by)
         if sent.store_id is not None:  # the run would refuse it, and nobody would hear of that
             self.check_store((await self.status()).store_id, sent.store_id)
@@ -570,6 +582,6 @@ class Run:
             raise self.translated(error) from error
 
 
-def _silence(error: PerdureError) -> str:
+def _describe_missing_answer(error: PerdureError) -> str:
     """Why there is no answer, in a line."""
     return "no worker answers on its task queue" if isinstance(error, NoWorkerError) else str(error.message)

@@ -25,17 +25,17 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..encryption import Auth, sealed
+from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, PerdureError, ScheduleExistsError, ScheduleNotFoundError
 from ..loop.payload_limits import RUN_ID_BYTES
-from ..temporal_service import scheduled, translated
-from ..types.files import Asked
-from ..types.interface import WORKFLOW, Mode, Override
-from ..types.limits import seconds
-from ..types.messages import clean
-from ..types.plain_json import flaw
-from .start import History, checked_input, start_input
-from .visibility import RunSummary, runs_of_schedule
+from ..temporal_service import build_schedule_action, translate_rpc_error
+from ..types.files import MessageInput
+from ..types.interface import WORKFLOW_TYPE, Mode, Override
+from ..types.limits import parse_seconds
+from ..types.messages import clean_text
+from ..types.plain_json import find_json_flaw
+from .start import History, build_start_input, check_message_input
+from .visibility import RunSummary, list_runs_of_schedule
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -46,13 +46,19 @@ if TYPE_CHECKING:
 # When a schedule is due: from the arguments that say it to Temporal's spec, and from that back to text.
 
 
-_EXAMPLE = 'For instance cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h".'
-_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_WHOLE = {"minute": (0, 59), "hour": (0, 23), "day_of_month": (1, 31), "month": (1, 12), "day_of_week": (0, 6)}
+_TIMETABLE_HINT = 'For instance cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h".'
+_DURATION_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_CRON_FIELD_RANGES = {
+    "minute": (0, 59),
+    "hour": (0, 23),
+    "day_of_month": (1, 31),
+    "month": (1, 12),
+    "day_of_week": (0, 6),
+}
 """The fields of a cron expression, in its order, and what ``*`` means in each."""
 
 
-def timetable(
+def build_schedule_spec(
     cron: str | Sequence[str] | None, every: float | str | timedelta | None, timezone: str | None
 ) -> ScheduleSpec:
     """The union of all that is said. What a cron expression or a time zone may be, the server says.
@@ -61,26 +67,26 @@ def timetable(
     """
     listed: list[Any] = list(cron) if isinstance(cron, list | tuple) else [] if cron is None else [cron]
     for one in listed:
-        if not isinstance(one, str) or not one.strip() or one != clean(one):
-            raise InvalidInputError(f"cron: {one!r:.100} is no cron expression", hint=_EXAMPLE)
+        if not isinstance(one, str) or not one.strip() or one != clean_text(one):
+            raise InvalidInputError(f"cron: {one!r:.100} is no cron expression", hint=_TIMETABLE_HINT)
     if not listed and every is None:
-        raise InvalidInputError("a schedule needs cron or every: when is it due?", hint=_EXAMPLE)
+        raise InvalidInputError("a schedule needs cron or every: when is it due?", hint=_TIMETABLE_HINT)
     if timezone is not None and not listed:
-        raise InvalidInputError("a time zone says what cron means, and there is none", hint=_EXAMPLE)
-    if timezone is not None and (not isinstance(timezone, str) or timezone != clean(timezone)):
-        raise InvalidInputError(f"{timezone!r:.100} is no time zone", hint=_EXAMPLE)
-    intervals = [] if every is None else [ScheduleIntervalSpec(every=_interval(every))]
+        raise InvalidInputError("a time zone says what cron means, and there is none", hint=_TIMETABLE_HINT)
+    if timezone is not None and (not isinstance(timezone, str) or timezone != clean_text(timezone)):
+        raise InvalidInputError(f"{timezone!r:.100} is no time zone", hint=_TIMETABLE_HINT)
+    intervals = [] if every is None else [ScheduleIntervalSpec(every=_parse_interval(every))]
     return ScheduleSpec(cron_expressions=listed, intervals=intervals, time_zone_name=timezone)
 
 
-def when(spec: ScheduleSpec) -> tuple[str, ...]:
+def format_schedule_spec(spec: ScheduleSpec) -> tuple[str, ...]:
     """The same as text: ``("0 7 * * 1-5", "every 1h")``. The server keeps calendars where it was told cron."""
-    return (*spec.cron_expressions, *map(_cron, spec.calendars), *map(_every, spec.intervals))
+    return (*spec.cron_expressions, *map(_format_calendar, spec.calendars), *map(_format_interval, spec.intervals))
 
 
-def _interval(every: float | str | timedelta) -> timedelta:
+def _parse_interval(every: float | str | timedelta) -> timedelta:
     try:
-        found = seconds(every)
+        found = parse_seconds(every)
     except ValueError as error:
         raise InvalidInputError(f"every: {error}") from None
     if found != int(found):
@@ -88,32 +94,32 @@ def _interval(every: float | str | timedelta) -> timedelta:
     return timedelta(seconds=found)
 
 
-def _cron(calendar: ScheduleCalendarSpec) -> str:
+def _format_calendar(calendar: ScheduleCalendarSpec) -> str:
     """Five fields; with seconds or years, seven."""
-    fields = [_field(getattr(calendar, name), *whole) for name, whole in _WHOLE.items()]
+    fields = [_format_cron_field(getattr(calendar, name), *whole) for name, whole in _CRON_FIELD_RANGES.items()]
     if calendar.year or [(one.start, one.end) for one in calendar.second] not in ([], [(0, 0)]):
-        fields = [_field(calendar.second, 0, 59), *fields, _field(calendar.year, -1, -1)]
+        fields = [_format_cron_field(calendar.second, 0, 59), *fields, _format_cron_field(calendar.year, -1, -1)]
     return " ".join(fields)
 
 
-def _field(ranges: Sequence[ScheduleRange], first: int, last: int) -> str:
-    return ",".join(_range(one, first, last) for one in ranges) or "*"
+def _format_cron_field(ranges: Sequence[ScheduleRange], first: int, last: int) -> str:
+    return ",".join(_format_cron_range(one, first, last) for one in ranges) or "*"
 
 
-def _range(one: ScheduleRange, first: int, last: int) -> str:
+def _format_cron_range(one: ScheduleRange, first: int, last: int) -> str:
     end = max(one.end, one.start)
     text = "*" if (one.start, end) == (first, last) else str(one.start) if one.start == end else f"{one.start}-{end}"
     return text if one.step <= 1 else f"{text}/{one.step}"
 
 
-def _every(interval: ScheduleIntervalSpec) -> str:
-    text = f"every {_length(interval.every)}"
-    return f"{text} from {_length(interval.offset)}" if interval.offset else text
+def _format_interval(interval: ScheduleIntervalSpec) -> str:
+    text = f"every {_format_timedelta(interval.every)}"
+    return f"{text} from {_format_timedelta(interval.offset)}" if interval.offset else text
 
 
-def _length(time: timedelta) -> str:
+def _format_timedelta(time: timedelta) -> str:
     def parts(left: int) -> Iterator[str]:
-        for unit, size in _UNITS:
+        for unit, size in _DURATION_UNITS:
             if left >= size:
                 yield f"{left // size}{unit}"
                 left %= size
@@ -179,7 +185,7 @@ class Schedule:
     async def describe(self) -> ScheduleStatus:
         """How it stands. Raises ``ScheduleNotFoundError``, as all of these do."""
         try:
-            return await _status(self.client.temporal, await self.handle.describe())
+            return await _build_schedule_status(self.client.temporal, await self.handle.describe())
         except RPCError as error:
             raise self._translated(error) from error
 
@@ -201,7 +207,7 @@ class Schedule:
         """Begin a run now, also while it is paused. With the overlap policy "skip", while the last run is not over,
         nothing begins: give another ``overlap`` for this time."""
         try:
-            await self.handle.trigger(overlap=None if overlap is None else policy(overlap))
+            await self.handle.trigger(overlap=None if overlap is None else get_overlap_policy(overlap))
         except RPCError as error:
             raise self._translated(error) from error
 
@@ -214,7 +220,7 @@ class Schedule:
         if start >= end:
             raise InvalidInputError(f"a backfill from {start} to {end} is of no time", hint="The earlier one is first.")
         try:
-            await self.handle.backfill(ScheduleBackfill(start, end, policy(overlap)))
+            await self.handle.backfill(ScheduleBackfill(start, end, get_overlap_policy(overlap)))
         except RPCError as error:
             raise self._translated(error) from error
 
@@ -229,32 +235,32 @@ class Schedule:
         """The runs that it has begun, the newest first, as Temporal's list has them: a new one is in it after a moment,
         and one that Temporal has forgotten is not. ``describe().recent`` knows the last ten at once."""
         try:
-            return await runs_of_schedule(self.client, self.id, limit)
+            return await list_runs_of_schedule(self.client, self.id, limit)
         except RPCError as error:
             raise self._translated(error) from error
 
     def _note(self, verb: str, note: str | None, by: str | None) -> str:
-        return clean(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
+        return clean_text(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
 
     def _translated(self, error: RPCError) -> PerdureError:
-        return schedule_error(self.client.temporal, self.id, error)
+        return translate_schedule_error(self.client.temporal, self.id, error)
 
 
-def policy(overlap: str) -> ScheduleOverlapPolicy:
+def get_overlap_policy(overlap: str) -> ScheduleOverlapPolicy:
     """Temporal's. Raises ``InvalidInputError``."""
     if overlap not in get_args(Overlap):
         raise InvalidInputError(f"overlap is one of {', '.join(get_args(Overlap))}, not {overlap!r:.100}")
     return ScheduleOverlapPolicy[overlap.upper()]
 
 
-def checked_note(note: str | None) -> str | None:
+def check_schedule_note(note: str | None) -> str | None:
     """As it can be kept. Raises ``InvalidInputError``."""
     if note is not None and not isinstance(note, str):
         raise InvalidInputError(f"a schedule's note is text, not {note!r:.100}")
-    return None if note is None else clean(note)
+    return None if note is None else clean_text(note)
 
 
-def schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
+def translate_schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> PerdureError:
     """What Temporal's refusal means for schedule ``id``."""
     if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
         return ScheduleNotFoundError(
@@ -262,20 +268,20 @@ def schedule_error(temporal: TemporalClient, id: str, error: RPCError) -> Perdur
         )
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
         return InvalidInputError(f"Temporal refuses schedule {id!r:.100}: {error.message}")
-    return translated(temporal, id, error)
+    return translate_rpc_error(temporal, id, error)
 
 
-def is_ours(seen: ScheduleDescription) -> bool:
+def is_agent_schedule(seen: ScheduleDescription) -> bool:
     """Whether it starts runs of agents, and not somebody's own workflow."""
     action = seen.schedule.action
-    return isinstance(action, ScheduleActionStartWorkflow) and action.workflow == WORKFLOW
+    return isinstance(action, ScheduleActionStartWorkflow) and action.workflow == WORKFLOW_TYPE
 
 
-async def _status(temporal: TemporalClient, seen: ScheduleDescription) -> ScheduleStatus:
-    if not is_ours(seen):
+async def _build_schedule_status(temporal: TemporalClient, seen: ScheduleDescription) -> ScheduleStatus:
+    if not is_agent_schedule(seen):
         raise InvalidInputError(f"schedule {seen.id!r} starts no agent: it is somebody's own")
     spec, info, state = seen.schedule.spec, seen.info, seen.schedule.state
-    start = await _input(temporal, seen)
+    start = await _decode_schedule_start(temporal, seen)
     recent = [
         ScheduledRun(one.action.workflow_id, one.scheduled_at, one.started_at)
         for one in info.recent_actions
@@ -285,7 +291,7 @@ async def _status(temporal: TemporalClient, seen: ScheduleDescription) -> Schedu
     return ScheduleStatus(
         id=seen.id,
         agent=str(start.get("agent", "")),
-        when=when(spec),
+        when=format_schedule_spec(spec),
         timezone=spec.time_zone_name,
         overlap=seen.schedule.policy.overlap.name.lower(),
         paused=state.paused,
@@ -299,7 +305,7 @@ async def _status(temporal: TemporalClient, seen: ScheduleDescription) -> Schedu
     )
 
 
-async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[str, Any]:
+async def _decode_schedule_start(temporal: TemporalClient, seen: ScheduleDescription) -> dict[str, Any]:
     action = seen.schedule.action
     assert isinstance(action, ScheduleActionStartWorkflow), "asked before"
     try:
@@ -310,22 +316,22 @@ async def _input(temporal: TemporalClient, seen: ScheduleDescription) -> dict[st
     if not isinstance(start, dict):
         return {}
     try:
-        read: dict[str, Any] = json.loads(clean(json.dumps(start, ensure_ascii=False)))
+        read: dict[str, Any] = json.loads(clean_text(json.dumps(start, ensure_ascii=False)))
     except RecursionError:
         return {}
-    return {} if flaw(read) else read  # no run would begin with it
+    return {} if find_json_flaw(read) else read  # no run would begin with it
 
 
 # ---
 # What a client does with schedules: begins, lists and finds them. Part of :class:`perdure.client.Client`.
 
 
-SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
+MAX_SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
 """Of the id of a schedule: its runs have 21 more, and their subagents some."""
-_AT_ONCE = 10
+_MAX_CONCURRENT_DESCRIBES = 10
 
 
-class Scheduling:
+class ScheduleClient:
     """The verbs."""
 
     temporal: TemporalClient
@@ -333,7 +339,7 @@ class Scheduling:
     async def schedule(
         self,
         agent: str | Agent,
-        message: Asked,
+        message: MessageInput,
         *,
         id: str,
         cron: str | Sequence[str] | None = None,
@@ -345,7 +351,7 @@ class Scheduling:
         if_exists: Literal["error", "replace"] = "error",
         mode: Mode = "run",
         context: Any = None,
-        auth_context: Auth | None = None,
+        auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
         override: Override | Mapping[str, Any] | None = None,
@@ -364,13 +370,16 @@ class Scheduling:
         Raises ``ScheduleExistsError``, and as :meth:`start`.
         """
         client = cast("Client", self)
-        _check(id, message, auth_context, if_exists)
-        note, paused = checked_note(note), _checked_paused(paused)
-        spec, policies = timetable(cron, every, timezone), api.SchedulePolicy(overlap=policy(overlap))
-        start = await start_input(
+        _check_schedule_arguments(id, message, auth_context, if_exists)
+        note, paused = check_schedule_note(note), _check_schedule_paused(paused)
+        spec, policies = (
+            build_schedule_spec(cron, every, timezone),
+            api.SchedulePolicy(overlap=get_overlap_policy(overlap)),
+        )
+        start = await build_start_input(
             client,
             agent,
-            await client.as_message(checked_input(agent, message), by=by),
+            await client.as_message(check_message_input(agent, message), by=by),
             mode=mode,
             context=context,
             history=history,
@@ -380,14 +389,14 @@ class Scheduling:
             # A time that is made up for twice, or triggered twice within its second, has the same id.
             resume=True,
         )
-        start |= sealed(client.temporal, id, None, auth_ref)
+        start |= seal_auth(client.temporal, id, None, auth_ref)
         wanted = api.Schedule(
-            action=scheduled(id, start, task_queue=client.task_queue),
+            action=build_schedule_action(id, start, task_queue=client.task_queue),
             spec=spec,
             policy=policies,
             state=api.ScheduleState(note=note, paused=paused),
         )
-        return Schedule(client, await _create(client.temporal, id, wanted, if_exists))
+        return Schedule(client, await _create_schedule(client.temporal, id, wanted, if_exists))
 
     def get_schedule(self, id: str) -> Schedule:
         """The schedule of that id; nothing is asked of the server yet."""
@@ -396,7 +405,7 @@ class Scheduling:
     async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
         """The schedules that start agents, or ``agent``, by their ids; a new one is among them after a moment."""
         found: list[ScheduleStatus] = []
-        one_of, each = asyncio.Semaphore(_AT_ONCE), max(1, limit)
+        one_of, each = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIBES), max(1, limit)
 
         async def see(id: str) -> ScheduleStatus | None:
             async with one_of:
@@ -405,7 +414,7 @@ class Scheduling:
                 except (ScheduleNotFoundError, InvalidInputError):  # deleted meanwhile, or somebody's own since
                     return None
 
-        ours = await schedule_ids(self.temporal)
+        ours = await list_schedule_ids(self.temporal)
         for at in range(0, len(ours), each):
             if len(found) >= limit:
                 break
@@ -414,24 +423,30 @@ class Scheduling:
         return found[: max(0, limit)]
 
 
-async def schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
+async def list_schedule_ids(temporal: TemporalClient, prefix: str = "") -> list[str]:
     """Of all schedules that start agents, those that begin with ``prefix``, sorted."""
     try:
         listed = [one async for one in await temporal.list_schedules()]
     except RPCError as error:
-        raise schedule_error(temporal, "", error) from error
-    return sorted(one.id for one in listed if _starts(one) == WORKFLOW and one.id.startswith(prefix))
+        raise translate_schedule_error(temporal, "", error) from error
+    return sorted(
+        one.id for one in listed if _get_scheduled_workflow(one) == WORKFLOW_TYPE and one.id.startswith(prefix)
+    )
 
 
-def _starts(listed: api.ScheduleListDescription) -> str | None:
+def _get_scheduled_workflow(listed: api.ScheduleListDescription) -> str | None:
     action = listed.schedule.action if listed.schedule else None
     return action.workflow if isinstance(action, api.ScheduleListActionStartWorkflow) else None
 
 
-def _check(id: str, message: Asked | None, auth_context: Auth | None, if_exists: str) -> None:
+def _check_schedule_arguments(
+    id: str, message: MessageInput | None, auth_context: AuthMapping | None, if_exists: str
+) -> None:
     """Raises ``InvalidInputError``."""
-    if not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > SCHEDULE_ID_BYTES:
-        raise InvalidInputError(f"the id of a schedule is a text of 1 to {SCHEDULE_ID_BYTES} bytes, not {id!r:.100}")
+    if not isinstance(id, str) or not id or id != clean_text(id) or len(id.encode()) > MAX_SCHEDULE_ID_BYTES:
+        raise InvalidInputError(
+            f"the id of a schedule is a text of 1 to {MAX_SCHEDULE_ID_BYTES} bytes, not {id!r:.100}"
+        )
     if message is None:
         raise InvalidInputError("a scheduled run needs a message: without one it would wait for somebody")
     if auth_context is not None:
@@ -443,13 +458,15 @@ def _check(id: str, message: Asked | None, auth_context: Auth | None, if_exists:
         raise InvalidInputError(f'if_exists is "error" or "replace", not {if_exists!r:.100}')
 
 
-def _checked_paused(paused: bool) -> bool:
+def _check_schedule_paused(paused: bool) -> bool:
     if not isinstance(paused, bool):
         raise InvalidInputError(f"paused is True or False, not {paused!r:.100}")
     return paused
 
 
-async def _create(temporal: TemporalClient, id: str, wanted: api.Schedule, if_exists: str) -> api.ScheduleHandle:
+async def _create_schedule(
+    temporal: TemporalClient, id: str, wanted: api.Schedule, if_exists: str
+) -> api.ScheduleHandle:
     try:
         return await temporal.create_schedule(id, wanted)
     except api.ScheduleAlreadyRunningError:
@@ -459,10 +476,10 @@ async def _create(temporal: TemporalClient, id: str, wanted: api.Schedule, if_ex
                 hint='Give this one another id, or put it in its place with if_exists="replace".',
             ) from None
     except RPCError as error:
-        raise schedule_error(temporal, id, error) from error
+        raise translate_schedule_error(temporal, id, error) from error
 
     def renewed(given: api.ScheduleUpdateInput) -> api.ScheduleUpdate:
-        if not is_ours(given.description):
+        if not is_agent_schedule(given.description):
             raise InvalidInputError(
                 f"schedule {id!r} starts no agent: it is somebody's own", hint="Give this one another id."
             )
@@ -476,5 +493,5 @@ async def _create(temporal: TemporalClient, id: str, wanted: api.Schedule, if_ex
     try:
         await handle.update(renewed)
     except RPCError as error:
-        raise schedule_error(temporal, id, error) from error
+        raise translate_schedule_error(temporal, id, error) from error
     return handle

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptCorruptedError
 from ..loop import parse_start
 from ..loop.payload_limits import RUN_ID_BYTES
-from ..loop.transcript import open_calls
+from ..loop.transcript import list_open_calls
 from ..ports import Commit
 from ..store import Chain
-from ..types.files import Asked, Dataclass, File, unfit_file
+from ..types.files import Dataclass, File, MessageInput, find_file_flaw
 from ..types.interface import Mode, Override, Response, UserMessage
-from ..types.messages import Message, clean, file_parts
-from ..types.plain_json import flaw
+from ..types.messages import Message, clean_text, iter_file_parts
+from ..types.plain_json import find_json_flaw
 from ..types.session_form import from_session
 from .run import Run
 
@@ -30,10 +30,10 @@ History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
 """What a conversation may go on from: a head, another run, its response, messages, or a session in the flat form of
 :mod:`perdure.types.session_form`."""
 
-_HEAD = re.compile(r"[0-9a-f]{64}")
+_HEAD_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 
-async def start_input(
+async def build_start_input(
     client: Client,
     agent: str | Agent,
     message: UserMessage | None,
@@ -52,16 +52,16 @@ async def start_input(
     """
     if mode not in get_args(Mode):
         raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
-    head, store_id = await _head(client, history)
+    head, store_id = await _resolve_history(client, history)
     start = {
-        "agent": name_of(agent),
+        "agent": get_agent_name(agent),
         "message": message.model_dump(mode="json", exclude_none=True) if message else None,
         "mode": mode,
-        "context": plain_context(agent, context),
+        "context": encode_start_context(agent, context),
         "history": head,
         "resume": resume,
         "idle_timeout": idle_timeout,
-        "override": plain_override(agent, override),
+        "override": encode_override(agent, override),
         "store_id": (message.store_id if message else None) or store_id,
         "max_history_events": max_history_events,
     }
@@ -70,14 +70,16 @@ async def start_input(
     return plain | ({"message": start["message"]} if message else {})
 
 
-def name_of(agent: str | Agent) -> str:
+def get_agent_name(agent: str | Agent) -> str:
     """The name by which workers know it; what is neither a name nor an agent as it is, for the check of the input."""
     return getattr(agent, "name", agent)  # type: ignore[arg-type]  # whoever calls may not check types
 
 
-def checked_id(id: str | None) -> str | None:
+def check_run_id(id: str | None) -> str | None:
     """Raises ``InvalidInputError`` for what cannot be the id of a run."""
-    if id is not None and (not isinstance(id, str) or not id or id != clean(id) or len(id.encode()) > RUN_ID_BYTES):
+    if id is not None and (
+        not isinstance(id, str) or not id or id != clean_text(id) or len(id.encode()) > RUN_ID_BYTES
+    ):
         raise InvalidInputError(
             f"the id of a run is a text of 1 to {RUN_ID_BYTES:,} bytes, not {id!r:.100}",
             hint="Leave it out, and the run gets one.",
@@ -85,7 +87,7 @@ def checked_id(id: str | None) -> str | None:
     return id
 
 
-def checked_input(agent: str | Agent, message: Asked | None) -> Asked | None:
+def check_message_input(agent: str | Agent, message: MessageInput | None) -> MessageInput | None:
     """``message``; an input, where the agent's code is here, as the plain JSON that fits it. Raises
     ``InvalidInputError``."""
     if isinstance(agent, str) or message is None or isinstance(message, str | bytes | Sequence | File):
@@ -95,7 +97,7 @@ def checked_input(agent: str | Agent, message: Asked | None) -> Asked | None:
     return agent.check_input(message)
 
 
-def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
+def encode_start_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
     """Plain JSON; how large it may be is the loop's to say, for every client."""
     if hasattr(agent, "check_context"):
         return agent.check_context(context) or None
@@ -105,7 +107,7 @@ def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
         context = context.model_dump(mode="json")
     try:
         given = dict(context)
-        why = flaw(given)
+        why = find_json_flaw(given)
     except (TypeError, ValueError) as error:
         why = str(error)
     if why:
@@ -116,7 +118,7 @@ def plain_context(agent: str | Agent, context: Any) -> dict[str, Any] | None:
     return given
 
 
-def plain_override(agent: str | Agent, override: Override | Mapping[str, Any] | None) -> dict[str, Any] | None:
+def encode_override(agent: str | Agent, override: Override | Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What is said of the agent, and nothing else. Raises ``DefinitionError`` where the agent's code is here."""
     if override is None:
         return None
@@ -127,12 +129,12 @@ def plain_override(agent: str | Agent, override: Override | Mapping[str, Any] | 
     return dict(override)
 
 
-async def _head(client: Client, history: History | None) -> tuple[str | None, str | None]:
+async def _resolve_history(client: Client, history: History | None) -> tuple[str | None, str | None]:
     """The head to go on from, and the store that has it."""
     if history is None:
         return None, None
     if isinstance(history, str):
-        if not _HEAD.fullmatch(history):
+        if not _HEAD_PATTERN.fullmatch(history):
             raise InvalidInputError(
                 f"history: {history!r:.100} is not the head of a transcript",
                 hint="Give messages, a Run, a Response, or a head (64 hexadecimal digits); of a run: client.run(id).",
@@ -145,22 +147,22 @@ async def _head(client: Client, history: History | None) -> tuple[str | None, st
         if status.head is None:
             raise RunNotFoundError(f"run {history.id!r} has no transcript yet", hint="Wait for its first reply.")
         return status.head, status.store_id
-    return await _written(client, history)
+    return await _write_history(client, history)
 
 
-async def _written(
+async def _write_history(
     client: Client, history: Sequence[Message] | Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
-    messages = _messages(history)
-    if missing := open_calls(messages):
+    messages = _parse_history_messages(history)
+    if missing := list_open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {missing[0].id!r} of {missing[0].name} has no result, and no provider takes that",
             hint="Add a message with its tool result, or leave the call out.",
         )
     if not messages:
         return None, None
-    for part in file_parts(messages):
-        if why := unfit_file(part):
+    for part in iter_file_parts(messages):
+        if why := find_file_flaw(part):
             raise InvalidInputError(f"history: {why}")
     store = await client.store(create=True)
     chain = Chain(store)
@@ -175,7 +177,7 @@ async def _written(
     return node.hash, store.store_id
 
 
-def _messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:
+def _parse_history_messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:
     given = list(history)
     messages = [one for one in given if isinstance(one, Message)]
     if len(messages) == len(given):

@@ -16,16 +16,16 @@ from ..errors import (
     RunClosedError,
     RunNotFoundError,
     ServerUnreachableError,
-    from_type,
+    build_error,
 )
 from ..ports import EventRow, Store, TurnRow
-from ..temporal_service import has_news, run_error
+from ..temporal_service import build_run_error, has_unhandled_events
 from ..types.events import Event
-from ..types.files import Asked
+from ..types.files import MessageInput
 from ..types.interface import Response, TurnStatus
-from .event_reader import PAGE, insist
+from .event_reader import EVENTS_PER_PAGE, retry_store_read
 from .follow import follow_turn
-from .visibility import closed_status
+from .visibility import build_closed_status
 
 if TYPE_CHECKING:
     from .run import Run
@@ -35,46 +35,46 @@ if TYPE_CHECKING:
 # Which turns a run had, where nobody answers for its workflow any more, or it has forgotten: its events say.
 
 
-async def last_turn(store: Store, seen: WorkflowExecutionDescription) -> str | None:
+async def find_last_turn(store: Store, seen: WorkflowExecutionDescription) -> str | None:
     """The ``task_id`` of the run's last turn; None where it began none, or only before it was opened again."""
-    row = await insist(lambda: store.run(seen.id))
+    row = await retry_store_read(lambda: store.run(seen.id))
     began = seen.raw_description.workflow_execution_info.first_run_id
     if row is not None and not row.scope.startswith(began):  # nothing was recorded since
         return None
     last = None
-    async for task_id in _turns(store, seen.id):
+    async for task_id in _iter_turn_ids(store, seen.id):
         last = task_id
     return last
 
 
-async def had_turn(store: Store, context_id: str, task_id: str) -> bool:
+async def has_turn(store: Store, context_id: str, task_id: str) -> bool:
     """Whether the turn was begun, if it came to nothing else."""
-    async with aclosing(_turns(store, context_id)) as turns:
+    async with aclosing(_iter_turn_ids(store, context_id)) as turns:
         async for one in turns:
             if one == task_id:
                 return True
     return False
 
 
-async def _turns(store: Store, context_id: str) -> AsyncGenerator[str | None]:
+async def _iter_turn_ids(store: Store, context_id: str) -> AsyncGenerator[str | None]:
     """The ``task_id`` of every beginning and end of a turn."""
     after = 0
-    while rows := await _page(store, context_id, after):
+    while rows := await _read_own_events(store, context_id, after):
         for row in rows:
             if row.type == "turn":
                 yield row.task_id
         after = rows[-1].seq
 
 
-async def _page(store: Store, context_id: str, after: int) -> Sequence[EventRow]:
-    return await insist(lambda: store.events(context_id, after=after, limit=PAGE, children=False))
+async def _read_own_events(store: Store, context_id: str, after: int) -> Sequence[EventRow]:
+    return await retry_store_read(lambda: store.events(context_id, after=after, limit=EVENTS_PER_PAGE, children=False))
 
 
-_FIRST, _LONGEST = 0.02, 0.2
+_STORE_POLL_FIRST_DELAY, _STORE_POLL_MAX_DELAY = 0.02, 0.2
 """Seconds between two looks at the store."""
-_ASK = 2.0
+_WORKFLOW_POLL_SECONDS = 2.0
 """Seconds between two questions to the workflow itself, where the store says nothing new."""
-_ASK_FIRST, _ASK_LONGEST = 0.05, 1.0
+_WORKFLOW_POLL_FIRST_DELAY, _WORKFLOW_POLL_MAX_DELAY = 0.05, 1.0
 """The same for a client without the store."""
 
 
@@ -98,7 +98,7 @@ class Turn:
             if (recorded := await self._recorded()) is not None:
                 return recorded
             raise
-        if closed_status(seen) is not None:
+        if build_closed_status(seen) is not None:
             return await self._of_closed(seen)
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
@@ -138,12 +138,14 @@ class Turn:
             raise self._unknown(status)
         return status.state != "running"
 
-    async def interrupt(self, message: Asked | None = None, *, id: str | None = None, by: str | None = None) -> None:
+    async def interrupt(
+        self, message: MessageInput | None = None, *, id: str | None = None, by: str | None = None
+    ) -> None:
         """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
         await self.run.interrupt(message, id=id, by=by)
 
     async def _result(self) -> Response:
-        delay, answered = _ASK_FIRST, False
+        delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
         while True:
             status = await self.status()
             if status.state != "running":
@@ -152,13 +154,13 @@ class Turn:
                 answered = await self._change()
             else:  # also where the workflow does not know the answer yet, or it was not the last one
                 await asyncio.sleep(delay)
-                delay = min(delay * 1.5, _ASK_LONGEST)
+                delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
 
     async def _ended(self, status: TurnStatus) -> Response:
         if status.state == "completed" and status.response is not None:
             return await self.run.with_messages(status.response)
         if status.state == "failed":
-            raise from_type(status.error_type, status.error or "the turn failed")
+            raise build_error(status.error_type, status.error or "the turn failed")
         if status.state == "cancelled":
             why = f"run {self.run.id!r} was cancelled before this turn had its answer"
             raise RunCancelledError(status.error or why)
@@ -182,7 +184,7 @@ class Turn:
         if (recorded := await self._recorded()) is None:
             return self._running()
         seen = await self.run.describe()  # after the store was read: by now the call that wrote it may be pending
-        busy = seen.raw_description.pending_activities or await has_news(self.run.client.temporal, seen)
+        busy = seen.raw_description.pending_activities or await has_unhandled_events(self.run.client.temporal, seen)
         return self._running() if busy else recorded
 
     async def _of_closed(self, seen: WorkflowExecutionDescription) -> TurnStatus:
@@ -190,7 +192,7 @@ class Turn:
         over as the run is."""
         if (recorded := await self._recorded()) is not None:
             return recorded
-        latest = await last_turn(await self.run.store(), seen) if self.run.has_store else None
+        latest = await find_last_turn(await self.run.store(), seen) if self.run.has_store else None
         if self.task_id is None:
             self.task_id = latest
             if (recorded := await self._recorded()) is not None:
@@ -214,7 +216,7 @@ class Turn:
         try:
             response = Response.model_validate(await last.result(follow_runs=False))
         except WorkflowFailureError as error:
-            why = run_error(self.run.id, error)
+            why = build_run_error(self.run.id, error)
             state = "cancelled" if isinstance(why, RunCancelledError) else "failed"
             over = {"task_id": status.task_id, "state": state, "error_type": type(why).__name__, "error": why.message}
             return TurnStatus.model_validate(over)
@@ -235,14 +237,14 @@ class Turn:
 
         Looking there costs the workers nothing. What the workflow says is what counts: a message may extend the turn.
         """
-        until = asyncio.get_running_loop().time() + _ASK
-        delay = _FIRST
+        until = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
+        delay = _STORE_POLL_FIRST_DELAY
         while asyncio.get_running_loop().time() < until:
             row = await self._row()
             if row is not None and row.status != "running":
                 return True
             await asyncio.sleep(delay)
-            delay = min(delay * 1.3, _LONGEST)
+            delay = min(delay * 1.3, _STORE_POLL_MAX_DELAY)
         return False
 
     async def _row(self) -> TurnRow | None:
@@ -254,7 +256,7 @@ class Turn:
         """Whether the store knows the turn; one that was cut off in its first model call has no row."""
         if self.task_id is None or not self.run.has_store:
             return False
-        return await self._row() is not None or await had_turn(await self.run.store(), self.run.id, self.task_id)
+        return await self._row() is not None or await has_turn(await self.run.store(), self.run.id, self.task_id)
 
     async def _recorded(self) -> TurnStatus | None:
         """What the store says of a turn that has ended."""

@@ -23,8 +23,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from .. import config
 from ..errors import InvalidInputError, StoreError
 from ..ports import Store
-from ..temporal_service import failing_task, refuses
-from ..types.interface import AGENT, PENDING, STATUS, WORKFLOW, Status
+from ..temporal_service import find_failing_task, is_missing_attribute
+from ..types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, STATUS_ATTRIBUTE, WORKFLOW_TYPE, Status
 
 if TYPE_CHECKING:
     from .client import Client
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 # Runs as Temporal's visibility lists them: by their search attributes, where the namespace has them.
 
 
-MAY_WAIT = f"({PENDING} > 0 OR {PENDING} IS NULL)"
+MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """A run that has not said how much waits in it may be the one that began to wait a moment ago; or no worker of it can
 say. Such a run is asked."""
 
 
-def of_agent(agent: str) -> str:
+def build_agent_filter(agent: str) -> str:
     """Runs of ``agent``, and those that have not said whose they are."""
     quoted = agent.replace("\\", "\\\\").replace("'", "\\'")
-    return f"({AGENT} = '{quoted}' OR {AGENT} IS NULL)"
+    return f"({AGENT_ATTRIBUTE} = '{quoted}' OR {AGENT_ATTRIBUTE} IS NULL)"
 
 
-async def listed(client: Client, query: str, *narrower: str) -> AsyncIterator[WorkflowExecution]:
+async def list_executions(client: Client, query: str, *narrower: str) -> AsyncIterator[WorkflowExecution]:
     """What ``query`` finds; of it what ``narrower`` lets through, where the namespace has the attributes in it."""
-    found = _iterate(client, " AND ".join((query, *narrower)))
+    found = _iter_executions(client, " AND ".join((query, *narrower)))
     try:
         first = await anext(found, None)
     except RPCError as error:
-        if not narrower or not refuses(error):
+        if not narrower or not is_missing_attribute(error):
             raise
-        found = _iterate(client, query)
+        found = _iter_executions(client, query)
         first = await anext(found, None)
     if first is not None:
         yield first
@@ -61,16 +61,16 @@ async def listed(client: Client, query: str, *narrower: str) -> AsyncIterator[Wo
             yield seen
 
 
-async def of_status(client: Client, query: str, status: str) -> AsyncIterator[WorkflowExecution]:
+async def list_executions_of_status(client: Client, query: str, status: str) -> AsyncIterator[WorkflowExecution]:
     """What ``query`` finds of runs with that ``PerdureStatus``. Raises ``InvalidInputError`` where there is none."""
     try:
-        async for seen in _iterate(client, f"{query} AND {STATUS} = '{status}'"):
+        async for seen in _iter_executions(client, f"{query} AND {STATUS_ATTRIBUTE} = '{status}'"):
             yield seen
     except RPCError as error:
-        if not refuses(error):
+        if not is_missing_attribute(error):
             raise
         raise InvalidInputError(
-            f"the namespace has no search attribute {STATUS}, so it cannot tell which runs are {status}",
+            f"the namespace has no search attribute {STATUS_ATTRIBUTE}, so it cannot tell which runs are {status}",
             hint="`perdure server setup` registers it. Without: `perdure approvals` asks every open run.",
         ) from None
 
@@ -80,18 +80,18 @@ def attribute_of(seen: WorkflowExecution, name: str) -> Any:
     return next((pair.value for pair in seen.typed_search_attributes if pair.key.name == name), None)
 
 
-async def _iterate(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
+async def _iter_executions(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
     async for seen in client.temporal.list_workflows(query):
         yield seen
 
 
 logger = logging.getLogger("perdure.client")
 
-_ASKED, _LAST_EVENTS = 100, 50
+_STORE_SEARCH_RUNS, _STORE_SEARCH_EVENTS = 100, 50
 """Runs, and the last events of each, among which a store is looked for before one is made."""
-_POLL = timedelta(seconds=70)
+_MAX_POLLER_AGE = timedelta(seconds=70)
 """How long a worker may go without beginning a new poll, and a little more."""
-_STATUS = {
+_STATUS_NAMES = {
     WorkflowExecutionStatus.RUNNING: "running",
     WorkflowExecutionStatus.COMPLETED: "completed",
     WorkflowExecutionStatus.FAILED: "failed",
@@ -102,7 +102,7 @@ _STATUS = {
 }
 
 
-_OPEN = ("waiting", "paused")
+_OPEN_STATUSES = ("waiting", "paused")
 """What an open run may be besides at work, as its search attribute says."""
 
 
@@ -128,19 +128,19 @@ async def list_runs(
     found: dict[str, RunSummary] = {}
     known: set[str] = set()
     # Temporal lists all that are open before any that has ended, and takes no other order from us.
-    for listing in _listings(client, agent, status):
+    for listing in _build_run_listings(client, agent, status):
         matched = 0
         async for seen in listing:
             if seen.id in known:
                 continue
             known.add(seen.id)
-            summary = await _summary(client, seen)
-            if _wanted(summary, agent, status):
+            summary = await _build_run_summary(client, seen)
+            if _has_agent_and_status(summary, agent, status):
                 found[seen.id] = summary
                 matched += 1
             if matched >= limit:
                 break
-    if client.store_url is not None and len(found) < limit and status not in _OPEN:
+    if client.store_url is not None and len(found) < limit and status not in _OPEN_STATUSES:
         for row in await (await client.store()).runs(agent=agent, status=status, limit=limit):
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in known:  # Temporal knows better: a terminated run tells the store nothing
@@ -149,19 +149,19 @@ async def list_runs(
     return newest[:limit]
 
 
-async def make_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
+async def create_store(store: Store, temporal: TemporalClient, task_queue: str) -> None:
     """Make the store, unless runs of the task queue are kept in one: then that is away, and an empty one in its place
     would strand them.
 
     Temporal is asked, once in a store's life. Raises ``StoreError``.
     """
-    if not config.new_store():
+    if not config.is_new_store_allowed():
         quoted = task_queue.replace("\\", "\\\\").replace("'", "\\'")
-        query = f"WorkflowType = '{WORKFLOW}' AND TaskQueue = '{quoted}'"
+        query = f"WorkflowType = '{WORKFLOW_TYPE}' AND TaskQueue = '{quoted}'"
         way_out = "To begin with an empty store, in which such runs cannot go on, start once with PERDURE_NEW_STORE=1."
         try:
-            async for seen in temporal.list_workflows(query, limit=_ASKED):
-                if (store_id := await _store_of(temporal, seen)) is not None:
+            async for seen in temporal.list_workflows(query, limit=_STORE_SEARCH_RUNS):
+                if (store_id := await _find_store_id(temporal, seen)) is not None:
                     await store.open(create=False)
                     if store.store_id:  # another worker, which started with this one, has made it
                         return
@@ -183,12 +183,12 @@ async def make_store(store: Store, temporal: TemporalClient, task_queue: str) ->
     )
 
 
-async def _store_of(temporal: TemporalClient, seen: WorkflowExecution) -> str | None:
+async def _find_store_id(temporal: TemporalClient, seen: WorkflowExecution) -> str | None:
     """The ``store_id`` that the last events of a run carry; None where it has used no store yet."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
         execution=ExecutionMessage(workflow_id=seen.id, run_id=seen.run_id),
-        maximum_page_size=_LAST_EVENTS,
+        maximum_page_size=_STORE_SEARCH_EVENTS,
     )
     try:
         answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request)
@@ -216,38 +216,40 @@ async def _store_of(temporal: TemporalClient, seen: WorkflowExecution) -> str | 
     return None
 
 
-async def runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
+async def list_runs_of_schedule(client: Client, id: str, limit: int) -> list[RunSummary]:
     """The runs that schedule ``id`` has begun, the newest first."""
     quoted = id.replace("\\", "\\\\").replace("'", "\\'")
-    ours = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
+    ours = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus != 'ContinuedAsNew'"
     query = f"{ours} AND TemporalScheduledById = '{quoted}'"
     seen = [one async for one in client.temporal.list_workflows(query)]
     newest = sorted(seen, key=lambda one: one.start_time, reverse=True)[:limit]
-    return [await _summary(client, one) for one in newest]
+    return [await _build_run_summary(client, one) for one in newest]
 
 
-def _listings(client: Client, agent: str | None, status: str | None) -> list[AsyncIterator[WorkflowExecution]]:
-    query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus "
-    if status in _OPEN:
-        return [of_status(client, f"{query} = 'Running'", status)]
-    narrower = () if agent is None else (of_agent(agent),)
+def _build_run_listings(
+    client: Client, agent: str | None, status: str | None
+) -> list[AsyncIterator[WorkflowExecution]]:
+    query = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus "
+    if status in _OPEN_STATUSES:
+        return [list_executions_of_status(client, f"{query} = 'Running'", status)]
+    narrower = () if agent is None else (build_agent_filter(agent),)
     which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
-    return [listed(client, query + each, *narrower) for each in which]
+    return [list_executions(client, query + each, *narrower) for each in which]
 
 
-async def _summary(client: Client, seen: WorkflowExecution) -> RunSummary:
-    state = _STATUS.get(seen.status, "unknown") if seen.status is not None else "unknown"
-    if state == "running" and (told := attribute_of(seen, STATUS)) in _OPEN:
+async def _build_run_summary(client: Client, seen: WorkflowExecution) -> RunSummary:
+    state = _STATUS_NAMES.get(seen.status, "unknown") if seen.status is not None else "unknown"
+    if state == "running" and (told := attribute_of(seen, STATUS_ATTRIBUTE)) in _OPEN_STATUSES:
         state = told
-    return RunSummary(seen.id, await agent_of_run(client, seen), state, seen.start_time, seen.close_time)
+    return RunSummary(seen.id, await find_agent_name(client, seen), state, seen.start_time, seen.close_time)
 
 
-async def agent_of_run(client: Client, seen: WorkflowExecution) -> str:
+async def find_agent_name(client: Client, seen: WorkflowExecution) -> str:
     """The agent of a run, as Temporal has it; the store's word for one that a plain Temporal client started.
 
     "" where neither knows: a list is worth more than a name that is missing in it.
     """
-    if named := attribute_of(seen, AGENT):
+    if named := attribute_of(seen, AGENT_ATTRIBUTE):
         return str(named)
     try:
         named = str((await seen.memo()).get("agent", ""))
@@ -262,26 +264,26 @@ async def agent_of_run(client: Client, seen: WorkflowExecution) -> str:
     return row.agent if row is not None else ""
 
 
-def _wanted(run: RunSummary, agent: str | None, status: str | None) -> bool:
+def _has_agent_and_status(run: RunSummary, agent: str | None, status: str | None) -> bool:
     if agent is not None and run.agent != agent:
         return False
-    return status in (None, run.status) or (status == "running" and run.status in _OPEN)
+    return status in (None, run.status) or (status == "running" and run.status in _OPEN_STATUSES)
 
 
-def closed_status(seen: WorkflowExecutionDescription) -> Status | None:
+def build_closed_status(seen: WorkflowExecutionDescription) -> Status | None:
     """The status of a run that has ended; None while it is open."""
     if seen.status is None or seen.status == WorkflowExecutionStatus.RUNNING:
         return None
-    said = _STATUS.get(seen.status, "failed")
+    said = _STATUS_NAMES.get(seen.status, "failed")
     state = said if said in ("completed", "cancelled") else "failed"
     reason = None if said in ("completed", "cancelled", "failed") else said
     since = seen.close_time.isoformat() if seen.close_time else None
     return Status.model_validate({"state": state, "agent": "", "context_id": seen.id, "since": since, "reason": reason})
 
 
-async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
+async def find_pending_reason(client: Client, seen: WorkflowExecutionDescription) -> str | None:
     """Why the run does not get on, in a line: what its activities wait for or failed with."""
-    if (failing := await failing_task(client.temporal, seen)) is not None:
+    if (failing := await find_failing_task(client.temporal, seen)) is not None:
         return f"{failing}. {failing.way_out}"
     raw = seen.raw_description
     converter = client.temporal.data_converter
@@ -289,10 +291,12 @@ async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> 
         name = pending.activity_type.name
         begun = pending.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
         # An attempt that is under way says more than the one that failed before it.
-        if begun and (waiting := await _waiting(converter, pending.heartbeat_details.payloads)):
-            return f"{name} waits: {_line(waiting)}"
+        if begun and (waiting := await _read_heartbeat_wait(converter, pending.heartbeat_details.payloads)):
+            return f"{name} waits: {_join_reason_lines(waiting)}"
         if pending.HasField("last_failure"):
-            failed = f"{name}, attempt {pending.attempt}: {await _failure(converter, pending.last_failure)}"
+            failed = (
+                f"{name}, attempt {pending.attempt}: {await _format_attempt_failure(converter, pending.last_failure)}"
+            )
             # A provider may ask for an hour (Retry-After).
             due = pending.next_attempt_schedule_time.ToDatetime(UTC) if not begun else None
             waits = due is not None and pending.HasField("next_attempt_schedule_time")
@@ -304,19 +308,19 @@ async def pending_reason(client: Client, seen: WorkflowExecutionDescription) -> 
     return None
 
 
-async def _failure(converter: DataConverter, failure: Failure) -> str:
+async def _format_attempt_failure(converter: DataConverter, failure: Failure) -> str:
     """Class and message of what an attempt failed with."""
     try:
         error = await converter.decode_failure(failure)
     except Exception as unreadable:  # a codec is anybody's code, often a server: it may be away
-        return f"{failure.message} (it cannot be decoded: {_line(str(unreadable))})"
+        return f"{failure.message} (it cannot be decoded: {_join_reason_lines(str(unreadable))})"
     if isinstance(error, FailureError):
         kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
-        return f"{kind or 'Failure'}: {_line(error.message)}"
-    return f"{type(error).__name__}: {_line(str(error))}"
+        return f"{kind or 'Failure'}: {_join_reason_lines(error.message)}"
+    return f"{type(error).__name__}: {_join_reason_lines(str(error))}"
 
 
-def _line(message: str) -> str:
+def _join_reason_lines(message: str) -> str:
     """An error and its way out, which stand on lines of their own, in one."""
     return " ".join(message.split())
 
@@ -334,11 +338,11 @@ async def has_poller(client: Client, run: WorkflowExecutionDescription, *, latel
     )
     described = await client.temporal.workflow_service.describe_task_queue(request, retry=True)
     seen = (poller.last_access_time.ToDatetime(UTC) for poller in described.pollers)
-    since = max(run.start_time, datetime.now(UTC) - _POLL) if lately else run.start_time
+    since = max(run.start_time, datetime.now(UTC) - _MAX_POLLER_AGE) if lately else run.start_time
     return any(moment >= since for moment in seen)
 
 
-async def _waiting(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:
+async def _read_heartbeat_wait(converter: DataConverter, payloads: Sequence[Payload]) -> str | None:
     """What the engine's heartbeats say that the activity waits for, if anything."""
     try:
         decoded = await converter.decode(payloads) if payloads else []

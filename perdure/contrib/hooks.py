@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ..errors import DefinitionError, HookError
-from ..hooks import Event, HookSet, hook
+from ..hooks import HookEvent, HookSet, hook
 from ..hooks.hook import OnError
 from ..tools import RunContext, ToolContext
 from ..types.compaction import Compaction
 from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPart, Usage
 
-_CHUNK = 64 * 1024
-_NONE = "0" * 64
+_TAIL_CHUNK_BYTES = 64 * 1024
+_NO_PREVIOUS_HASH = "0" * 64
 
 
 class AuditLog(HookSet):
@@ -33,7 +33,7 @@ class AuditLog(HookSet):
     def __init__(self, path: str | os.PathLike[str], *, content: bool = True, on_error: OnError = "fail") -> None:
         self.path = Path(path)
         self._content = content
-        functions: dict[Event, Any] = {
+        functions: dict[HookEvent, Any] = {
             "on_user_message": self._message,
             "before_llm_call": self._asked,
             "after_llm_call": self._said,
@@ -80,9 +80,9 @@ class AuditLog(HookSet):
     def _write(self, event: str, ctx: RunContext[Any], **facts: Any) -> None:
         run = {"run_id": ctx.run_id, "task_id": ctx.task_id, "agent": ctx.agent, "iteration": ctx.iteration}
         line = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "event": event, **run, **facts}
-        with _locked(self.path) as file:
-            last, torn = _last_line(file)
-            line["previous"] = hashlib.sha256(last).hexdigest() if last else _NONE
+        with _open_locked_file(self.path) as file:
+            last, torn = _read_last_line(file)
+            line["previous"] = hashlib.sha256(last).hexdigest() if last else _NO_PREVIOUS_HASH
             written = json.dumps(line, default=str).encode()  # ASCII: a line is a line, whatever is in it
             file.write((b"\n" if torn else b"") + written + b"\n")
             file.flush()
@@ -111,35 +111,35 @@ def check_audit_log(path: str | os.PathLike[str]) -> int:
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             whole = line.rstrip(b"\n")
-            expected = hashlib.sha256(before).hexdigest() if before else _NONE
+            expected = hashlib.sha256(before).hexdigest() if before else _NO_PREVIOUS_HASH
             try:
                 previous = json.loads(whole)["previous"]
             except (ValueError, KeyError, TypeError):
                 previous = None
-            if previous != expected and not (previous is None and _torn(whole)):
+            if previous != expected and not (previous is None and _is_torn_line(whole)):
                 raise HookError(f"audit log {path}: line {number} does not follow from the line before it")
             before = whole
     return number
 
 
-def _torn(line: bytes) -> bool:
+def _is_torn_line(line: bytes) -> bool:
     """Whether it is what a lost machine left of a line: its beginning. The next line seals it."""
     return not line.endswith(b"}")
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
+def _open_locked_file(path: Path) -> Iterator[BinaryIO]:
     with path.open("ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
         yield file
 
 
-def _last_line(file: BinaryIO) -> tuple[bytes, bool]:
+def _read_last_line(file: BinaryIO) -> tuple[bytes, bool]:
     """The last line, and whether its end is missing: the machine was lost while it was written."""
     end = file.seek(0, os.SEEK_END)
     tail = b""
     while end > 0 and b"\n" not in tail.rstrip(b"\n"):
-        size = min(_CHUNK, end)
+        size = min(_TAIL_CHUNK_BYTES, end)
         end = file.seek(end - size)
         tail = file.read(size) + tail
     return tail.rstrip(b"\n").rpartition(b"\n")[2], bool(tail) and not tail.endswith(b"\n")
@@ -151,20 +151,20 @@ def _last_line(file: BinaryIO) -> tuple[bytes, bool]:
 
 logger = logging.getLogger("perdure.hooks")
 
-Tell = Callable[[RunContext[Any], int], Any]
+Notifier = Callable[[RunContext[Any], int], Any]
 """``tell(ctx, number)``, sync or async. What it returns is dropped."""
 
 
-def _log(ctx: RunContext[Any], tokens: int) -> None:
+def _log_token_use(ctx: RunContext[Any], tokens: int) -> None:
     logger.warning("run %s of agent %s has used %s tokens", ctx.run_id, ctx.agent, f"{tokens:,}")
 
 
-def warn_on_tokens(limit: int, tell: Tell = _log, *, namespace: str = "token_warnings") -> HookSet:
+def warn_on_tokens(limit: int, tell: Notifier = _log_token_use, *, namespace: str = "token_warnings") -> HookSet:
     """Call ``tell(ctx, tokens)`` once for each run, when its replies have come to more than ``limit`` tokens.
 
     Without ``tell`` a warning is logged. ``Limits(tokens=…)`` stops a run instead.
     """
-    _whole("warn_on_tokens", "limit", limit)
+    _check_positive_integer("warn_on_tokens", "limit", limit)
 
     async def count(usage: Usage, ctx: RunContext[Any]) -> None:
         kept = await ctx.memory.get(namespace, ctx.run_id, {"tokens": 0, "warned": False})
@@ -172,39 +172,39 @@ def warn_on_tokens(limit: int, tell: Tell = _log, *, namespace: str = "token_war
         due = tokens > limit and not kept["warned"]
         await ctx.memory.put(namespace, ctx.run_id, {"tokens": tokens, "warned": kept["warned"] or due})
         if due:
-            await _told(tell, ctx, tokens)
+            await _call_notifier(tell, ctx, tokens)
 
     return HookSet([hook("after_llm_call", name="warn_on_tokens")(count)])
 
 
-def notify_every(n: int, tell: Tell, *, namespace: str = "notices") -> HookSet:
+def notify_every(n: int, tell: Notifier, *, namespace: str = "notices") -> HookSet:
     """Call ``tell(ctx, iteration)`` behind every ``n``-th reply of a turn.
 
     A reply whose worker was lost before it was recorded is asked for again, and told of again.
     """
-    _whole("notify_every", "n", n)
+    _check_positive_integer("notify_every", "n", n)
 
     async def notify(iteration: int, ctx: RunContext[Any]) -> None:
         this = f"{ctx.task_id} {iteration}"  # a summary of the conversation is a reply too, and no iteration
         if iteration % n == 0 and await ctx.memory.get(namespace, ctx.run_id) != this:
             await ctx.memory.put(namespace, ctx.run_id, this)
-            await _told(tell, ctx, iteration)
+            await _call_notifier(tell, ctx, iteration)
 
     return HookSet([hook("after_llm_call", name="notify_every")(notify)])
 
 
-async def _told(tell: Tell, ctx: RunContext[Any], number: int) -> None:
-    said = tell(ctx, number) if inspect.iscoroutinefunction(tell) else await _in_thread(tell, ctx, number)
+async def _call_notifier(tell: Notifier, ctx: RunContext[Any], number: int) -> None:
+    said = tell(ctx, number) if inspect.iscoroutinefunction(tell) else await _run_notifier_in_thread(tell, ctx, number)
     if isinstance(said, Awaitable):
         await said
 
 
-async def _in_thread(tell: Tell, ctx: RunContext[Any], number: int) -> Any:
+async def _run_notifier_in_thread(tell: Notifier, ctx: RunContext[Any], number: int) -> Any:
     """A plain function may block, and other hooks and tools share the loop."""
     return await asyncio.to_thread(tell, ctx, number)
 
 
-def _whole(name: str, field: str, value: Any) -> None:
+def _check_positive_integer(name: str, field: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise DefinitionError(f"{name}: {field} is a whole number of at least 1, not {value!r:.100}")
 
@@ -301,7 +301,7 @@ def auto_summarise(threshold: int, *, keep_last: int = 20, model: Any = None, pr
 # What runs take: tokens and cost, and which tools were called how often.
 
 
-class Kept(Protocol):
+class MemoryReader(Protocol):
     """What reads memory: ``client.memory``, or ``ctx.memory`` in a tool or hook."""
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
@@ -328,7 +328,7 @@ class TokenCollector(HookSet):
         found = {"calls": 1, **usage.model_dump(), "cost_usd": cost_usd or 0.0}
         await ctx.memory.put(self.namespace, ctx.run_id, {name: sums.get(name, 0) + n for name, n in found.items()})
 
-    async def of(self, memory: Kept, run_id: str) -> dict[str, Any]:
+    async def of(self, memory: MemoryReader, run_id: str) -> dict[str, Any]:
         """``calls``, ``input_tokens``, ``output_tokens``, …, ``cost_usd`` of the run; empty before its first reply."""
         sums: dict[str, Any] = await memory.get(self.namespace, run_id, {})
         return sums
@@ -348,7 +348,7 @@ class ToolUsage(HookSet):
         call = {"tool": name, "error": result.is_error}
         await ctx.memory.put(self.namespace, f"{ctx.run_id}#{ctx.idempotency_key}", call)
 
-    async def of(self, memory: Kept, run_id: str, *, limit: int = 100_000) -> dict[str, dict[str, int]]:
+    async def of(self, memory: MemoryReader, run_id: str, *, limit: int = 100_000) -> dict[str, dict[str, int]]:
         """``{"refund": {"calls": 3, "errors": 1}}``, of the first ``limit`` calls."""
         found: dict[str, dict[str, int]] = {}
         for key, call in (await memory.list(self.namespace, f"{run_id}#", limit=limit)).items():

@@ -15,16 +15,16 @@ from temporalio.service import RPCError, TLSConfig
 from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerUnreachableError
 from .home import Home, current_home
-from .server import ServerInfo, ensure_server, read_record, running_server
+from .server import ServerInfo, ensure_server, find_running_server, read_record
 
 CONNECT_SECONDS = 5.0
 """How long a server may take to answer before it counts as unreachable."""
 
-_TEMPORAL_DEFAULT = "localhost:7233"
+_DEFAULT_ADDRESS = "localhost:7233"
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """A server, and where its address came from."""
 
     config: ClientConnectConfig
@@ -45,7 +45,7 @@ class Target:
         return self.config["namespace"]
 
 
-async def resolve(
+async def resolve_target(
     *,
     address: str | None = None,
     namespace: str | None = None,
@@ -54,7 +54,7 @@ async def resolve(
     tls: bool | TLSConfig | None = None,
     start: bool = False,
     home: Home | None = None,
-) -> Target:
+) -> ServerTarget:
     """Find the server: the arguments, then TEMPORAL_* or a profile, then the embedded server that runs.
 
     Args:
@@ -64,7 +64,7 @@ async def resolve(
         ServerUnreachableError: nothing is named, no embedded server runs, and ``start`` is false.
         RuntimeSetupError: the profile cannot be read, or the embedded server cannot be started.
     """
-    config = _load(profile)
+    config = _load_temporal_config(profile)
     given: dict[str, Any] = {"target_host": address, "namespace": namespace, "api_key": api_key, "tls": tls}
     if api_key and tls is None and "tls" not in config:
         given["tls"] = True  # as envconfig does it: a key in clear text would be a leak
@@ -72,10 +72,14 @@ async def resolve(
     config.setdefault("namespace", "default")
     named_profile = profile or os.environ.get("TEMPORAL_PROFILE")
     if "target_host" not in config and named_profile:
-        config["target_host"] = _TEMPORAL_DEFAULT
+        config["target_host"] = _DEFAULT_ADDRESS
     if "target_host" in config:
-        return Target(config, _origin(address, named_profile), embedded=_is_embedded(config["target_host"], home))
-    server = await ensure_server(home) if start else await running_server(home)
+        return ServerTarget(
+            config,
+            _describe_origin(address, named_profile),
+            embedded=_find_embedded_server(config["target_host"], home),
+        )
+    server = await ensure_server(home) if start else await find_running_server(home)
     if server is None:
         raise ServerUnreachableError(
             "no Temporal server is named and no embedded one runs",
@@ -83,20 +87,20 @@ async def resolve(
         )
     if start and config["namespace"] != "default":
         await temporal_service.ensure_namespace(server.address, config["namespace"])
-    return Target(
+    return ServerTarget(
         {"target_host": server.address, "namespace": config["namespace"]},
         "the embedded server",
         embedded=server,
     )
 
 
-def _is_embedded(address: str, home: Home | None) -> ServerInfo | None:
+def _find_embedded_server(address: str, home: Home | None) -> ServerInfo | None:
     """The embedded server, if it is the one that was named (as `perdure env` does): its runs have their store here."""
     record = read_record(home or current_home())
     return record if record is not None and record.address == address else None
 
 
-async def connect(target: Target, *, seconds: float = CONNECT_SECONDS, **arguments: Any) -> Client:
+async def connect(target: ServerTarget, *, seconds: float = CONNECT_SECONDS, **arguments: Any) -> Client:
     """A Temporal client for ``target``; ``arguments`` are further ones of ``Client.connect``, like plugins.
 
     Raises:
@@ -107,15 +111,15 @@ async def connect(target: Target, *, seconds: float = CONNECT_SECONDS, **argumen
         async with asyncio.timeout(seconds):
             return await Client.connect(**connecting)
     except TimeoutError as error:
-        raise _unreachable(target, f"no answer within {seconds:g} s") from error
+        raise _build_unreachable_error(target, f"no answer within {seconds:g} s") from error
     except (RuntimeError, RPCError) as error:
         # The bridge raises RuntimeError for all that fails before the first answer.
         if isinstance(error, RuntimeError) and not str(error).startswith("Failed client connect"):
             raise
-        raise _unreachable(target, _reason(str(error))) from error
+        raise _build_unreachable_error(target, _explain_connect_error(str(error))) from error
 
 
-def _load(profile: str | None) -> ClientConnectConfig:
+def _load_temporal_config(profile: str | None) -> ClientConnectConfig:
     try:
         return ClientConfig.load_client_connect_config(profile)
     except RuntimeError as error:
@@ -125,7 +129,7 @@ def _load(profile: str | None) -> ClientConnectConfig:
         ) from error
 
 
-def _origin(address: str | None, profile: str | None) -> str:
+def _describe_origin(address: str | None, profile: str | None) -> str:
     if address:
         return "the address that was given"
     if os.environ.get("TEMPORAL_ADDRESS"):
@@ -133,7 +137,7 @@ def _origin(address: str | None, profile: str | None) -> str:
     return f"the profile {profile!r}" if profile else "the profile 'default' of Temporal's configuration file"
 
 
-def _reason(said: str) -> str:
+def _explain_connect_error(said: str) -> str:
     """What the bridge's error comes down to."""
     low = said.lower()
     for sign, meaning in (
@@ -150,7 +154,7 @@ def _reason(said: str) -> str:
     return said.removeprefix("Failed client connect: ")[:300]
 
 
-def _unreachable(target: Target, reason: str) -> ServerUnreachableError:
+def _build_unreachable_error(target: ServerTarget, reason: str) -> ServerUnreachableError:
     if target.embedded is not None:
         hint = "See `perdure server status`, or start it again with `perdure server start`."
     else:

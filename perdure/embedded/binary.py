@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ServerNotFoundError
-from .home import CLI_VERSION, Home, current_home, locked
-from .process import Report, progress
+from .home import CLI_VERSION, Home, current_home, hold_lock
+from .process import ProgressCallback, show_progress
 
 # ---
 # Ways to fetch the dev server's binary into a folder, best first.
 
 
-MODULE = f"github.com/temporalio/cli/cmd/temporal@v{CLI_VERSION}"
+GO_MODULE = f"github.com/temporalio/cli/cmd/temporal@v{CLI_VERSION}"
 
 _DOWNLOAD_SECONDS = 300.0
 _BUILD_SECONDS = 1200.0
@@ -35,14 +35,14 @@ class FetchError(Exception):
 
 
 @dataclass(frozen=True)
-class Way:
+class FetchMethod:
     """One way: its name for people, and a coroutine function that gives the path of the fetched binary."""
 
     title: str
-    run: Callable[[Path, Report], Awaitable[Path]]
+    run: Callable[[Path, ProgressCallback], Awaitable[Path]]
 
 
-async def sdk_download(folder: Path, _: Report) -> Path:
+async def download_with_sdk(folder: Path, _: ProgressCallback) -> Path:
     """Let Temporal's SDK download the CLI. It has no call for just that: it also starts a server."""
     from temporalio.testing import WorkflowEnvironment
 
@@ -56,14 +56,14 @@ async def sdk_download(folder: Path, _: Report) -> Path:
         raise FetchError(f"not done after {_DOWNLOAD_SECONDS:.0f} s") from error
     except RuntimeError as error:
         # A file that came over but does not start here is judged by the caller, like any other.
-        if not _programs(folder):
+        if not _list_programs(folder):
             raise FetchError(str(error)) from error
-    if not (programs := _programs(folder)):
+    if not (programs := _list_programs(folder)):
         raise FetchError("the SDK left no binary in the folder it was given")
     return programs[0]
 
 
-async def go_install(folder: Path, report: Report) -> Path:
+async def build_with_go(folder: Path, report: ProgressCallback) -> Path:
     """Build the CLI with Go, through the Go module proxy: 2-3 minutes the first time."""
     go = shutil.which("go")
     if go is None:
@@ -71,14 +71,14 @@ async def go_install(folder: Path, report: Report) -> Path:
     # GOBIN may not be combined with a foreign target.
     env = {name: value for name, value in os.environ.items() if name not in ("GOOS", "GOARCH")}
     command = await asyncio.create_subprocess_exec(
-        go, "install", "-v", "-ldflags", "-s -w", MODULE,
+        go, "install", "-v", "-ldflags", "-s -w", GO_MODULE,
         cwd=folder, env=env | {"GOBIN": str(folder), "GO111MODULE": "on", "GOWORK": "off"},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
     try:
         async with asyncio.timeout(_BUILD_SECONDS):
-            said = await _follow(command, report)
+            said = await _report_build(command, report)
     except TimeoutError as error:
         raise FetchError(f"not done after {_BUILD_SECONDS:.0f} s") from error
     finally:
@@ -91,7 +91,7 @@ async def go_install(folder: Path, report: Report) -> Path:
     return folder / "temporal"
 
 
-async def _follow(command: asyncio.subprocess.Process, report: Report) -> list[str]:
+async def _report_build(command: asyncio.subprocess.Process, report: ProgressCallback) -> list[str]:
     """Report what Go does until it ends; the last lines it said, without the names of packages."""
     downloaded = compiled = 0
     said: list[str] = []
@@ -118,13 +118,13 @@ async def _follow(command: asyncio.subprocess.Process, report: Report) -> list[s
     return said
 
 
-def _programs(folder: Path) -> list[Path]:
+def _list_programs(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*temporal*") if path.is_file() and os.access(path, os.X_OK)]
 
 
-WAYS = (
-    Way(f"the SDK's own download of v{CLI_VERSION}", sdk_download),
-    Way(f"`go install {MODULE}`", go_install),
+FETCH_METHODS = (
+    FetchMethod(f"the SDK's own download of v{CLI_VERSION}", download_with_sdk),
+    FetchMethod(f"`go install {GO_MODULE}`", build_with_go),
 )
 """In the order in which they are tried."""
 
@@ -135,7 +135,7 @@ _OLDEST_SERVER = (1, 28)
 # "temporal version 1.5.1 (Server 1.29.1, UI 2.42.1)"; one built by `go install` says 0.0.0-DEV.
 _VERSION_LINE = re.compile(r"^temporal version \S+ \(server (\d+)\.(\d+)(\.\w+)?", re.IGNORECASE | re.MULTILINE)
 _CHECK_SECONDS = 30.0
-_FETCH_SECONDS = 1200.0
+_FETCH_LOCK_SECONDS = 1200.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FailedAttempt:
     """A way that was tried and why it failed."""
 
     way: str
@@ -166,7 +166,7 @@ async def find_binary(home: Home | None = None) -> Binary | None:
     Raises:
         ServerNotFoundError: PERDURE_TEMPORAL_CLI names something that does not work.
     """
-    found, _ = await _look(home or current_home())
+    found, _ = await _find_installed_binary(home or current_home())
     return found
 
 
@@ -178,41 +178,41 @@ async def ensure_binary(home: Home | None = None) -> Binary:
         RuntimeSetupError: PERDURE_HOME cannot be used.
     """
     home = home or current_home()
-    found, failures = await _look(home)
+    found, failures = await _find_installed_binary(home)
     if found:
         return found
     home.create()
-    with progress(f"fetching the Temporal dev server {CLI_VERSION} (once)") as report:
-        async with locked(home.bin / "fetch.lock", wait=_FETCH_SECONDS, busy="fetching the dev server"):
-            found, failures = await _look(home)
-            return found or await _fetch(home, failures, report)
+    with show_progress(f"fetching the Temporal dev server {CLI_VERSION} (once)") as report:
+        async with hold_lock(home.bin / "fetch.lock", wait=_FETCH_LOCK_SECONDS, busy="fetching the dev server"):
+            found, failures = await _find_installed_binary(home)
+            return found or await _fetch_binary(home, failures, report)
 
 
-async def _look(home: Home) -> tuple[Binary | None, list[Attempt]]:
+async def _find_installed_binary(home: Home) -> tuple[Binary | None, list[FailedAttempt]]:
     """The first binary on this machine that works, and what was wrong with those before it."""
     if named := os.environ.get("PERDURE_TEMPORAL_CLI"):
-        return await _named(named), []
-    failures: list[Attempt] = []
+        return await _check_named_binary(named), []
+    failures: list[FailedAttempt] = []
     for way, path, absent in (
-        ("`temporal` on PATH", _program("temporal"), "there is none"),
+        ("`temporal` on PATH", _find_program("temporal"), "there is none"),
         (f"the cache, {home.binary}", home.binary if home.binary.exists() else None, "it is empty"),
     ):
         try:
             if not path:
                 raise _UnfitError(absent)
-            return Binary(path, await _check(path), way), failures
+            return Binary(path, await _check_binary_version(path), way), failures
         except _UnfitError as unfit:
-            failures.append(Attempt(way, str(unfit)))
+            failures.append(FailedAttempt(way, str(unfit)))
     return None, failures
 
 
-async def _named(named: str) -> Binary:
+async def _check_named_binary(named: str) -> Binary:
     """What PERDURE_TEMPORAL_CLI says. Someone chose it, so it is never passed over in silence."""
-    path = _program(named)
+    path = _find_program(named)
     try:
         if path is None:
             raise _UnfitError("there is no such program")
-        return Binary(path, await _check(path), "PERDURE_TEMPORAL_CLI")
+        return Binary(path, await _check_binary_version(path), "PERDURE_TEMPORAL_CLI")
     except _UnfitError as unfit:
         raise ServerNotFoundError(
             f"PERDURE_TEMPORAL_CLI={named} does not work: {unfit}",
@@ -220,16 +220,16 @@ async def _named(named: str) -> Binary:
         ) from unfit
 
 
-def _program(named: str) -> Path | None:
+def _find_program(named: str) -> Path | None:
     """An executable given by path or by name. Absolute, since the server runs in another directory."""
     found = shutil.which(Path(named).expanduser())
     return Path(found).absolute() if found else None
 
 
-async def _check(path: Path) -> str:
+async def _check_binary_version(path: Path) -> str:
     """The version of the server inside ``path``, which proves that it runs here."""
     try:
-        done = await asyncio.to_thread(_run_version, path)
+        done = await asyncio.to_thread(_run_version_command, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _UnfitError(f"{path} --version: {error}") from error
     output = done.stdout.decode(errors="replace").strip()
@@ -244,7 +244,7 @@ async def _check(path: Path) -> str:
     return version
 
 
-def _run_version(path: Path) -> subprocess.CompletedProcess[bytes]:
+def _run_version_command(path: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [path, "--version"],
         stdin=subprocess.DEVNULL,
@@ -255,28 +255,28 @@ def _run_version(path: Path) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-async def _fetch(home: Home, failures: list[Attempt], report: Report) -> Binary:
+async def _fetch_binary(home: Home, failures: list[FailedAttempt], report: ProgressCallback) -> Binary:
     """Try each way of fetching; what it gives is checked before it takes its place in the cache."""
     for leftover in home.bin.glob(".fetch-*"):  # of a killed process: who holds the lock is alone here
         shutil.rmtree(leftover, ignore_errors=True)
-    for way in WAYS:
+    for way in FETCH_METHODS:
         report(way.title)
         with home.guard():
             folder = Path(tempfile.mkdtemp(dir=home.bin, prefix=".fetch-"))
         try:
             fetched = await way.run(folder, report)
-            version = await _check(fetched)
+            version = await _check_binary_version(fetched)
             fetched.replace(home.binary)
             return Binary(home.binary, version, way.title)
         except (FetchError, _UnfitError, OSError) as error:
-            failures.append(Attempt(way.title, str(error)))
+            failures.append(FailedAttempt(way.title, str(error)))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    raise _not_found(failures)
+    raise _build_not_found_error(failures)
 
 
-def _not_found(failures: list[Attempt]) -> ServerNotFoundError:
-    tried = [Attempt("PERDURE_TEMPORAL_CLI", "not set"), *failures]
+def _build_not_found_error(failures: list[FailedAttempt]) -> ServerNotFoundError:
+    tried = [FailedAttempt("PERDURE_TEMPORAL_CLI", "not set"), *failures]
     lines = "\n".join(f"  {number}. {each.way}: {each.reason}" for number, each in enumerate(tried, 1))
     return ServerNotFoundError(
         f"no Temporal dev server was found or could be fetched:\n{lines}",

@@ -18,15 +18,15 @@ from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import PerdureError, ServerUnreachableError
-from ..temporal_service import FailingTask, failing_task, find
-from ..types.interface import WORKFLOW
-from .address import Target, connect, resolve
+from ..temporal_service import FailingTask, find_failing_task, find_search_attributes
+from ..types.interface import WORKFLOW_TYPE
+from .address import ServerTarget, connect, resolve_target
 from .binary import find_binary
 from .home import current_home, named_store
-from .server import USUAL_PORTS, is_free
+from .server import DEFAULT_PORTS, is_port_free
 
-_BASE = ("temporalio", "pydantic", "sqlalchemy", "alembic", "typer", "rich")
-_EXTRAS = {
+_REQUIRED_PACKAGES = ("temporalio", "pydantic", "sqlalchemy", "alembic", "typer", "rich")
+_EXTRA_PACKAGES = {
     "openai": "openai",
     "anthropic": "anthropic",
     "google": "google-genai",
@@ -37,12 +37,12 @@ _EXTRAS = {
     "console": "starlette",
     "otel": "opentelemetry-sdk",
 }
-_KEYS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
-_RUNS, _AT_ONCE = 1000, 20
+_API_KEY_EXTRAS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
+_MAX_RUNS_CHECKED, _MAX_CONCURRENT_CHECKS = 1000, 20
 """Open runs that are looked at, and how many at once: 4 s for all of them."""
 _DISK_FAIL, _DISK_WARN = 100 * 2**20, 2**30
 
-Status = Literal["ok", "warn", "fail"]
+CheckStatus = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
@@ -50,49 +50,49 @@ class Finding:
     """One line: what was checked, how it stands, and the way out where it does not."""
 
     check: str
-    status: Status
+    status: CheckStatus
     detail: str
     hint: str | None = None
 
 
-def machine() -> Iterator[Finding]:
+def check_machine() -> Iterator[Finding]:
     """Python, packages, keys, home, store and disk."""
     version = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < (3, 11)
     yield Finding("python", "fail" if old else "ok", version, "Use Python 3.11 or newer." if old else None)
-    yield from _packages()
-    yield from _keys()
-    yield _home()
-    yield _store()
-    yield _disk()
+    yield from _check_packages()
+    yield from _check_api_keys()
+    yield _check_home()
+    yield _check_store_location()
+    yield _check_disk_space()
 
 
-async def servers(address: str | None, namespace: str | None, profile: str | None) -> list[Finding]:
+async def check_servers(address: str | None, namespace: str | None, profile: str | None) -> list[Finding]:
     """The Temporal server that perdure would use, and what the embedded one needs."""
     try:
-        target = await resolve(address=address, namespace=namespace, profile=profile)
+        target = await resolve_target(address=address, namespace=namespace, profile=profile)
     except PerdureError as error:
-        if (named := _names_server(error)) is not None:
+        if (named := _build_configuration_finding(error)) is not None:
             return [named]
-        return [await _binary(), *_ports(), Finding("server", "ok", "none runs; it is started when needed")]
-    found = [await _binary()] if target.embedded else []
-    return [*found, *await _server(target)]
+        return [await _check_binary(), *_check_ports(), Finding("server", "ok", "none runs; it is started when needed")]
+    found = [await _check_binary()] if target.embedded else []
+    return [*found, *await _check_server(target)]
 
 
-def _names_server(error: PerdureError) -> Finding | None:
+def _build_configuration_finding(error: PerdureError) -> Finding | None:
     """A broken configuration. That no server is named and none runs is no fault: None."""
     if isinstance(error, ServerUnreachableError):
         return None
     return Finding("server", "fail", error.message, error.hint)
 
 
-async def _server(target: Target) -> list[Finding]:
+async def _check_server(target: ServerTarget) -> list[Finding]:
     where = f"{target.address} ({target.origin})"
     try:
         client = await connect(target)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=target.namespace))
-        attributes = await _attributes(client)
-        stuck = [*await _away(client), *await _stuck(client)]
+        attributes = await _check_search_attributes(client)
+        stuck = [*await _check_missing_store_file(client), *await _check_stuck_runs(client)]
     except PerdureError as error:
         return [Finding("server", "fail", error.message, error.hint)]
     except RPCError as error:
@@ -103,30 +103,30 @@ async def _server(target: Target) -> list[Finding]:
     return [Finding("server", "ok", where), Finding("namespace", "ok", target.namespace), attributes, *stuck]
 
 
-async def _stuck(client: Client) -> list[Finding]:
+async def _check_stuck_runs(client: Client) -> list[Finding]:
     """The open runs whose workflow task fails again and again, of the latest ones."""
-    asking = asyncio.Semaphore(_AT_ONCE)
+    asking = asyncio.Semaphore(_MAX_CONCURRENT_CHECKS)
 
     async def look(run: WorkflowExecution) -> FailingTask | None:
         async with asking:
             try:
                 handle = client.get_workflow_handle(run.id, run_id=run.run_id)
-                return await failing_task(client, await handle.describe())
+                return await find_failing_task(client, await handle.describe())
             except RPCError:  # deleted meanwhile
                 return None
 
-    open_runs = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
-    runs = [run async for run in client.list_workflows(open_runs, limit=_RUNS)]
+    open_runs = f"WorkflowType = '{WORKFLOW_TYPE}' AND ExecutionStatus = 'Running'"
+    runs = [run async for run in client.list_workflows(open_runs, limit=_MAX_RUNS_CHECKED)]
     failing = [one for one in await asyncio.gather(*map(look, runs)) if one is not None]
     if not failing:
-        looked = f"of the latest {_RUNS:,} open runs none" if len(runs) == _RUNS else "none"
+        looked = f"of the latest {_MAX_RUNS_CHECKED:,} open runs none" if len(runs) == _MAX_RUNS_CHECKED else "none"
         return [Finding("stuck runs", "ok", looked)]
     return [Finding("stuck runs", "fail", f"{one.run_id}: {one}", one.way_out) for one in failing]
 
 
-async def _attributes(client: Client) -> Finding:
+async def _check_search_attributes(client: Client) -> Finding:
     try:
-        found = await find(client.service_client, client.namespace)
+        found = await find_search_attributes(client.service_client, client.namespace)
     except RPCError as error:
         return Finding("search attrs", "warn", f"the server does not say: {error.message}")
     if lacks := str(found):
@@ -135,7 +135,7 @@ async def _attributes(client: Client) -> Finding:
     return Finding("search attrs", "ok", ", ".join(found.names))
 
 
-async def _binary() -> Finding:
+async def _check_binary() -> Finding:
     try:
         found = await find_binary()
     except PerdureError as error:
@@ -145,70 +145,72 @@ async def _binary() -> Finding:
     return Finding("dev server", "ok", f"{found.path}, server {found.server_version}, from {found.source}")
 
 
-def _ports() -> Iterator[Finding]:
-    taken = [port for port in USUAL_PORTS if not is_free(port)]
+def _check_ports() -> Iterator[Finding]:
+    taken = [port for port in DEFAULT_PORTS if not is_port_free(port)]
     if taken:
         detail = f"taken by another program: {', '.join(map(str, taken))}"
         yield Finding("ports", "warn", detail, "The embedded server takes others then.")
     else:
-        yield Finding("ports", "ok", f"free: {', '.join(map(str, USUAL_PORTS))}")
+        yield Finding("ports", "ok", f"free: {', '.join(map(str, DEFAULT_PORTS))}")
 
 
-def _version(package: str) -> str | None:
+def _read_package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _packages() -> Iterator[Finding]:
-    missing = [package for package in _BASE if _version(package) is None]
-    detail = ", ".join(f"{package} {_version(package)}" for package in _BASE if package not in missing)
+def _check_packages() -> Iterator[Finding]:
+    missing = [package for package in _REQUIRED_PACKAGES if _read_package_version(package) is None]
+    detail = ", ".join(
+        f"{package} {_read_package_version(package)}" for package in _REQUIRED_PACKAGES if package not in missing
+    )
     if missing:
         yield Finding("packages", "fail", f"missing: {', '.join(missing)}", "Install perdure again with pip.")
     else:
         yield Finding("packages", "ok", detail)
-    here = {extra: _version(package) for extra, package in _EXTRAS.items()}
+    here = {extra: _read_package_version(package) for extra, package in _EXTRA_PACKAGES.items()}
     absent = [extra for extra, version in here.items() if version is None]
     detail = ", ".join(f"{extra} {version}" for extra, version in here.items() if version) or "none"
     detail += f"; not installed: {', '.join(absent)}" if absent else ""
     yield Finding("extras", "ok", detail, f"pip install 'perdure[{','.join(absent)}]'" if absent else None)
 
 
-def _keys() -> Iterator[Finding]:
-    present = [name for name in _KEYS if os.environ.get(name)]
+def _check_api_keys() -> Iterator[Finding]:
+    present = [name for name in _API_KEY_EXTRAS if os.environ.get(name)]
     if not present:
-        yield Finding("API keys", "warn", "none is set", f"For a real model set one of {', '.join(_KEYS)}.")
+        yield Finding("API keys", "warn", "none is set", f"For a real model set one of {', '.join(_API_KEY_EXTRAS)}.")
         return
     yield Finding("API keys", "ok", f"set: {', '.join(present)}")
     for name in present:
-        if _version(_EXTRAS[_KEYS[name]]) is None:
+        if _read_package_version(_EXTRA_PACKAGES[_API_KEY_EXTRAS[name]]) is None:
             detail = f"{name} is set, but its SDK is not installed"
-            yield Finding("API keys", "warn", detail, f"pip install 'perdure[{_KEYS[name]}]'")
+            yield Finding("API keys", "warn", detail, f"pip install 'perdure[{_API_KEY_EXTRAS[name]}]'")
 
 
-def _home() -> Finding:
+def _check_home() -> Finding:
     root = current_home().root
     if not root.exists():
-        return _writable("home", root, f"{root} (made when needed)")
+        return _check_path_writable("home", root, f"{root} (made when needed)")
     if not root.is_dir():
         return Finding("home", "fail", f"{root} is not a directory", "Set PERDURE_HOME to a directory.")
     if root.stat().st_mode & 0o077:
         return Finding("home", "warn", f"{root} is open to other users", f"chmod 700 {root}")
-    return _writable("home", root, str(root))
+    return _check_path_writable("home", root, str(root))
 
 
-def _store() -> Finding:
-    path = _store_path()
+def _check_store_location() -> Finding:
+    path = _find_store_file()
     if path is None:
         parts = urlsplit(named_store() or "")  # without the password
         return Finding("store", "ok", f"{parts.scheme}://{parts.hostname or ''}{parts.path} (not checked here)")
     if path.is_file() and path.stat().st_mode & 0o077:
         return Finding("store", "warn", f"{path} is open to other users", f"chmod 600 {path}")
-    return _writable("store", path, str(path) if path.exists() else f"{path} (made when needed)")
+    return _check_path_writable("store", path, str(path) if path.exists() else f"{path} (made when needed)")
 
 
-def _store_path() -> Path | None:
+def _find_store_file() -> Path | None:
     """The store's file; None where the store is none."""
     url = named_store()
     if url and not url.startswith("sqlite"):
@@ -216,17 +218,17 @@ def _store_path() -> Path | None:
     return Path(unquote(urlsplit(url).path)[1:]) if url else current_home().store_db
 
 
-async def _away(client: Client) -> list[Finding]:
+async def _check_missing_store_file(client: Client) -> list[Finding]:
     """That the store's file is missing, where the server has runs."""
-    path = _store_path()
+    path = _find_store_file()
     if path is None or path.exists():
         return []
-    runs = [run async for run in client.list_workflows(f"WorkflowType = '{WORKFLOW}'", limit=1)]
+    runs = [run async for run in client.list_workflows(f"WorkflowType = '{WORKFLOW_TYPE}'", limit=1)]
     hint = "Put the store back there (is its volume mounted?), or correct PERDURE_STORE_URL."
     return [Finding("store file", "warn", f"none at {path}, but run {run.id} is on the server", hint) for run in runs]
 
 
-def _writable(check: str, path: Path, detail: str) -> Finding:
+def _check_path_writable(check: str, path: Path, detail: str) -> Finding:
     """Whether ``path`` can be written, or be made where it is missing."""
     place = path
     while not place.exists():
@@ -236,7 +238,7 @@ def _writable(check: str, path: Path, detail: str) -> Finding:
     return Finding(check, "fail", f"{path}: {place} cannot be written", "Make it writable, or set another one.")
 
 
-def _disk() -> Finding:
+def _check_disk_space() -> Finding:
     place = current_home().root
     while not place.exists():
         place = place.parent

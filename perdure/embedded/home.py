@@ -14,13 +14,23 @@ from pathlib import Path
 
 from ..errors import RuntimeSetupError
 
-DEFAULT = Path("~/.perdure")
+DEFAULT_HOME = Path("~/.perdure")
 """The home where PERDURE_HOME names none."""
 
 CLI_VERSION = "1.5.1"
 """The Temporal CLI that is fetched and cached: the newest that ``go install`` can build."""
 
-_OURS = ("server.", "temporal.", "perdure.", "encryption.key", "logs", "bin", "history", ".probe-", ".key-")
+_OWN_FILE_PREFIXES = (
+    "server.",
+    "temporal.",
+    "perdure.",
+    "encryption.key",
+    "logs",
+    "bin",
+    "history",
+    ".probe-",
+    ".key-",
+)
 """How the names begin of all that is under PERDURE_HOME."""
 
 _PROBE_BYTES = 256 * 1024
@@ -94,11 +104,13 @@ class Home:
         """
         with self.guard():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.root == DEFAULT.expanduser() or all(path.name.startswith(_OURS) for path in self.root.iterdir()):
-                _close_to_others(self.root)
+            if self.root == DEFAULT_HOME.expanduser() or all(
+                path.name.startswith(_OWN_FILE_PREFIXES) for path in self.root.iterdir()
+            ):
+                _restrict_permissions(self.root)
             for folder in (self.logs, self.bin, self.history):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                _close_to_others(folder)
+                _restrict_permissions(folder)
         return self
 
     def check_writable(self) -> None:
@@ -137,15 +149,15 @@ def named_store() -> str | None:
 
 def current_home() -> Home:
     """The home that PERDURE_HOME names, else ``~/.perdure``."""
-    return Home(Path(os.environ.get("PERDURE_HOME") or DEFAULT).expanduser().absolute())
+    return Home(Path(os.environ.get("PERDURE_HOME") or DEFAULT_HOME).expanduser().absolute())
 
 
-def private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
     """``opener`` for ``open``: a file that is made is readable by its owner alone, from its first moment on."""
     return os.open(path, flags, 0o600)
 
 
-def _close_to_others(folder: Path) -> None:
+def _restrict_permissions(folder: Path) -> None:
     stat = folder.stat()
     if stat.st_uid == os.geteuid() and stat.st_mode & 0o077:
         folder.chmod(0o700)
@@ -155,8 +167,8 @@ def _close_to_others(folder: Path) -> None:
 # File locks between processes. The kernel drops them with the process, also on ``kill -9``.
 
 
-_POLL = 0.05
-_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+_LOCK_POLL_SECONDS = 0.05
+_LOCK_UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def try_lock(path: Path) -> int | None:
@@ -178,7 +190,7 @@ def try_lock(path: Path) -> int | None:
         return None
     except OSError as error:
         os.close(fd)
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _LOCK_UNSUPPORTED_ERRNOS:
             raise
         raise RuntimeSetupError(
             f"{path} cannot be locked: {error.strerror}",
@@ -188,7 +200,7 @@ def try_lock(path: Path) -> int | None:
 
 
 @asynccontextmanager
-async def locked(path: Path, *, wait: float, busy: str) -> AsyncIterator[None]:
+async def hold_lock(path: Path, *, wait: float, busy: str) -> AsyncIterator[None]:
     """Hold the lock on ``path``; ``busy`` says what its holder does, should that take over ``wait`` seconds.
 
     Polls, since a thread blocked in flock could not be cancelled.
@@ -200,7 +212,7 @@ async def locked(path: Path, *, wait: float, busy: str) -> AsyncIterator[None]:
                 f"another process has been {busy} for over {wait:.0f} s",
                 hint=f"It holds {path}; `fuser {path}` names it. End it and try again.",
             )
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_LOCK_POLL_SECONDS)
     try:
         yield
     finally:

@@ -21,14 +21,14 @@ from ..errors import ServerStartError
 # Worker processes of ours, that end with us: a child reads its standard input, which ends when its parent does.
 
 
-class Child:
+class ChildProcess:
     """``python -m module *arguments``, which writes JSON lines to stdout and ends when its stdin does."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
-    async def start(cls, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Child:
+    async def start(cls, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> ChildProcess:
         """Start it, in a session of its own: Ctrl-C is ours to pass on."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -86,12 +86,12 @@ class Child:
             await self.kill()
 
 
-def report(event: str, **facts: Any) -> None:
+def report_to_parent(event: str, **facts: Any) -> None:
     """Tell the parent, from inside the child."""
     print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201 - the parent reads it
 
 
-def on_orphaned(act: Callable[[], None]) -> None:
+def call_when_orphaned(act: Callable[[], None]) -> None:
     """Call ``act`` in the running loop when the parent has ended, however it did."""
     loop = asyncio.get_running_loop()
     descriptor = sys.stdin.fileno()
@@ -104,20 +104,20 @@ def on_orphaned(act: Callable[[], None]) -> None:
     loop.add_reader(descriptor, readable)
 
 
-_POLL = 0.05
+_EXIT_POLL_SECONDS = 0.05
 _TERM_SECONDS = 15.0
 _KILL_SECONDS = 5.0
 
 # The shell ends at once, so the server is nobody's child here: no zombie in a starter that lives on.
 # umask: the database holds conversations.
-_DETACH = 'umask 077; "$@" </dev/null >>"$0" 2>&1 & echo $!'
+_DETACH_SCRIPT = 'umask 077; "$@" </dev/null >>"$0" 2>&1 & echo $!'
 
 
 def spawn_detached(argv: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str], keep_fd: int) -> int:
     """Start ``argv`` in a session of its own, output appended to ``log``, ``keep_fd`` left open; its pid."""
     try:
         shell = subprocess.run(
-            ["/bin/sh", "-c", _DETACH, str(log), *argv],
+            ["/bin/sh", "-c", _DETACH_SCRIPT, str(log), *argv],
             cwd=cwd,
             env=dict(env),
             stdin=subprocess.DEVNULL,
@@ -132,10 +132,10 @@ def spawn_detached(argv: Sequence[str], *, log: Path, cwd: Path, env: Mapping[st
         raise ServerStartError(f"{argv[0]} could not be started: {error}") from error
 
 
-def start_token(pid: int) -> str | None:
+def read_start_token(pid: int) -> str | None:
     """What tells the process ``pid`` from any later one of that number; None when there is none."""
     if sys.platform == "linux":
-        return _linux_token(pid)
+        return _read_linux_start_token(pid)
     listing = subprocess.run(
         ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -143,7 +143,7 @@ def start_token(pid: int) -> str | None:
     return started.strip() if started and not state.startswith("Z") else None
 
 
-def _linux_token(pid: int) -> str | None:
+def _read_linux_start_token(pid: int) -> str | None:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -156,10 +156,10 @@ def _linux_token(pid: int) -> str | None:
 
 def is_alive(pid: int, token: str) -> bool:
     """Whether that very process still runs (not just one that was given its number)."""
-    return start_token(pid) == token
+    return read_start_token(pid) == token
 
 
-async def terminate(pid: int, token: str, *, gently: bool = True) -> None:
+async def terminate_process(pid: int, token: str, *, gently: bool = True) -> None:
     """End the process: SIGTERM, and SIGKILL when it does not heed it (or at once, when not ``gently``).
 
     Raises:
@@ -177,17 +177,17 @@ async def terminate(pid: int, token: str, *, gently: bool = True) -> None:
                 f"the server process {pid} belongs to another user and cannot be stopped",
                 hint="Stop it as that user, or set PERDURE_HOME to a directory of your own.",
             ) from error
-        if await _gone(pid, token, seconds):
+        if await _wait_for_exit(pid, token, seconds):
             return
     raise ServerStartError(f"the server process {pid} does not end, not even on SIGKILL")
 
 
-async def _gone(pid: int, token: str, seconds: float) -> bool:
+async def _wait_for_exit(pid: int, token: str, seconds: float) -> bool:
     deadline = asyncio.get_running_loop().time() + seconds
     while is_alive(pid, token):
         if asyncio.get_running_loop().time() > deadline:
             return False
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_EXIT_POLL_SECONDS)
     return True
 
 
@@ -195,24 +195,24 @@ async def _gone(pid: int, token: str, seconds: float) -> bool:
 # What is being done, on stderr, while it takes long: a live line on a terminal, plain lines elsewhere.
 
 
-Report = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Takes what is being done now, in a few words."""
 
 _QUIET_SECONDS = 10.0
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Report]:
+def show_progress(title: str) -> Iterator[ProgressCallback]:
     """Show ``title`` and the latest report, with the time it has taken."""
     if sys.stderr.isatty():
-        with _live(title) as report:
+        with _show_live_progress(title) as report:
             yield report
     else:
-        yield _plain(title)
+        yield _build_plain_progress(title)
 
 
 @contextmanager
-def _live(title: str) -> Iterator[Report]:
+def _show_live_progress(title: str) -> Iterator[ProgressCallback]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -222,7 +222,7 @@ def _live(title: str) -> Iterator[Report]:
         yield lambda text: display.update(task, description=f"{title}: {text}")
 
 
-def _plain(title: str) -> Report:
+def _build_plain_progress(title: str) -> ProgressCallback:
     """One line per new stage, and a sign of life every few seconds (for logs, which have no cursor)."""
     begun = shown = time.monotonic()
     stage = ""

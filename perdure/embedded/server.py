@@ -20,19 +20,19 @@ from typing import Any
 from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
 from .binary import Binary, ensure_binary
-from .home import Home, current_home, locked, private, try_lock
-from .process import is_alive, spawn_detached, start_token, terminate
+from .home import Home, current_home, hold_lock, open_private, try_lock
+from .process import is_alive, read_start_token, spawn_detached, terminate_process
 
 # ---
 # The dev server's database file: fit to start on, and what to say when it is not.
 
 
-PANIC = "panic: "
+PANIC_PREFIX = "panic: "
 """How the last words of a crashed Go program begin."""
 _LAST_LINES = 5
 
 # What SQLite and the system say, in the server's log, and what it means.
-_CAUSES = (
+_START_FAILURE_CAUSES = (
     (
         ("disk is full", "no space left"),
         "the disk is full",
@@ -51,7 +51,7 @@ _CAUSES = (
 )
 
 
-def prepare(home: Home) -> None:
+def prepare_database(home: Home) -> None:
     """See that the database can be written. One whose creation was cut short is removed: it holds nothing.
 
     Raises:
@@ -61,8 +61,8 @@ def prepare(home: Home) -> None:
     try:
         with path.open("r+b"):
             pass
-        if _never_finished(path):
-            discard(path)
+        if _is_unfinished_database(path):
+            discard_database(path)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -71,10 +71,10 @@ def prepare(home: Home) -> None:
             hint="Make it a writable file, or set PERDURE_HOME to another directory.",
         ) from error
     except sqlite3.DatabaseError as error:
-        raise explain(home, str(error)) from error
+        raise build_start_error(home, str(error)) from error
 
 
-def _never_finished(path: Path) -> bool:
+def _is_unfinished_database(path: Path) -> bool:
     """Whether the server died between the creation of the file and of its first namespace.
 
     It sets up a database only where there is no file, so it would never start on such a one again.
@@ -89,21 +89,21 @@ def _never_finished(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM namespaces WHERE name = 'default'").fetchone() is None
 
 
-def discard(path: Path) -> None:
+def discard_database(path: Path) -> None:
     """Remove a database and what SQLite keeps beside it."""
     for suffix in ("", "-journal", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def explain(home: Home, said: str) -> ServerStartError:
+def build_start_error(home: Home, said: str) -> ServerStartError:
     """The error for a server that did not start, from what it said last."""
     low = said.lower()
-    for signs, cause, way_out in _CAUSES:
+    for signs, cause, way_out in _START_FAILURE_CAUSES:
         if any(sign in low for sign in signs):
             return ServerStartError(
                 f"the Temporal dev server does not start: {cause}", hint=way_out.format(db=home.temporal_db)
             )
-    _, crashed, words = said.rpartition(PANIC)
+    _, crashed, words = said.rpartition(PANIC_PREFIX)
     lines = (crashed + words).splitlines()
     shown = lines[:_LAST_LINES] if crashed else lines[-_LAST_LINES:]
     last = "".join(f"\n  {line}" for line in shown) or " nothing"
@@ -157,7 +157,7 @@ def write_record(home: Home, record: ServerInfo) -> None:
     """Replace the record in one step: a reader sees the old one or the new one."""
     fresh = home.server_file.with_suffix(".json.new")  # writers hold the server lock, so one name does
     with home.guard():
-        with open(fresh, "w", opener=private) as file:
+        with open(fresh, "w", opener=open_private) as file:
             file.write(json.dumps(asdict(record), indent=2) + "\n")
         fresh.replace(home.server_file)
 
@@ -172,7 +172,7 @@ def remove_record(home: Home) -> None:
 
 
 HOST = "127.0.0.1"
-USUAL_PORTS = (7233, 8233)
+DEFAULT_PORTS = (7233, 8233)
 """gRPC and UI, as every Temporal tool expects them."""
 
 # Measured (FACTS.md, Cost): without these an iteration takes 207 ms instead of 15-21, for any program.
@@ -184,19 +184,19 @@ DYNAMIC_CONFIG = (
 )
 
 _READY_SECONDS = 30.0
-_ALONE_SECONDS = 60.0
+_START_LOCK_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
-_START_POLL = 0.05
-_ATTEMPTS = 3
-_LOG_LIMIT = 10 * 1024 * 1024
+_READY_POLL_SECONDS = 0.05
+_START_ATTEMPTS = 3
+_LOG_MAX_BYTES = 10 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 
 # Nothing else of the environment: the server outlives its starter, whose API keys are none of its business,
 # and TEMPORAL_* would configure it.
-_ENVIRONMENT = ("HOME", "PATH", "TMPDIR", "TZ", "LANG", "LC_ALL")
+_PASSED_VARIABLES = ("HOME", "PATH", "TMPDIR", "TZ", "LANG", "LC_ALL")
 
 
-async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
+async def start_server_process(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     """Start a server on the home's database. Its process keeps ``database_fd``. Needs the server lock.
 
     Raises:
@@ -204,68 +204,70 @@ async def start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
         RuntimeSetupError: PERDURE_HOME cannot be used.
     """
     home.check_writable()
-    prepare(home)
-    _rotate(home)
-    async with _alone():
-        return await _start(home, binary, database_fd)
+    prepare_database(home)
+    _rotate_log(home)
+    async with _hold_start_lock():
+        return await _start_and_record(home, binary, database_fd)
 
 
-async def _start(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
-    info = await _bring_up(home, binary, database_fd)
+async def _start_and_record(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
+    info = await _start_until_ready(home, binary, database_fd)
     await temporal_service.index_runs(info.address)
     if await temporal_service.keep_closed_runs(info.address):
         # The server notices within 2 s only, and what closes before would be kept for a day. To start once more
         # takes a third of a second, once in a home's life.
-        await terminate(info.pid, info.start_token, gently=False)
-        info = await _bring_up(home, binary, database_fd)
+        await terminate_process(info.pid, info.start_token, gently=False)
+        info = await _start_until_ready(home, binary, database_fd)
     write_record(home, info)
     return info
 
 
 @asynccontextmanager
-async def _alone() -> AsyncIterator[None]:
+async def _hold_start_lock() -> AsyncIterator[None]:
     """One start at a time on this machine, where there is a directory for the lock. Two homes whose servers began at
     once chose the same ports: each was answered by the other's, set that one up, and left its own as it was.
     """
     path = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}-ports.lock"
     async with AsyncExitStack() as stack:
         with suppress(RuntimeSetupError):
-            await stack.enter_async_context(locked(path, wait=_ALONE_SECONDS, busy="starting a Temporal dev server"))
+            await stack.enter_async_context(
+                hold_lock(path, wait=_START_LOCK_SECONDS, busy="starting a Temporal dev server")
+            )
         yield
 
 
-async def _bring_up(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
+async def _start_until_ready(home: Home, binary: Binary, database_fd: int) -> ServerInfo:
     """Start a process and wait until it answers. Its record says so only when the caller writes it."""
     before = read_record(home)
-    for _ in range(_ATTEMPTS):
+    for _ in range(_START_ATTEMPTS):
         log_start = home.server_log.stat().st_size if home.server_log.exists() else 0
-        record = _spawn(home, binary, database_fd, _choose_ports(before))
+        record = _spawn_server(home, binary, database_fd, _choose_ports(before))
         # Cancelled here, the server lives on: whoever needs it next finds it by its record.
         instance_id = await wait_until_ready(record)
         if instance_id is not None:
             return dataclasses.replace(record, instance_id=instance_id)
-        await terminate(record.pid, record.start_token)
-        said = _tail(home, log_start)
+        await terminate_process(record.pid, record.start_token)
+        said = _read_log_tail(home, log_start)
         if "address already in use" in said:
             before = None  # someone took a port between the look and the start
-        elif PANIC not in said:
+        elif PANIC_PREFIX not in said:
             break  # it said why; a crash may be bad luck (it looks for free ports of its own, and panics without)
-    raise explain(home, said)
+    raise build_start_error(home, said)
 
 
 async def wait_until_ready(record: ServerInfo) -> str | None:
     """The cluster id that a starting server answers with; None when it ends first, or stays silent."""
     deadline = asyncio.get_running_loop().time() + _READY_SECONDS
     while asyncio.get_running_loop().time() < deadline and is_alive(record.pid, record.start_token):
-        answered = await temporal_service.cluster_id(record.address, seconds=_PROBE_SECONDS)
+        answered = await temporal_service.read_cluster_id(record.address, seconds=_PROBE_SECONDS)
         # Alive still: then it is the one that has the port, not a stranger who took it first.
         if answered is not None and is_alive(record.pid, record.start_token):
             return answered
-        await asyncio.sleep(_START_POLL)
+        await asyncio.sleep(_READY_POLL_SECONDS)
     return None
 
 
-def _spawn(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int]) -> ServerInfo:
+def _spawn_server(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int]) -> ServerInfo:
     port, ui_port = ports
     # The database is named relative to the working directory: its path goes into an SQLite URI unescaped.
     argv = [
@@ -279,7 +281,7 @@ def _spawn(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int])
     ]
     argv += ["--ip", HOST, "--port", str(port), "--ui-port", str(ui_port)]
     argv += [part for value in DYNAMIC_CONFIG for part in ("--dynamic-config-value", value)]
-    env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    env = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     pid = spawn_detached(argv, log=home.server_log, cwd=home.root, env=env, keep_fd=database_fd)
     record = ServerInfo(
         pid=pid,
@@ -288,7 +290,7 @@ def _spawn(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int])
         version=binary.server_version,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         # One that is gone already matches nothing.
-        start_token=start_token(pid) or "gone",
+        start_token=read_start_token(pid) or "gone",
         instance_id=None,
     )
     # At once, so that a server whose starter is killed now is found again.
@@ -302,22 +304,22 @@ def _spawn(home: Home, binary: Binary, database_fd: int, ports: tuple[int, int])
 
 def _choose_ports(before: ServerInfo | None) -> tuple[int, int]:
     """The ports of a server that crashed, as its clients call there; else the usual ones; else free ones."""
-    wanted = [USUAL_PORTS]
+    wanted = [DEFAULT_PORTS]
     if before is not None:
-        wanted.insert(0, (_port(before.address), _port(before.ui_address)))
+        wanted.insert(0, (_parse_port(before.address), _parse_port(before.ui_address)))
     chosen: list[int] = []
     for candidates in zip(*wanted, strict=True):
-        port = next((p for p in candidates if p not in chosen and is_free(p)), None)
-        chosen.append(port or _any_port())
+        port = next((p for p in candidates if p not in chosen and is_port_free(p)), None)
+        chosen.append(port or _find_free_port())
     return chosen[0], chosen[1]
 
 
-def _port(address: str) -> int:
+def _parse_port(address: str) -> int:
     digits = address.rpartition(":")[2]
     return int(digits) if digits.isdigit() else 0
 
 
-def is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     """Whether a server can listen on ``port``."""
     if not 0 < port < 65536:
         return False
@@ -332,19 +334,19 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _any_port() -> int:
+def _find_free_port() -> int:
     with closing(socket.socket()) as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _rotate(home: Home) -> None:
-    if home.server_log.exists() and home.server_log.stat().st_size > _LOG_LIMIT:
+def _rotate_log(home: Home) -> None:
+    if home.server_log.exists() and home.server_log.stat().st_size > _LOG_MAX_BYTES:
         home.server_log.replace(home.server_log.with_suffix(".log.1"))
 
 
-def _tail(home: Home, start_of_run: int) -> str:
+def _read_log_tail(home: Home, start_of_run: int) -> str:
     try:
         with home.server_log.open("rb") as log:
             log.seek(max(start_of_run, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -355,16 +357,16 @@ def _tail(home: Home, start_of_run: int) -> str:
 
 _LOCK_SECONDS = 120.0
 _RELEASE_SECONDS = 10.0
-_POLL = 0.02
-_BUSY = "starting or stopping the Temporal dev server"
+_RELEASE_POLL_SECONDS = 0.02
+_LOCK_PURPOSE = "starting or stopping the Temporal dev server"
 
 
-async def running_server(home: Home | None = None) -> ServerInfo | None:
+async def find_running_server(home: Home | None = None) -> ServerInfo | None:
     """The embedded server that runs and answers; None when there is none (or it is still starting)."""
     record = read_record(home or current_home())
     if record is None or record.instance_id is None or not is_alive(record.pid, record.start_token):
         return None
-    answered = await temporal_service.cluster_id(record.address, seconds=_PROBE_SECONDS)
+    answered = await temporal_service.read_cluster_id(record.address, seconds=_PROBE_SECONDS)
     return record if answered == record.instance_id else None
 
 
@@ -379,20 +381,20 @@ async def ensure_server(home: Home | None = None) -> ServerInfo:
         RuntimeSetupError: PERDURE_HOME cannot be used.
     """
     home = home or current_home()
-    if running := await running_server(home):
+    if running := await find_running_server(home):
         return running
     home.create()
-    async with locked(home.server_lock, wait=_LOCK_SECONDS, busy=_BUSY):
-        if adopted := await _adopt(home):
+    async with hold_lock(home.server_lock, wait=_LOCK_SECONDS, busy=_LOCK_PURPOSE):
+        if adopted := await _adopt_recorded_server(home):
             return adopted
     # Not under the lock: a fetch takes minutes, and has a lock and a display of its own.
     binary = await ensure_binary(home)
-    async with locked(home.server_lock, wait=_LOCK_SECONDS, busy=_BUSY):
-        if adopted := await _adopt(home):
+    async with hold_lock(home.server_lock, wait=_LOCK_SECONDS, busy=_LOCK_PURPOSE):
+        if adopted := await _adopt_recorded_server(home):
             return adopted
         database_fd = await _claim_database(home)
         try:
-            return await start(home, binary, database_fd)
+            return await start_server_process(home, binary, database_fd)
         finally:
             os.close(database_fd)
 
@@ -406,17 +408,17 @@ async def stop_server(home: Home | None = None) -> bool:
     home = home or current_home()
     if not home.root.is_dir():
         return False
-    async with locked(home.server_lock, wait=_LOCK_SECONDS, busy=_BUSY):
+    async with hold_lock(home.server_lock, wait=_LOCK_SECONDS, busy=_LOCK_PURPOSE):
         record = read_record(home)
         stopped = record is not None and is_alive(record.pid, record.start_token)
         if record is not None and stopped:
-            await terminate(record.pid, record.start_token)
-        stopped = await _end_unrecorded(home) or stopped
+            await terminate_process(record.pid, record.start_token)
+        stopped = await _stop_unrecorded_server(home) or stopped
         remove_record(home)
     return stopped
 
 
-async def _adopt(home: Home) -> ServerInfo | None:
+async def _adopt_recorded_server(home: Home) -> ServerInfo | None:
     """The recorded server, if it lives and comes to answer. One that does not is ended. Needs the lock."""
     record = read_record(home)
     if record is None or not is_alive(record.pid, record.start_token):
@@ -429,13 +431,13 @@ async def _adopt(home: Home) -> ServerInfo | None:
             await temporal_service.keep_closed_runs(record.address)
             write_record(home, record)
         return record
-    await terminate(record.pid, record.start_token)
+    await terminate_process(record.pid, record.start_token)
     return None
 
 
 async def _claim_database(home: Home) -> int:
     """The lock that the next server will hold for life. A server that nobody knows of is ended first."""
-    await _end_unrecorded(home)
+    await _stop_unrecorded_server(home)
     # The kernel lets go of a killed process's locks a moment after the process is seen to be gone.
     deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
     while (fd := try_lock(home.database_lock)) is None:
@@ -444,11 +446,11 @@ async def _claim_database(home: Home) -> int:
                 f"a server that has no record holds {home.temporal_db}",
                 hint=f"`fuser {home.database_lock}` names its process. End it and try again.",
             )
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_RELEASE_POLL_SECONDS)
     return fd
 
 
-async def _end_unrecorded(home: Home) -> bool:
+async def _stop_unrecorded_server(home: Home) -> bool:
     """End a server whose record was lost; whether there was one. The lock on the database proves it lives."""
     fd = try_lock(home.database_lock)
     if fd is not None:
@@ -460,5 +462,5 @@ async def _end_unrecorded(home: Home) -> bool:
     except (OSError, ValueError, TypeError, KeyError):
         return False
     alive = is_alive(pid, token)
-    await terminate(pid, token)
+    await terminate_process(pid, token)
     return alive

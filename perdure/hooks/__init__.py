@@ -4,22 +4,22 @@
 The stages say when.
 """
 
-from .dispatch import Given, Run, Take, fire, fire_all
-from .hook import EVENTS, Event, Hook, HookSet, Veto, checked_hooks, hook
+from .dispatch import AuthorRunner, HookArguments, ReturnHandler, run_hook, run_hooks
+from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, validate_hooks
 from .step import Step
 
 __all__ = [
     "EVENTS",
-    "Event",
-    "Given",
+    "AuthorRunner",
     "Hook",
+    "HookArguments",
+    "HookEvent",
     "HookSet",
-    "Run",
+    "ReturnHandler",
     "Step",
-    "Take",
     "Veto",
-    "checked_hooks",
-    "fire",
-    "fire_all",
     "hook",
+    "run_hook",
+    "run_hooks",
+    "validate_hooks",
 ]

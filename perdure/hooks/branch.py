@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from ..errors import DefinitionError
-from ..types.subagents import BranchAsked, BranchOutcome
-from .dispatch import Run
+from ..types.subagents import BranchOutcome, BranchRequest
+from .dispatch import AuthorRunner
 
-TURNS = 20
+LOOP_PASSES = 20
 """Turns of the event loop that a policy is given to ask for more, once it waits: for branches in parallel."""
-LATE = 2.0
+REPEAT_REQUEST_SECONDS = 2.0
 """Seconds that it is given to ask for what it has asked for before, where it asks for something else first."""
 
 
@@ -37,7 +37,7 @@ class Branch:
     Either raises ``BranchError`` where it has none.
     """
 
-    def __init__(self, branches: Branches, asked: BranchAsked, answer: Callable[[], Any] | None) -> None:
+    def __init__(self, branches: Branches, asked: BranchRequest, answer: Callable[[], Any] | None) -> None:
         self.asked = asked
         self._branches = branches
         self._answer = answer
@@ -84,7 +84,7 @@ class Branches:
         """Whether we have cancelled it, to leave the policy."""
         self._held: list[asyncio.Future[None]] = []
 
-    def begin(self, asked: BranchAsked) -> Branch:
+    def begin(self, asked: BranchRequest) -> Branch:
         """The branch of ``asked``: one of the recorded ones, or a new one."""
         for place, outcome in enumerate(self._unclaimed):
             if outcome.key == asked.key:
@@ -113,7 +113,7 @@ class Branches:
         waiting = loop.create_future()
         self._held.append(waiting)
         if len(self._held) == 1:
-            loop.call_soon(self._look, TURNS)
+            loop.call_soon(self._look, LOOP_PASSES)
         await waiting
 
     def _look(self, turns: int) -> None:
@@ -124,14 +124,14 @@ class Branches:
         if turns:
             task.get_loop().call_soon(self._look, turns - 1)
         elif self._unclaimed:
-            task.get_loop().call_later(LATE, self._look_again, len(self._unclaimed))
+            task.get_loop().call_later(REPEAT_REQUEST_SECONDS, self._look_again, len(self._unclaimed))
         else:
             self.left = self._cancelled = True
             task.cancel()
 
     def _look_again(self, unclaimed: int) -> None:
         if len(self._unclaimed) < unclaimed:  # it goes on asking
-            self._look(TURNS)
+            self._look(LOOP_PASSES)
             return
         for waiting in self._release():
             waiting.set_exception(self._another())
@@ -151,7 +151,7 @@ class Branches:
 
     # --- around a policy
 
-    def around(self, run: Run) -> Run:
+    def around(self, run: AuthorRunner) -> AuthorRunner:
         """``run``, which raises ``LeftError`` where a policy waits, whatever the policy makes of that."""
 
         async def contained(name: str, fn: Callable[..., Any], *args: Any) -> Any:

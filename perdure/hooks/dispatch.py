@@ -16,25 +16,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import AbortError, DefinitionError, HookError
-from ..loop.transcript import sound_parts
+from ..loop.transcript import sanitize_parts
 from ..ports import Blob, ModelRequest
-from ..types.files import decoded
-from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean
-from ..types.plain_json import as_plain
-from .hook import MAY_VETO, Hook, Veto
+from ..types.files import decode_file_data
+from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
+from ..types.plain_json import to_plain_json
+from .hook import VETOABLE_EVENTS, Hook, Veto
 
 # ---
 # Files that a hook puts into a message: their bytes become blobs, as those that a client sends do.
 
 
-def by_reference(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list[Blob]]:
+def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list[Blob]]:
     """``messages`` with references in the place of bytes, and the blobs. Raises ``InvalidInputError``."""
     blobs: list[Blob] = []
 
     def kept(part: Part) -> Part:
         if not isinstance(part, FilePart) or part.data is None:
             return part
-        blobs.append(Blob.of(decoded(part)))
+        blobs.append(Blob.of(decode_file_data(part)))
         return part.model_copy(update={"data": None, "blob": blobs[-1].ref})
 
     return tuple(
@@ -49,17 +49,19 @@ def by_reference(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list
 # What an author's code changes inside a message: the worker has each message once, for all who read it.
 
 
-class Inside:
+class ArgumentsSnapshot:
     """The arguments of calls as they were: the one thing in a message that can be changed in place."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._before = [(part, _packed(part.arguments)) for message in messages for part in message.tool_calls]
+        self._before = [
+            (part, _marshal_arguments(part.arguments)) for message in messages for part in message.tool_calls
+        ]
 
     def put_back(self) -> list[str]:
         """Undo what was changed. Names of the tools whose calls were."""
         changed = []
         for part, before in self._before:
-            if before is not None and _packed(part.arguments) != before:
+            if before is not None and _marshal_arguments(part.arguments) != before:
                 changed.append(part.name)
                 part.arguments.clear()
                 part.arguments.update(marshal.loads(before))  # noqa: S302  # we have written it ourselves
@@ -74,12 +76,12 @@ class Inside:
             )
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same_json(one: Any, other: Any) -> bool:
     """Whether they are the same as plain JSON, where true is not 1, nor 1.0."""
-    return bool(one == other) and _packed(one) == _packed(other)
+    return bool(one == other) and _marshal_arguments(one) == _marshal_arguments(other)
 
 
-def _packed(arguments: Any) -> Any:
+def _marshal_arguments(arguments: Any) -> Any:
     try:
         return marshal.dumps(arguments, 2)  # the version that depends on the values alone
     except ValueError:  # somebody has put in what is no plain JSON; or it is nested hundreds of times
@@ -88,38 +90,44 @@ def _packed(arguments: Any) -> Any:
 
 logger = logging.getLogger("perdure.worker")
 
-Run = Callable[..., Awaitable[Any]]
+AuthorRunner = Callable[..., Awaitable[Any]]
 """``run(name, fn, *args)``: calls an author's function, sync or async, away from the worker's loop."""
-Given = dict[str, Any]
+HookArguments = dict[str, Any]
 """What hooks are given, by the names of their parameters."""
-Take = Callable[[Hook, Any, Given], object]
+ReturnHandler = Callable[[Hook, Any, HookArguments], object]
 """``take(hook, returned, given)``: changes ``given`` for the hooks behind; whether these are not to run any more.
 Raises for what ``hook`` may not return."""
-Undo = Callable[[Given], object]
+UndoHandler = Callable[[HookArguments], object]
 """``undo(given)``: takes back what a hook that failed may have changed in place."""
 
 
-def _drop(hook: Hook, returned: Any, given: Given) -> None:
+def _ignore_returned(hook: Hook, returned: Any, given: HookArguments) -> None:
     """Nobody asks what it returned."""
 
 
-def _leave(given: Given) -> None:
+def _undo_nothing(given: HookArguments) -> None:
     """There is nothing that it can change in place."""
 
 
-async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _drop, undo: Undo = _leave) -> None:
+async def run_hooks(
+    run: AuthorRunner,
+    hooks: Sequence[Hook],
+    given: HookArguments,
+    take: ReturnHandler = _ignore_returned,
+    undo: UndoHandler = _undo_nothing,
+) -> None:
     """Run ``hooks`` one behind the other; each is given what ``take`` made of the ones before.
 
     Raises ``HookError`` that names the one which failed, or did not return in time, unless it only logs that; and
     ``AbortError`` of any as it is.
     """
     rest = tuple(hooks)
-    inside = _inside(rest, given)
+    inside = _snapshot_arguments(rest, given)
     try:
         while rest:
             other = (place for place, one in enumerate(rest) if one.is_async != rest[0].is_async)
-            group = _Group(rest[: next(other, len(rest))], given, take, undo, inside)
-            await _go(run, group)
+            group = _HookGroup(rest[: next(other, len(rest))], given, take, undo, inside)
+            await _run_group_in_time(run, group)
             if group.stopped:
                 return
             rest = rest[group.at :]
@@ -127,30 +135,41 @@ async def fire_all(run: Run, hooks: Sequence[Hook], given: Given, take: Take = _
         inside.put_back()
 
 
-def _inside(hooks: Sequence[Hook], given: Given) -> Inside:
+def _snapshot_arguments(hooks: Sequence[Hook], given: HookArguments) -> ArgumentsSnapshot:
     """The messages that ``hooks`` see. A step policy has its own: it sees more, and may put others there."""
-    return Inside(given["messages"]) if "step" not in given and any(map(_sees_messages, hooks)) else Inside()
+    return (
+        ArgumentsSnapshot(given["messages"])
+        if "step" not in given and any(map(_sees_messages, hooks))
+        else ArgumentsSnapshot()
+    )
 
 
 def _sees_messages(hook: Hook) -> bool:
     return "messages" in hook.takes or "request" in hook.takes
 
 
-async def fire(run: Run, hook: Hook, given: Given) -> Any:
+async def run_hook(run: AuthorRunner, hook: Hook, given: HookArguments) -> Any:
     """What ``hook`` returns; None where it failed and only logs that. Raises as :func:`fire_all`."""
     returned: list[Any] = []
 
-    def take(_: Hook, value: Any, __: Given) -> None:
+    def take(_: Hook, value: Any, __: HookArguments) -> None:
         returned.append(value)
 
-    await fire_all(run, [hook], given, take)
+    await run_hooks(run, [hook], given, take)
     return returned[0] if returned else None
 
 
-class _Group:
+class _HookGroup:
     """Hooks of one kind on their way. The author's side moves ``at`` and ``began``, ours looks at them."""
 
-    def __init__(self, hooks: tuple[Hook, ...], given: Given, take: Take, undo: Undo, inside: Inside) -> None:
+    def __init__(
+        self,
+        hooks: tuple[Hook, ...],
+        given: HookArguments,
+        take: ReturnHandler,
+        undo: UndoHandler,
+        inside: ArgumentsSnapshot,
+    ) -> None:
         self.hooks = hooks
         self.at = 0
         """The place of the one that runs, or runs next."""
@@ -190,19 +209,19 @@ class _Group:
             except Exception as error:
                 self.failed(hook, error)
 
-    def plain(self) -> _Left | None:
+    def plain(self) -> _PendingAwaitable | None:
         """Run them in a thread; what one of them left to be awaited, if so."""
         for hook in self._rest():
             try:
                 value = self._call(hook)
                 if isinstance(value, Awaitable):  # a partial, a lambda, a decorator around a coroutine function
-                    return _Left(value)
+                    return _PendingAwaitable(value)
                 self._took(value)
             except Exception as error:
                 self.failed(hook, error)
         return None
 
-    async def left(self, left: _Left) -> None:
+    async def left(self, left: _PendingAwaitable) -> None:
         """Await it on the author's loop."""
         try:
             self._took(await left.value)
@@ -211,7 +230,7 @@ class _Group:
 
     def failed(self, hook: Hook, error: Exception) -> None:
         """Raise what is to be raised, or log it: then those behind do not see what it has changed in place."""
-        _failed(hook, error)
+        _raise_or_log_failure(hook, error)
         self._inside.put_back()
         self._undo(self._given)
 
@@ -225,9 +244,9 @@ class _Group:
         return hook.fn(**{name: self._given[name] for name in hook.takes})
 
     def _took(self, value: Any) -> None:
-        if isinstance(value, Veto) and self.hook.event not in MAY_VETO:
-            can = ", ".join(MAY_VETO)
-            raise HookError(f"{_named(self.hook)} returned a Veto, and there is nothing to veto: {can} can")
+        if isinstance(value, Veto) and self.hook.event not in VETOABLE_EVENTS:
+            can = ", ".join(VETOABLE_EVENTS)
+            raise HookError(f"{_describe_hook(self.hook)} returned a Veto, and there is nothing to veto: {can} can")
         if not self.abandoned:
             if _sees_messages(self.hook):
                 self._inside.check("messages[i]")
@@ -235,16 +254,16 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _PendingAwaitable:
     value: Awaitable[Any]
 
 
-async def _go(run: Run, group: _Group) -> None:
+async def _run_group_in_time(run: AuthorRunner, group: _HookGroup) -> None:
     """Run ``group`` to its end, or until one of it has failed and that is logged."""
     try:
         async with asyncio.timeout(None) as limit:
-            with _watched(group, limit):
-                await _run(run, group)
+            with _enforce_hook_timeout(group, limit):
+                await _run_group(run, group)
     except TimeoutError:
         group.abandoned = True
         group.failed(group.hook, TimeoutError(f"it did not return within {group.hook.timeout:g} s"))
@@ -254,11 +273,11 @@ async def _go(run: Run, group: _Group) -> None:
         raise
 
 
-async def _run(run: Run, group: _Group) -> None:
+async def _run_group(run: AuthorRunner, group: _HookGroup) -> None:
     name = f"hook {group.hook.name}"
     try:
         left = await run(name, group.asynchronous if group.hook.is_async else group.plain)
-        if isinstance(left, _Left):
+        if isinstance(left, _PendingAwaitable):
             await run(name, group.left, left)
             group.at += 1
     except (HookError, AbortError):
@@ -269,7 +288,7 @@ async def _run(run: Run, group: _Group) -> None:
 
 
 @contextmanager
-def _watched(group: _Group, limit: asyncio.Timeout) -> Iterator[None]:
+def _enforce_hook_timeout(group: _HookGroup, limit: asyncio.Timeout) -> Iterator[None]:
     """Let ``limit`` expire when the hook that runs has taken its time."""
     clock = asyncio.get_running_loop()
     waiting: list[asyncio.TimerHandle] = []
@@ -289,11 +308,11 @@ def _watched(group: _Group, limit: asyncio.Timeout) -> Iterator[None]:
             timer.cancel()
 
 
-def _failed(hook: Hook, error: Exception) -> None:
+def _raise_or_log_failure(hook: Hook, error: Exception) -> None:
     """Raise what is to be raised, or log it."""
     if isinstance(error, AbortError):
         raise error
-    named, why = _named(hook), f"{type(error).__name__}: {error}"
+    named, why = _describe_hook(hook), f"{type(error).__name__}: {error}"
     if hook.on_error == "log":
         logger.warning("%s failed, and the call goes on: %s", named, why)
         return
@@ -302,7 +321,7 @@ def _failed(hook: Hook, error: Exception) -> None:
     raise HookError(f"{named} failed: {why}") from error
 
 
-def _named(hook: Hook) -> str:
+def _describe_hook(hook: Hook) -> str:
     return f"the hook {hook.name} ({hook.event})"
 
 
@@ -310,7 +329,7 @@ def _named(hook: Hook) -> str:
 # What hooks return, read: each function gives what is meant, or raises for what the hook may not return.
 
 
-def request_from(hook: Hook, returned: Any, request: ModelRequest) -> ModelRequest | Veto:
+def read_hook_request(hook: Hook, returned: Any, request: ModelRequest) -> ModelRequest | Veto:
     """What is asked after a ``before_llm_call`` hook. Raises ``HookError``."""
     match returned:
         case None:
@@ -319,105 +338,113 @@ def request_from(hook: Hook, returned: Any, request: ModelRequest) -> ModelReque
             return returned
         case ModelRequest():
             if returned.model != request.model:
-                raise _wrong(hook, f"changed the model to {returned.model!r}; on_iteration can: step.model = …")
-            return replace(returned, messages=_messages(hook, returned.messages))
+                raise _build_returned_error(
+                    hook, f"changed the model to {returned.model!r}; on_iteration can: step.model = …"
+                )
+            return replace(returned, messages=_validate_returned_messages(hook, returned.messages))
         case list() | tuple():
-            return replace(request, messages=_messages(hook, returned))
+            return replace(request, messages=_validate_returned_messages(hook, returned))
         case _:
-            raise _may_return(hook, returned, "a ModelRequest (replace(request, …)), a list of messages or Veto")
+            raise _build_return_type_error(
+                hook, returned, "a ModelRequest (replace(request, …)), a list of messages or Veto"
+            )
 
 
-def reply_from(hook: Hook, returned: Any, reply: Message) -> Message:
+def read_hook_reply(hook: Hook, returned: Any, reply: Message) -> Message:
     """What the model has said after an ``after_llm_call`` hook; it was paid all the same. Raises ``HookError``."""
     match returned:
         case None:
             return reply
         case str():
-            return reply.model_copy(update={"parts": with_text(reply.parts, returned)})
+            return reply.model_copy(update={"parts": replace_text(reply.parts, returned)})
         case Message(role="assistant"):
             kept = {"usage": reply.usage, "cost_usd": reply.cost_usd, "model": returned.model or reply.model}
             kept["finish_reason"] = returned.finish_reason or reply.finish_reason
-            parts = sound_parts(returned.parts)
+            parts = sanitize_parts(returned.parts)
             if any(part.type in ("tool_result", "file") for part in parts):
-                raise _wrong(hook, "returned a reply with tool results or files in it, which no model gives")
+                raise _build_returned_error(
+                    hook, "returned a reply with tool results or files in it, which no model gives"
+                )
             return returned.model_copy(update={**kept, "withheld": reply.withheld, "parts": parts})
         case _:
-            raise _may_return(hook, returned, "an assistant message or text")
+            raise _build_return_type_error(hook, returned, "an assistant message or text")
 
 
-def message_from(hook: Hook, returned: Any, message: Message) -> Message:
+def read_hook_message(hook: Hook, returned: Any, message: Message) -> Message:
     """What a user has said after an ``on_user_message`` hook: from the same sender. Raises ``HookError``."""
     match returned:
         case None:
             return message
         case Veto(reason=reason):
-            return withheld(message, reason)
+            return withhold_message(message, reason)
         case str():
-            return _user(message, with_text(message.parts, returned))
+            return _copy_user_message(message, replace_text(message.parts, returned))
         case Message(role="user"):
             if not all(part.type in ("text", "file") for part in returned.parts) or not returned.parts:
-                raise _wrong(hook, "returned a user's message that does not consist of texts and files")
-            return _user(message, sound_parts(returned.parts))
+                raise _build_returned_error(hook, "returned a user's message that does not consist of texts and files")
+            return _copy_user_message(message, sanitize_parts(returned.parts))
         case _:
-            raise _may_return(hook, returned, "a user's message, text or Veto")
+            raise _build_return_type_error(hook, returned, "a user's message, text or Veto")
 
 
-def text_from(hook: Hook, returned: Any, text: str) -> str:
+def read_hook_text(hook: Hook, returned: Any, text: str) -> str:
     """The answer after an ``on_finish`` hook. Raises ``HookError``."""
     if returned is None:
         return text
     if not isinstance(returned, str):
-        raise _may_return(hook, returned, "the answer's text")
-    return clean(returned)
+        raise _build_return_type_error(hook, returned, "the answer's text")
+    return clean_text(returned)
 
 
-def arguments_from(hook: Hook, returned: Any, arguments: dict[str, Any]) -> dict[str, Any] | Veto:
+def read_hook_arguments(hook: Hook, returned: Any, arguments: dict[str, Any]) -> dict[str, Any] | Veto:
     """A call's arguments after a ``before_tool_call`` hook, which may have changed ``arguments`` in place. Raises
     ``HookError``."""
     if isinstance(returned, Veto):
         return returned
     if returned is None or isinstance(returned, dict):
         try:
-            plain: dict[str, Any] = as_plain(arguments if returned is None else returned)
+            plain: dict[str, Any] = to_plain_json(arguments if returned is None else returned)
         except ValueError as error:
-            raise _wrong(hook, f"gave arguments that are not plain JSON: {error}") from None
+            raise _build_returned_error(hook, f"gave arguments that are not plain JSON: {error}") from None
         return arguments if returned is None and plain == arguments else plain
-    raise _may_return(hook, returned, "a dictionary of arguments or Veto")
+    raise _build_return_type_error(hook, returned, "a dictionary of arguments or Veto")
 
 
-def with_text(parts: Sequence[Part], text: str) -> tuple[Part, ...]:
+def replace_text(parts: Sequence[Part], text: str) -> tuple[Part, ...]:
     """``parts`` with ``text`` in the place of all their text: before the calls where they had none."""
     place = next((n for n, part in enumerate(parts) if isinstance(part, TextPart | ToolCallPart)), len(parts))
     others = [[part for part in some if not isinstance(part, TextPart)] for some in (parts[:place], parts[place:])]
-    return (*others[0], *((TextPart(text=clean(text)),) if text else ()), *others[1])
+    return (*others[0], *((TextPart(text=clean_text(text)),) if text else ()), *others[1])
 
 
-def withheld(message: Message, reason: str) -> Message:
+def withhold_message(message: Message, reason: str) -> Message:
     """``message`` without what it said."""
-    return _user(message, (TextPart(text=clean(f"[withheld: {reason}]")),))
+    return _copy_user_message(message, (TextPart(text=clean_text(f"[withheld: {reason}]")),))
 
 
-def _user(message: Message, parts: tuple[Part, ...]) -> Message:
+def _copy_user_message(message: Message, parts: tuple[Part, ...]) -> Message:
     return message.model_copy(update={"parts": parts or (TextPart(text="[withheld]"),)})
 
 
-def _messages(hook: Hook, messages: Any) -> tuple[Message, ...]:
+def _validate_returned_messages(hook: Hook, messages: Any) -> tuple[Message, ...]:
     given = tuple(messages)
     if not given or not all(isinstance(one, Message) for one in given):
-        raise _wrong(hook, "returned no messages, or something else among them")
+        raise _build_returned_error(hook, "returned no messages, or something else among them")
     if any(one.role == "system" for one in given):
-        raise _wrong(hook, "returned a system message; change request.system: replace(request, system=…)")
-    return tuple(map(_sound, given))
+        raise _build_returned_error(
+            hook, "returned a system message; change request.system: replace(request, system=…)"
+        )
+    return tuple(map(_sanitise_message, given))
 
 
-def _sound(message: Message) -> Message:
-    parts = sound_parts(message.parts)
+def _sanitise_message(message: Message) -> Message:
+    parts = sanitize_parts(message.parts)
     return message if parts == message.parts else message.model_copy(update={"parts": parts})
 
 
-def _may_return(hook: Hook, returned: Any, what: str) -> HookError:
-    return _wrong(hook, f"returned {returned!r:.100}; it may return None, {what}")
+def _build_return_type_error(hook: Hook, returned: Any, what: str) -> HookError:
+    return _build_returned_error(hook, f"returned {returned!r:.100}; it may return None, {what}")
 
 
-def _wrong(hook: Hook, why: str) -> HookError:
+def _build_returned_error(hook: Hook, why: str) -> HookError:
     return HookError(f"the hook {hook.name} ({hook.event}) {why}")

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from ..errors import DefinitionError
 from ..types.compaction import Compaction
 
-Event = Literal[
+HookEvent = Literal[
     "before_llm_call",
     "after_llm_call",
     "before_tool_call",
@@ -27,7 +27,7 @@ Event = Literal[
 ]
 OnError = Literal["fail", "log"]
 
-EVENTS: dict[Event, tuple[str, ...]] = {
+EVENTS: dict[HookEvent, tuple[str, ...]] = {
     "before_llm_call": ("request", "messages", "model", "tools", "iteration", "ctx"),
     "after_llm_call": ("reply", "response", "messages", "usage", "cost_usd", "iteration", "ctx"),
     "before_tool_call": ("name", "arguments", "call_id", "ctx"),
@@ -54,7 +54,7 @@ EVENTS: dict[Event, tuple[str, ...]] = {
 }
 """Every event, and what its hooks may ask for: a parameter is given what has its name."""
 
-MAY_VETO: tuple[Event, ...] = (
+VETOABLE_EVENTS: tuple[HookEvent, ...] = (
     "before_llm_call",
     "before_tool_call",
     "before_subagent",
@@ -62,9 +62,9 @@ MAY_VETO: tuple[Event, ...] = (
     "on_user_injection",
 )
 """What hooks may return a ``Veto`` for."""
-OF_TOOLS: tuple[Event, ...] = ("before_tool_call", "after_tool_call", "on_error")
+TOOL_HOOK_EVENTS: tuple[HookEvent, ...] = ("before_tool_call", "after_tool_call", "on_error")
 """What hooks of a tool may be for."""
-TIMEOUT = 60.0
+DEFAULT_HOOK_TIMEOUT = 60.0
 """Seconds that a hook may take."""
 
 
@@ -79,7 +79,7 @@ class Veto:
 class Hook:
     """A function and its event. Made by :func:`hook`; called, it calls ``fn``."""
 
-    event: Event
+    event: HookEvent
     fn: Callable[..., Any]
     name: str
     on_error: OnError
@@ -99,11 +99,11 @@ class Hook:
 
 
 def hook(
-    event: Event,
+    event: HookEvent,
     *,
     on_error: OnError = "fail",
     name: str | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_HOOK_TIMEOUT,
     agents: Iterable[Any] = (),
 ) -> Callable[[Callable[..., Any]], Hook]:
     """``@hook("before_llm_call")`` makes a function, sync or async, a hook.
@@ -125,15 +125,15 @@ def hook(
         raise DefinitionError(f"hook on {event}: on_error is 'fail' or 'log', not {on_error!r}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise DefinitionError(f"hook on {event}: timeout is a number of seconds above 0, not {timeout!r:.100}")
-    asked = _checked_agents(event, agents)
+    asked = _validate_hook_agents(event, agents)
 
     def made(fn: Callable[..., Any]) -> Hook:
-        return replace(_made(event, on_error, name, timeout, fn), agents=asked)
+        return replace(_build_hook(event, on_error, name, timeout, fn), agents=asked)
 
     return made
 
 
-def _checked_agents(event: Event, agents: Any) -> tuple[Any, ...]:
+def _validate_hook_agents(event: HookEvent, agents: Any) -> tuple[Any, ...]:
     if isinstance(agents, str) or not isinstance(agents, Iterable):
         raise DefinitionError(f"hook on {event}: agents is a list, not {agents!r:.100}", hint="Write agents=[critic].")
     listed = tuple(agents)
@@ -147,7 +147,7 @@ def _checked_agents(event: Event, agents: Any) -> tuple[Any, ...]:
     return listed
 
 
-def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn: Callable[..., Any]) -> Hook:
+def _build_hook(event: HookEvent, on_error: OnError, name: str | None, timeout: float, fn: Callable[..., Any]) -> Hook:
     called = name or str(getattr(fn, "__name__", type(fn).__name__))
     if isinstance(fn, Hook) or not callable(fn):
         raise DefinitionError(f"a hook is made of a function, not of {fn!r:.100}", hint="Write it above a def.")
@@ -156,7 +156,7 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
         raise DefinitionError(f"hook {called!r}: a generator would never run", hint="Write return for yield.")
     given = EVENTS[event]
     takes: list[str] = []
-    for parameter in _parameters(called, fn):
+    for parameter in _get_hook_parameters(called, fn):
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             takes = list(given) if parameter.kind is parameter.VAR_KEYWORD else takes
         elif parameter.name in given and parameter.kind is not parameter.POSITIONAL_ONLY:
@@ -169,7 +169,7 @@ def _made(event: Event, on_error: OnError, name: str | None, timeout: float, fn:
     return Hook(event, fn, called, on_error, float(timeout), tuple(dict.fromkeys(takes)), is_async)
 
 
-def _parameters(called: str, fn: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+def _get_hook_parameters(called: str, fn: Callable[..., Any]) -> Iterable[inspect.Parameter]:
     try:
         return inspect.signature(fn).parameters.values()
     except ValueError:
@@ -178,7 +178,7 @@ def _parameters(called: str, fn: Callable[..., Any]) -> Iterable[inspect.Paramet
         ) from None
 
 
-def listed_hooks(owner: str, hooks: Any) -> tuple[Any, ...]:
+def validate_hook_list(owner: str, hooks: Any) -> tuple[Any, ...]:
     """What ``owner`` was given; a set alone is a list of one. Raises ``DefinitionError`` for what is no list."""
     if isinstance(hooks, HookSet):
         return (hooks,)
@@ -187,15 +187,15 @@ def listed_hooks(owner: str, hooks: Any) -> tuple[Any, ...]:
     return tuple(hooks)
 
 
-def checked_hooks(
-    owner: str, hooks: Iterable[Any], events: Iterable[Event] = EVENTS, *, of_agent: bool = False
+def validate_hooks(
+    owner: str, hooks: Iterable[Any], events: Iterable[HookEvent] = EVENTS, *, of_agent: bool = False
 ) -> tuple[Hook, ...]:
     """``hooks`` of ``owner``, those of a ``HookSet`` among them one by one.
 
     Raises ``DefinitionError`` for what is none, and for what only an agent can have.
     """
     listed: list[Hook] = []
-    for one in listed_hooks(owner, hooks):
+    for one in validate_hook_list(owner, hooks):
         if not isinstance(one, Hook | HookSet):
             raise DefinitionError(
                 f"{owner}: {one!r:.100} is no hook", hint='Say which event it is for: @hook("before_llm_call").'
@@ -216,7 +216,7 @@ def checked_hooks(
     return tuple(listed)
 
 
-def with_brought(compaction: Any, hooks: Iterable[Any]) -> Any:
+def add_hook_compaction(compaction: Any, hooks: Iterable[Any]) -> Any:
     """An agent's ``compaction`` with what sets among its ``hooks`` bring."""
     brought = [one.compaction for one in hooks if isinstance(one, HookSet) and one.compaction is not None]
     if not brought or compaction is None:
@@ -231,7 +231,7 @@ class HookSet:
     """
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        self._by_event: dict[Event, tuple[Hook, ...]] = {}
+        self._by_event: dict[HookEvent, tuple[Hook, ...]] = {}
         self.compaction: Compaction | None = None
         """What the agent that it is given to is to do beside these hooks (``auto_summarise``)."""
         self.all: tuple[Hook, ...] = ()
@@ -240,13 +240,13 @@ class HookSet:
 
     def add(self, *hooks: Hook) -> None:
         """Behind those that are there. Raises ``DefinitionError`` for what is no hook."""
-        self._set((*self.all, *checked_hooks("hooks", hooks)))
+        self._set((*self.all, *validate_hooks("hooks", hooks)))
 
-    def clear(self, event: Event | None = None) -> None:
+    def clear(self, event: HookEvent | None = None) -> None:
         """Take those of ``event`` out, or all."""
         self._set(tuple(one for one in self.all if event is not None and one.event != event))
 
-    def on(self, event: Event) -> tuple[Hook, ...]:
+    def on(self, event: HookEvent) -> tuple[Hook, ...]:
         """Those of ``event``."""
         return self._by_event.get(event, ())
 
@@ -263,7 +263,7 @@ class HookSet:
         return f"<{type(self).__name__} of {', '.join(f'{one.name} on {one.event}' for one in self.all) or 'none'}>"
 
     def _set(self, hooks: tuple[Hook, ...]) -> None:
-        by_event: dict[Event, tuple[Hook, ...]] = {}
+        by_event: dict[HookEvent, tuple[Hook, ...]] = {}
         for one in hooks:
             by_event[one.event] = (*by_event.get(one.event, ()), one)
         self.all, self._by_event = hooks, by_event

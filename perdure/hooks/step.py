@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast, overload
 
 from ..errors import AbortError, DefinitionError
-from ..loop.transcript import trimmed
-from ..loop.turns import merged
+from ..loop.transcript import trim_messages
+from ..loop.turns import merge_overrides
 from ..types.files import Content
 from ..types.messages import Message, ToolCallPart, ToolResultPart, Usage
 from .branch import Branch
@@ -77,13 +77,13 @@ class Results(MutableSequence[ToolResultPart]):
         )
 
 
-SENDER = "step"
+STEP_SENDER = "step"
 """Who an injected message is from (``Message.by``)."""
-_MISSING = object()
+_NOT_GIVEN = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """What a step begins with."""
 
     iteration: int
@@ -135,7 +135,7 @@ class Step:
             )
         super().__setattr__(name, value)
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: StepFacts) -> None:
         self._facts = facts
         self.iteration = facts.iteration
         """Iterations of the turn that are done: the number of the one whose tools have run."""
@@ -230,7 +230,7 @@ class Step:
 
     def inject(self, content: Content) -> None:
         """Say something to the model as a user's message, from ``"step"``: text, or a list of texts and ``File``."""
-        message = Message.user(content, by=SENDER)
+        message = Message.user(content, by=STEP_SENDER)
         self._injected.append(message)
         self.messages.append(message)
 
@@ -238,13 +238,13 @@ class Step:
         """Leave out all messages but the first user's and the last ``keep``; a result keeps its call."""
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
             raise DefinitionError(f"step.trim: keep is a whole number of messages, not {keep!r:.100}")
-        self.messages[:] = trimmed(self.messages, keep)
+        self.messages[:] = trim_messages(self.messages, keep)
 
     def keep(self, scope: Literal["turn", "run"] = "turn") -> None:
         """What has changed so far of model, settings, instructions and tools holds for the rest of the turn, or run."""
         if scope not in ("turn", "run"):
             raise DefinitionError(f"step.keep is for the rest of the 'turn' or the 'run', not {scope!r}")
-        self._kept[scope] = merged(self._kept.get(scope, {}), self.changes())
+        self._kept[scope] = merge_overrides(self._kept.get(scope, {}), self.changes())
 
     def branch(
         self,
@@ -270,14 +270,14 @@ class Step:
 
     # --- instead of it
 
-    def finish(self, content: Any = _MISSING, /, **fields: Any) -> None:
+    def finish(self, content: Any = _NOT_GIVEN, /, **fields: Any) -> None:
         """End the turn with this answer, without a model call: a text, or of an agent with an output type the value or
         its fields."""
-        if (content is _MISSING) == (not fields):
+        if (content is _NOT_GIVEN) == (not fields):
             raise DefinitionError(
                 "step.finish needs the answer, or its fields, and not both", hint='For instance step.finish("Done.").'
             )
-        self.finished = (fields if content is _MISSING else content,)
+        self.finished = (fields if content is _NOT_GIVEN else content,)
 
     def abort(self, reason: str) -> NoReturn:
         """End the run: it fails with ``AbortError``."""
@@ -302,7 +302,9 @@ class Step:
             )
         if self._models != facts.models:
             changes["model"] = list(self._models)
-        settings = {name: value for name, value in self.settings.items() if facts.settings.get(name, _MISSING) != value}
+        settings = {
+            name: value for name, value in self.settings.items() if facts.settings.get(name, _NOT_GIVEN) != value
+        }
         settings |= dict.fromkeys(facts.settings.keys() - self.settings.keys())
         if settings:
             changes["settings"] = settings

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from ..types.state import Answer, Failure, PendingCall, RunState, Turn
-from ..types.subagents import AsCollect, AsTell
-from ..types.tool_calls import Answered, AsActivity, AsCallback, AsRemote, AsSubagent, Call, Inline, Refused
-from ..types.wire import Finish, ModelOutput, New, NewMessage, NewResult
+from ..types.state import RunState, ToolCallState, TurnAnswer, TurnFailure, TurnState
+from ..types.subagents import CollectCall, TellCall
+from ..types.tool_calls import (
+    ActivityCall,
+    AnsweredCall,
+    Call,
+    CallbackCall,
+    InlineCall,
+    RefusedCall,
+    RemoteCall,
+    SubagentCall,
+)
+from ..types.wire import FinalAnswer, ModelOutput, NewItem, NewMessage, NewResult
 from .children import drop_branches, open_branches
-from .compaction import after_reply
-from .decide import CallModel, Close
-from .external_calls import keep_returned
-from .finish import REMINDER_ID, reminder
-from .limits import admit, failure, largest, most_iterations, uses
-from .turns import keep, leave_unanswered
+from .compaction import update_compaction_after_reply
+from .decide import CallModel, RecordClosing
+from .external_calls import set_external_result
+from .finish import REMINDER_ID, build_reminder_text
+from .limits import admit_calls, build_limit_failure, compute_largest_call, get_max_iterations, list_limit_uses
+from .turns import keep_overrides, record_unanswered_messages
 
 
 def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
@@ -23,55 +32,55 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
         open_branches(state, step.taken, output)
         return
     drop_branches(state)
-    _count(state, turn, output)
-    _take(state, step.taken)
+    _count_model_call(state, turn, output)
+    _consume_inbox(state, step.taken)
     turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
     if output.overrides is not None:
-        keep(state, output.overrides)
+        keep_overrides(state, output.overrides)
     state.pinned = output.pinned or state.pinned
     if output.indexed is not None:
         state.indexed, state.noted = list(output.indexed), output.noted
-    after_reply(state, output)
+    update_compaction_after_reply(state, output)
     if step.purpose == "force_finish":
         turn.forced, turn.reached = True, step.limit
-        _forced(state, turn, output)
+        _apply_forced_reply(state, turn, output)
         return
     turn.answer = None
     first_op = state.op - len(output.calls)
     state.calls = [
-        PendingCall(call=call, op=first_op + i, result=_known(call))
+        ToolCallState(call=call, op=first_op + i, result=_build_immediate_result(call))
         for i, call in enumerate(output.calls)
-        if not isinstance(call.disposition, Answered)
+        if not isinstance(call.disposition, AnsweredCall)
     ]
-    state.tool_calls += sum(isinstance(call.disposition, Inline) for call in output.calls)
-    admit(state)
+    state.tool_calls += sum(isinstance(call.disposition, InlineCall) for call in output.calls)
+    admit_calls(state)
     if output.failed is not None:
-        turn.failure = Failure(type=output.failed.type, message=output.failed.message)
+        turn.failure = TurnFailure(type=output.failed.type, message=output.failed.message)
     elif output.finish is not None:
-        _answer(turn, output.finish, output)
+        _set_turn_answer(turn, output.finish, output)
     elif not output.calls:
-        state.carry = [_reminder(output)]
+        state.carry = [_build_reminder_message(output)]
     turn.rejected = turn.rejected + 1 if output.rejected else turn.rejected
-    collect(state)
+    collect_results(state)
     for call in output.calls:
-        if isinstance(call.disposition, Inline) and call.disposition.aborted is not None:
-            abort(state, call.disposition.aborted)
-    _limit(state, turn, output)
+        if isinstance(call.disposition, InlineCall) and call.disposition.aborted is not None:
+            apply_abort(state, call.disposition.aborted)
+    _mark_iteration_limit(state, turn, output)
 
 
-def abort(state: RunState, text: str) -> None:
+def apply_abort(state: RunState, text: str) -> None:
     """A tool, or a hook of it, ended the run (``raise Abort``)."""
-    fail_after_calls(state, "AbortError", text.removeprefix("AbortError: "))
+    fail_run_after_calls(state, "AbortError", text.removeprefix("AbortError: "))
 
 
-def fail_after_calls(state: RunState, type: str, message: str) -> None:
+def fail_run_after_calls(state: RunState, type: str, message: str) -> None:
     """The run fails at a tool call. Calls under way are let end; no other one begins."""
     turn = state.turn
     if turn is None or state.cancelled or turn.failure is not None:
         return
-    turn.failure = Failure(type=type, message=message)
+    turn.failure = TurnFailure(type=type, message=message)
     turn.at_limit = False
     turn.answer = None
     state.recorded = False
@@ -79,27 +88,27 @@ def fail_after_calls(state: RunState, type: str, message: str) -> None:
     state.interrupt = None
 
 
-def _forced(state: RunState, turn: Turn, output: ModelOutput) -> None:
+def _apply_forced_reply(state: RunState, turn: TurnState, output: ModelOutput) -> None:
     """A reply that had to be the answer; one that will not do is asked for again."""
-    calls = [call for call in output.calls if not isinstance(call.disposition, Answered)]
+    calls = [call for call in output.calls if not isinstance(call.disposition, AnsweredCall)]
     if output.failed is not None:
-        turn.failure = Failure(type=output.failed.type, message=output.failed.message)
+        turn.failure = TurnFailure(type=output.failed.type, message=output.failed.message)
     elif output.rejected:
         turn.rejected += 1
         turn.answer = None
-        state.carry = [_known(call) or _not_run(call) for call in calls]
-        state.carry += [] if output.calls else [_reminder(output)]
+        state.carry = [_build_immediate_result(call) or _build_not_run_result(call) for call in calls]
+        state.carry += [] if output.calls else [_build_reminder_message(output)]
         return
     else:
-        _answer(turn, output.finish or Finish(content=output.text), output, at_limit=True)
-    state.carry = [_not_run(call) for call in calls]
+        _set_turn_answer(turn, output.finish or FinalAnswer(content=output.text), output, at_limit=True)
+    state.carry = [_build_not_run_result(call) for call in calls]
 
 
-def _reminder(output: ModelOutput) -> NewMessage:
-    return NewMessage(content=output.reminder or reminder(output.limits.protocol), id=REMINDER_ID)
+def _build_reminder_message(output: ModelOutput) -> NewMessage:
+    return NewMessage(content=output.reminder or build_reminder_text(output.limits.protocol), id=REMINDER_ID)
 
 
-def _count(state: RunState, turn: Turn, output: ModelOutput) -> None:
+def _count_model_call(state: RunState, turn: TurnState, output: ModelOutput) -> None:
     """Every call of the reply gets an operation number right behind the model call's own."""
     state.op += 1 + len(output.calls)
     turn.iteration += 1
@@ -107,35 +116,43 @@ def _count(state: RunState, turn: Turn, output: ModelOutput) -> None:
     state.iterations += 1
     state.usage += output.usage
     if not output.unasked:
-        state.largest = largest(state, output.usage.total_tokens, output.cost_usd)
+        state.largest = compute_largest_call(state, output.usage.total_tokens, output.cost_usd)
     if output.cost_usd is not None:
         state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
 
 
-def _take(state: RunState, taken: int) -> None:
+def _consume_inbox(state: RunState, taken: int) -> None:
     state.carry = []
     state.inbox = state.inbox[taken:]
     state.recorded = False
 
 
-def _known(call: Call) -> New | None:
+def _build_immediate_result(call: Call) -> NewItem | None:
     """The result of a call that needs no activity."""
     match call.disposition:
-        case Refused(text=text):
+        case RefusedCall(text=text):
             return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
-        case Inline(key=key, is_error=is_error):
+        case InlineCall(key=key, is_error=is_error):
             return NewResult(call_id=call.id, name=call.name, key=key, is_error=is_error)
-        case AsActivity() | AsRemote() | AsSubagent() | AsCollect() | AsTell() | AsCallback() | Answered():
+        case (
+            ActivityCall()
+            | RemoteCall()
+            | SubagentCall()
+            | CollectCall()
+            | TellCall()
+            | CallbackCall()
+            | AnsweredCall()
+        ):
             return None
 
 
-def _not_run(call: Call) -> New:
+def _build_not_run_result(call: Call) -> NewItem:
     text = "not run: the task had to be finished"
     return NewResult(call_id=call.id, name=call.name, text=text, is_error=True)
 
 
-def _answer(turn: Turn, finish: Finish, output: ModelOutput, *, at_limit: bool = False) -> None:
-    turn.answer = Answer(
+def _set_turn_answer(turn: TurnState, finish: FinalAnswer, output: ModelOutput, *, at_limit: bool = False) -> None:
+    turn.answer = TurnAnswer(
         content=finish.content,
         blob=output.answer_blob,
         finish_reason="limit" if at_limit else output.finish_reason,
@@ -145,31 +162,31 @@ def _answer(turn: Turn, finish: Finish, output: ModelOutput, *, at_limit: bool =
     turn.rejected = 0
 
 
-def _limit(state: RunState, turn: Turn, output: ModelOutput) -> None:
+def _mark_iteration_limit(state: RunState, turn: TurnState, output: ModelOutput) -> None:
     """Mark a turn that has used its iterations without an answer; calls that are asked for still run."""
     limits = output.limits
     if limits.on_limit == "return" and (limits.run or limits.turn):  # a budget may be used up before the next call
         turn.last_text, turn.last_blob = output.text, output.blob
     if turn.answer is not None or turn.failure is not None or limits.on_limit in ("finish", "pause"):
         return
-    if turn.iteration < most_iterations(state):
+    if turn.iteration < get_max_iterations(state):
         return
     turn.at_limit = True
     turn.last_text, turn.last_blob = output.text, output.blob
-    end_at_limit(state)
+    end_turn_at_limit(state)
 
 
-def end_at_limit(state: RunState) -> None:
+def end_turn_at_limit(state: RunState) -> None:
     """End a marked turn once its last calls have their results."""
     turn = state.turn
     if turn is None or not turn.at_limit or state.calls:
         return
-    turn.reached = uses(state)[-1]
+    turn.reached = list_limit_uses(state)[-1]
     if state.limits.on_limit == "error":
-        leave_unanswered(state)
-        turn.failure = failure(state, turn.reached)
+        record_unanswered_messages(state)
+        turn.failure = build_limit_failure(state, turn.reached)
     else:
-        turn.answer = Answer(content=turn.last_text, blob=turn.last_blob, finish_reason="limit")
+        turn.answer = TurnAnswer(content=turn.last_text, blob=turn.last_blob, finish_reason="limit")
     turn.at_limit = False
     drop_reminder(state)
 
@@ -179,25 +196,25 @@ def drop_reminder(state: RunState) -> None:
     state.carry = [new for new in state.carry if isinstance(new, NewResult) or new.id != REMINDER_ID]
 
 
-def apply_returned(state: RunState, op: int, result: NewResult, error_type: str = "") -> None:
+def apply_external_result(state: RunState, op: int, result: NewResult, error_type: str = "") -> None:
     """The call of operation ``op`` was run elsewhere, and came to ``result``; where it failed, with ``error_type``."""
     for call in state.calls:
         if call.op == op and call.result is None and call.returned is None:
-            keep_returned(call, result, error_type)
-    collect(state)
-    end_at_limit(state)
+            set_external_result(call, result, error_type)
+    collect_results(state)
+    end_turn_at_limit(state)
 
 
-def apply_result(state: RunState, op: int, result: New) -> None:
+def apply_result(state: RunState, op: int, result: NewItem) -> None:
     """The call of operation ``op`` has a result. A second result of the same call is dropped."""
     for call in state.calls:
         if call.op == op and call.result is None:
             call.result, call.returned = result, None  # what it came to elsewhere is not carried on beside it
-    collect(state)
-    end_at_limit(state)
+    collect_results(state)
+    end_turn_at_limit(state)
 
 
-def collect(state: RunState) -> None:
+def collect_results(state: RunState) -> None:
     """When every call has its result, the next model call gets them in the order of the calls."""
     results = [call.result for call in state.calls]
     if state.calls and all(result is not None for result in results):
@@ -205,13 +222,13 @@ def collect(state: RunState) -> None:
         state.calls = []
 
 
-def apply_closed(state: RunState, step: Close, head: str | None) -> None:
+def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> None:
     """The ending is recorded under ``head``; None when the store could not, and the run ends all the same."""
     state.op += 1
     state.head = head or state.head
     state.resume = state.resume and head is None
     if step.closing.status == "paused":
-        _paused(state, step, recorded=head is not None)
+        _apply_limit_pause(state, step, recorded=head is not None)
         return
     state.carry = state.carry[len(step.new) - step.taken :]
     state.inbox = state.inbox[step.taken :]
@@ -219,7 +236,7 @@ def apply_closed(state: RunState, step: Close, head: str | None) -> None:
     state.recorded = step.closing.status != "waiting" or not state.closed
 
 
-def _paused(state: RunState, step: Close, *, recorded: bool) -> None:
+def _apply_limit_pause(state: RunState, step: RecordClosing, *, recorded: bool) -> None:
     """The run waits for somebody to raise a limit. What could not be recorded is for the model call that follows."""
     if recorded:
         state.carry = state.carry[len(step.new) :]

@@ -21,31 +21,31 @@ from ..errors import (
     RunClosedError,
 )
 from ..types.approvals import (
-    CHANGED_BYTES,
-    STANDING,
+    CHANGED_ARGUMENTS_BYTES,
+    MAX_STANDING_APPROVALS,
     ApprovalDecision,
-    Decided,
+    ApprovalOutcome,
     DecidedApproval,
     PendingApproval,
     Revocation,
-    Revoked,
+    RevokedApproval,
     StandingApproval,
-    arguments_hash,
-    name_hash,
+    hash_arguments,
+    hash_name,
 )
-from ..types.messages import clean
-from ..types.plain_json import size
-from ..types.state import PendingCall, RunState
-from ..types.tool_calls import AsActivity, CallAnswer
+from ..types.messages import clean_text
+from ..types.plain_json import measure_json
+from ..types.state import RunState, ToolCallState
+from ..types.tool_calls import ActivityCall, CallAnswer
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from . import questions
-from .apply import collect, end_at_limit
+from .apply import collect_results, end_turn_at_limit
 from .decide import CallModel, decide
-from .external_calls import due_before
-from .limits import unused
-from .questions import answer_hash, check_value, take_answer
-from .waits import PendingWait, askers, look, pending_waits, remember
+from .external_calls import needs_before_activity
+from .limits import uncount_tool_call
+from .questions import check_value, hash_answer, take_answer
+from .waits import PendingWait, list_requesters, mark_reminder_due, pending_waits, remember
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -62,10 +62,10 @@ def _parse(model: type[Model], raw: Any, whole: str, hint: str | None) -> Model:
 # Standing approvals: somebody has approved every call of a tool in this conversation.
 
 
-HINT = 'Send {"tool": "<name>", "by": "<name>"}.'
+REVOCATION_HINT = 'Send {"tool": "<name>", "by": "<name>"}.'
 
 
-def check_always(state: RunState, decision: ApprovalDecision, pending: PendingCall) -> None:
+def check_standing_approval(state: RunState, decision: ApprovalDecision, pending: ToolCallState) -> None:
     """Raise ``InvalidInputError`` for a standing approval that cannot be kept."""
     if not decision.always:
         return
@@ -74,33 +74,33 @@ def check_always(state: RunState, decision: ApprovalDecision, pending: PendingCa
             "always: it cannot go with changed arguments, which are those of one call",
             hint="Approve this call with them, or every call as it is made.",
         )
-    if name_hash(decision.by) is None:
+    if hash_name(decision.by) is None:
         raise InvalidInputError("always: a standing approval has a name", hint="Say who you are: by.")
-    others = _without(state, pending.call.name, decision.by)
-    if len(others) >= STANDING:
+    others = _list_other_standing_approvals(state, pending.call.name, decision.by)
+    if len(others) >= MAX_STANDING_APPROVALS:
         raise InvalidInputError(
-            f"always: the run has {STANDING} standing approvals, and keeps no more",
+            f"always: the run has {MAX_STANDING_APPROVALS} standing approvals, and keeps no more",
             hint="Revoke one that is not needed, or approve this call alone.",
         )
 
 
-def stand(state: RunState, tool: str, by: str, at: str) -> None:
+def grant_standing_approval(state: RunState, tool: str, by: str, at: str) -> None:
     """Keep that ``by`` approves every call of ``tool``."""
-    state.standing = [*_without(state, tool, by), StandingApproval(tool=tool, by=by, at=at)]
+    state.standing = [*_list_other_standing_approvals(state, tool, by), StandingApproval(tool=tool, by=by, at=at)]
 
 
-def by_standing(state: RunState, pending: PendingCall, now: datetime) -> Decided | None:
+def find_standing_decision(state: RunState, pending: ToolCallState, now: datetime) -> ApprovalOutcome | None:
     """What standing approvals decide on a call that waits; None where somebody has to be asked."""
     terms = pending.call.approval
     assert terms is not None, "it asks"
-    asked = askers(state) if terms.separate else []
+    asked = list_requesters(state) if terms.separate else []
     for one in state.standing:
-        if one.tool == pending.call.name and name_hash(one.by) not in asked:
-            return Decided(state="approved", by=one.by, at=now.isoformat(), hash=terms.hash, standing=one.at)
+        if one.tool == pending.call.name and hash_name(one.by) not in asked:
+            return ApprovalOutcome(state="approved", by=one.by, at=now.isoformat(), hash=terms.hash, standing=one.at)
     return None
 
 
-def withdraw(state: RunState, tool: str) -> list[StandingApproval]:
+def remove_standing_approvals(state: RunState, tool: str) -> list[StandingApproval]:
     """Nobody approves every call of ``tool`` any more; what had stood."""
     gone = [one for one in state.standing if one.tool == tool]
     state.standing = [one for one in state.standing if one.tool != tool]
@@ -109,7 +109,7 @@ def withdraw(state: RunState, tool: str) -> list[StandingApproval]:
 
 def check_revocation(state: RunState | None, raw: Any) -> Revocation:
     """Which standing approvals are to go. Raises ``InvalidInputError``, also where there are none of that tool."""
-    given = _parse(Revocation, raw, "the revocation", HINT)
+    given = _parse(Revocation, raw, "the revocation", REVOCATION_HINT)
     if state is not None and not any(one.tool == given.tool for one in state.standing):
         there = "; ".join(map(str, state.standing))
         raise InvalidInputError(
@@ -119,31 +119,31 @@ def check_revocation(state: RunState | None, raw: Any) -> Revocation:
     return given
 
 
-def revoke(state: RunState, raw: Any, now: datetime) -> list[StandingApproval]:
+def revoke_standing_approval(state: RunState, raw: Any, now: datetime) -> list[StandingApproval]:
     """Take the standing approvals of a tool back; which they were. Raises as :func:`check_revocation`."""
     given = check_revocation(state, raw)
-    gone = withdraw(state, given.tool)
+    gone = remove_standing_approvals(state, given.tool)
     names = tuple(dict.fromkeys(one.by for one in gone))
-    by = clean(given.by) if given.by else None
-    revoked = Revoked(tool=given.tool, by=by, at=now.isoformat(), approved_by=names)
-    state.revoked = [*state.revoked, revoked][-STANDING:]
+    by = clean_text(given.by) if given.by else None
+    revoked = RevokedApproval(tool=given.tool, by=by, at=now.isoformat(), approved_by=names)
+    state.revoked = [*state.revoked, revoked][-MAX_STANDING_APPROVALS:]
     return gone
 
 
-def told_revoked(state: RunState, told: Sequence[Revoked]) -> None:
+def drop_recorded_revocations(state: RunState, told: Sequence[RevokedApproval]) -> None:
     """``told`` are said; what was taken back meanwhile is not."""
     state.revoked = [one for one in state.revoked if one not in told]
 
 
-def _without(state: RunState, tool: str, by: str | None) -> list[StandingApproval]:
-    return [one for one in state.standing if (one.tool, name_hash(one.by)) != (tool, name_hash(by))]
+def _list_other_standing_approvals(state: RunState, tool: str, by: str | None) -> list[StandingApproval]:
+    return [one for one in state.standing if (one.tool, hash_name(one.by)) != (tool, hash_name(by))]
 
 
 # ---
 # What waits, as time goes on.
 
 
-def ask(state: RunState, now: datetime) -> None:
+def update_approval_waits(state: RunState, now: datetime) -> None:
     """Note since when new calls wait and of which somebody is to be reminded, and end the wait of those that nobody
     decided on in time, or has to."""
     for wait in pending_waits(state):
@@ -153,17 +153,21 @@ def ask(state: RunState, now: datetime) -> None:
         wait.begin(now)
         if wait.is_late(now):
             kept = "expired" if terms.on_expiry == "deny" else "approved"
-            _decide(state, pending, Decided.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}))
-        elif (decided := by_standing(state, pending, now)) is not None:
-            _decide(state, pending, decided)
+            _record_decision(
+                state,
+                pending,
+                ApprovalOutcome.model_validate({"state": kept, "at": now.isoformat(), "hash": terms.hash}),
+            )
+        elif (decided := find_standing_decision(state, pending, now)) is not None:
+            _record_decision(state, pending, decided)
         else:
-            look(pending, now)
-    questions.note(state, now)
-    collect(state)
-    end_at_limit(state)
+            mark_reminder_due(pending, now)
+    questions.update_answer_waits(state, now)
+    collect_results(state)
+    end_turn_at_limit(state)
 
 
-def waiting(state: RunState) -> list[PendingApproval]:
+def list_pending_approvals(state: RunState) -> list[PendingApproval]:
     """What waits, as ``status`` shows it: approvals first."""
     waits = sorted(pending_waits(state), key=lambda wait: wait.kind != "approval")
     return [wait.show() for wait in waits]
@@ -175,7 +179,7 @@ def waiting(state: RunState) -> list[PendingApproval]:
 
 DECISION = 'Send {"call_id": "<id>", "hash": "<as status has it>", "decision": "approve" or "deny", "by": "<name>"}.'
 ANSWER = 'Send {"call_id": "<id>", "value": <JSON>, "by": "<name>"}, or "error" in the place of "value".'
-_WHOSE = {"remote": "those of a remote tool", "callback": "those of a callback"}
+_ARGUMENT_OWNERS = {"remote": "those of a remote tool", "callback": "those of a callback"}
 _SEND = "To answer that, send its `hash`, as `status` shows it."
 
 
@@ -187,8 +191,10 @@ def read_decision(raw: Any, hint: str | None = DECISION) -> ApprovalDecision:
     if decision.arguments is not None:
         if decision.decision == "deny":
             raise InvalidInputError("arguments: a call that is denied has none", hint="Leave them out.")
-        if (found := size(decision.arguments)) > CHANGED_BYTES:
-            raise InvalidInputError(f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_BYTES:,}")
+        if (found := measure_json(decision.arguments)) > CHANGED_ARGUMENTS_BYTES:
+            raise InvalidInputError(
+                f"arguments: they have {found:,} bytes as JSON and may have {CHANGED_ARGUMENTS_BYTES:,}"
+            )
     return decision
 
 
@@ -214,18 +220,18 @@ def check_answer(state: RunState | None, raw: Any, now: datetime) -> None:
 
 def decide_approval(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Carry a decision out; one that was carried out before is given back. Raises as :func:`check_approval`."""
-    ask(state, now)
+    update_approval_waits(state, now)
     decided = _resolve(state, read_decision(raw), now)
-    ask(state, now)
+    update_approval_waits(state, now)
     return decided
 
 
 def answer_call(state: RunState, raw: Any, now: datetime) -> DecidedApproval:
     """Take an answer; one that was taken before is given back. Raises as :func:`check_answer`."""
-    questions.note(state, now)
+    questions.update_answer_waits(state, now)
     answered = _resolve(state, read_answer(raw), now)
-    collect(state)
-    end_at_limit(state)
+    collect_results(state)
+    end_turn_at_limit(state)
     return answered
 
 
@@ -239,26 +245,26 @@ def _resolve(state: RunState, said: ApprovalDecision | CallAnswer, now: datetime
     return _take_decision(state, found.pending, said, now)
 
 
-def repeats(said: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
+def is_repeated_decision(said: ApprovalDecision | CallAnswer, past: DecidedApproval) -> bool:
     """Whether ``past`` is what came of ``said``, sent again by the same person who had no answer."""
-    by = name_hash(said.by)
-    if (past.call_id, name_hash(past.by)) != (said.call_id, by):
+    by = hash_name(said.by)
+    if (past.call_id, hash_name(past.by)) != (said.call_id, by):
         return False
     if isinstance(said, CallAnswer):
-        return (past.state, past.hash) == ("answered", answer_hash(said))
-    comment = clean(said.comment) if said.comment else None
+        return (past.state, past.hash) == ("answered", hash_answer(said))
+    comment = clean_text(said.comment) if said.comment else None
     made = "approved" if said.decision == "approve" else "denied"
     always = said.always and not past.standing  # said of another call, it holds for this one
     if by is None or (made, comment, always) != (past.state, past.comment, past.always):
         return False
     if said.arguments is not None:
-        return arguments_hash(past.call_id, past.name, said.arguments) == past.hash
+        return hash_arguments(past.call_id, past.name, said.arguments) == past.hash
     return not past.changed and said.hash in (None, past.hash)
 
 
 def find_repeated(decided: Sequence[DecidedApproval], said: ApprovalDecision | CallAnswer) -> DecidedApproval | None:
     """What came of ``said`` before, among what was ``decided`` (the latest last)."""
-    return next((past for past in reversed(decided) if repeats(said, past)), None)
+    return next((past for past in reversed(decided) if is_repeated_decision(said, past)), None)
 
 
 def build_late_error(
@@ -304,14 +310,14 @@ def _check(
     return wait
 
 
-def _check_decision(state: RunState, pending: PendingCall, decision: ApprovalDecision) -> None:
-    if decision.arguments is not None and not isinstance(pending.call.disposition, AsActivity):
-        whose = _WHOSE.get(pending.call.disposition.kind, "what a subagent is asked")
+def _check_decision(state: RunState, pending: ToolCallState, decision: ApprovalDecision) -> None:
+    if decision.arguments is not None and not isinstance(pending.call.disposition, ActivityCall):
+        whose = _ARGUMENT_OWNERS.get(pending.call.disposition.kind, "what a subagent is asked")
         raise InvalidInputError(f"arguments: {whose} cannot be changed", hint="Deny the call instead.")
     terms = pending.call.approval
     if terms is not None and terms.separate and decision.decision == "approve":
-        _check_separate(state, decision)
-    check_always(state, decision, pending)
+        _check_separate_approver(state, decision)
+    check_standing_approval(state, decision, pending)
 
 
 def _is_meant(wait: PendingWait, said: ApprovalDecision | CallAnswer) -> bool:
@@ -322,45 +328,47 @@ def _is_meant(wait: PendingWait, said: ApprovalDecision | CallAnswer) -> bool:
     return said.decision == "deny" if isinstance(said, ApprovalDecision) else not wait.pending.answers
 
 
-def _take_decision(state: RunState, pending: PendingCall, decision: ApprovalDecision, now: datetime) -> DecidedApproval:
+def _take_decision(
+    state: RunState, pending: ToolCallState, decision: ApprovalDecision, now: datetime
+) -> DecidedApproval:
     call, terms = pending.call, pending.call.approval
     assert terms is not None, "it asks"
     changed = decision.arguments if decision.decision == "approve" else None
-    if changed is not None and arguments_hash(call.id, call.name, changed) == terms.hash:
+    if changed is not None and hash_arguments(call.id, call.name, changed) == terms.hash:
         changed = None  # as they were, where 1 and true, or 3 and 3.0, are not the same
-    decided = _decide(
+    decided = _record_decision(
         state,
         pending,
-        Decided(
+        ApprovalOutcome(
             state="approved" if decision.decision == "approve" else "denied",
-            by=clean(decision.by) if decision.by else None,
+            by=clean_text(decision.by) if decision.by else None,
             at=now.isoformat(),
-            comment=clean(decision.comment) if decision.comment else None,
+            comment=clean_text(decision.comment) if decision.comment else None,
             arguments=changed,
-            hash=terms.hash if changed is None else arguments_hash(call.id, call.name, changed),
+            hash=terms.hash if changed is None else hash_arguments(call.id, call.name, changed),
             always=decision.always,
         ),
     )
     if decision.always and decided.by is not None:
-        stand(state, call.name, decided.by, decided.at)
+        grant_standing_approval(state, call.name, decided.by, decided.at)
     elif decision.decision == "deny":
-        withdraw(state, call.name)
+        remove_standing_approvals(state, call.name)
     return decided
 
 
-def _decide(state: RunState, pending: PendingCall, decided: Decided) -> DecidedApproval:
+def _record_decision(state: RunState, pending: ToolCallState, decided: ApprovalOutcome) -> DecidedApproval:
     pending.decided = decided
     call = pending.call
     if decided.state != "approved":
-        unused(state, pending)
+        uncount_tool_call(state, pending)
         pending.result = NewResult(
-            call_id=call.id, name=call.name, text=_refusal(pending, decided), is_error=True, decided=decided
+            call_id=call.id, name=call.name, text=_build_refusal_text(pending, decided), is_error=True, decided=decided
         )
     facts = decided.model_dump(include={"state", "by", "at", "comment", "hash", "always", "standing"})
     return remember(state, pending, changed=decided.arguments is not None, **facts)
 
 
-def _refusal(pending: PendingCall, decided: Decided) -> str:
+def _build_refusal_text(pending: ToolCallState, decided: ApprovalOutcome) -> str:
     """What the model is told."""
     if decided.state == "expired":
         return f"Expired: nobody approved the call of {pending.call.name} in time; it was not run"
@@ -368,13 +376,13 @@ def _refusal(pending: PendingCall, decided: Decided) -> str:
     return f"Denied{by}: {decided.comment}" if decided.comment else f"Denied{by}"
 
 
-def _check_separate(state: RunState, decision: ApprovalDecision) -> None:
-    if (by := name_hash(decision.by)) is None:
+def _check_separate_approver(state: RunState, decision: ApprovalDecision) -> None:
+    if (by := hash_name(decision.by)) is None:
         raise InvalidInputError(
             f"by: call {decision.call_id!r} must be approved by somebody else than who asked for it",
             hint="Say who you are.",
         )
-    if by in askers(state):
+    if by in list_requesters(state):
         raise InvalidInputError(
             f"{decision.by} asked for what led to call {decision.call_id!r}, and cannot approve it",
             hint="Somebody else has to.",
@@ -433,10 +441,10 @@ def not_yet(state: RunState, call_id: str) -> NotWaitingYetError | None:
     pending = next((one for one in state.calls if one.call.id == call_id), None)
     if pending is None:
         why = "the model is asked, and may make such a call" if isinstance(decide(state), CallModel) else None
-    elif due_before(pending):
+    elif needs_before_activity(pending):
         why = "its worker looks at it first"
     else:
-        runs = isinstance(pending.call.disposition, AsActivity) and pending.result is None and not pending.held
+        runs = isinstance(pending.call.disposition, ActivityCall) and pending.result is None and not pending.held
         why = "its tool runs, and may ask something" if runs else None
     if why is None:
         return None

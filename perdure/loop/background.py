@@ -9,35 +9,43 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..types.messages import Usage, clean
-from ..types.plain_json import size
-from ..types.state import PendingCall, RunState
-from ..types.subagents import ENDED_CHARS, ERROR_CHARS, AsCollect, BackgroundRun, ChildEnded, Used
-from ..types.tool_calls import AsSubagent
+from ..types.messages import Usage, clean_text
+from ..types.plain_json import measure_json
+from ..types.state import RunState, ToolCallState
+from ..types.subagents import CHILD_ANSWER_CHARS, CHILD_ERROR_CHARS, BackgroundRun, ChildEnding, CollectCall, RunUsage
+from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
 from .apply import apply_result
-from .children import collects, row_of, running
-from .decide import Ending
-from .external_calls import fits_beside
-from .finish import response
-from .messages import refuse
-from .subagents import CANCELLED, INTERRUPTED, SPENT, Ended, child_start, refused, unanswered
+from .children import find_background_run, is_waiting_for_background, list_active_background_runs
+from .decide import EndStatus
+from .external_calls import can_fit_result
+from .finish import build_response
+from .messages import record_refusal
+from .subagents import (
+    CHILD_AT_LIMIT,
+    CHILD_CANCELLED,
+    CHILD_INTERRUPTED,
+    ChildOutcome,
+    build_child_start,
+    build_error_result,
+    is_unanswered_at_limit,
+)
 
-WAITING_BYTES = 256 * 1024
+UNCOLLECTED_BYTES = 256 * 1024
 """Of answers, as JSON, that nobody has collected: with more of them no other subagent is started in background."""
-KEPT_BYTES = 128 * 1024
+COLLECTED_BYTES = 128 * 1024
 """Of answers that were collected: the oldest are not kept for another time."""
-ROWS = 200
+MAX_BACKGROUND_ROWS = 200
 """Rows of the table: the oldest that were collected are forgotten."""
 
 
-def prepare(state: RunState, pending: PendingCall) -> tuple[BackgroundRun, dict[str, Any]] | None:
+def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[BackgroundRun, dict[str, Any]] | None:
     """A row for what the call starts, and the input of the run; None where it may not begin, and the call says why."""
     how = pending.call.disposition
-    assert isinstance(how, AsSubagent), "a call of another agent"
-    why = _full(state, how.background or 0)
-    start = refused(pending, why) if why else child_start(state, pending)
+    assert isinstance(how, SubagentCall), "a call of another agent"
+    why = _find_capacity_problem(state, how.background or 0)
+    start = build_error_result(pending, why) if why else build_child_start(state, pending)
     if isinstance(start, NewResult):
         apply_result(state, pending.op, start)
         return None
@@ -52,49 +60,49 @@ def prepare(state: RunState, pending: PendingCall) -> tuple[BackgroundRun, dict[
         limits=start["parent"].get("limits"),
     )
     state.background.append(row)
-    _forget(state)
+    _prune_collected_runs(state)
     return row, start
 
 
-def started(state: RunState, row: BackgroundRun) -> None:
+def mark_background_started(state: RunState, row: BackgroundRun) -> None:
     """It has begun. It may have ended already."""
     if row.state == "starting":
         row.state = "running"
     said = f"started as {row.handle}"
-    apply_result(state, row.op, NewResult(call_id=row.call_id, name=_name(state, row), text=said))
+    apply_result(state, row.op, NewResult(call_id=row.call_id, name=_find_starting_tool_name(state, row), text=said))
 
 
-def not_started(state: RunState, row: BackgroundRun, error: str) -> None:
+def fail_background_start(state: RunState, row: BackgroundRun, error: str) -> None:
     """It could not begin."""
-    name = _name(state, row)
+    name = _find_starting_tool_name(state, row)
     row.state = "failed"
     state.background.remove(row)
     apply_result(state, row.op, NewResult(call_id=row.call_id, name=name, text=f"not started: {error}", is_error=True))
 
 
-def child_ended(state: RunState, raw: Any) -> None:
+def apply_child_ended(state: RunState, raw: Any) -> None:
     """One says how it ended (``ChildEnded``). It may say so twice; whoever else says it is refused."""
     try:
-        said = ChildEnded.model_validate(raw)
+        said = ChildEnding.model_validate(raw)
     except ValidationError as error:
-        refuse(state, f"child_ended: {describe_validation_error(error, 'the argument')}")
+        record_refusal(state, f"child_ended: {describe_validation_error(error, 'the argument')}")
         return
     row = next((one for one in state.background if f"{state.context_id}/{one.op}" == said.context_id), None)
     if row is None or row.scope != said.scope:
-        refuse(state, f"child_ended: this run has started no {said.context_id!r:.100} in background")
+        record_refusal(state, f"child_ended: this run has started no {said.context_id!r:.100} in background")
         return
-    _count(state, row, said.used)
+    _count_background_usage(state, row, said.used)
     # What was said to it as it ended may have kept it going: its last answer counts, until one is collected.
     if not row.runs and (row.collected or row.stopped or said.state != "completed"):
         return
     row.state = said.state
     row.blob = said.blob
     text = said.content if said.state == "completed" else said.error or said.content
-    row.text = None if said.blob is not None else clean(text)
-    gather(state)
+    row.text = None if said.blob is not None else clean_text(text)
+    answer_collect_calls(state)
 
 
-def child_closed(state: RunState, row: BackgroundRun, ended: Ended, *, lost: bool = False) -> None:
+def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOutcome, *, lost: bool = False) -> None:
     """Its run is closed, as Temporal says. Nearly all have said themselves how they ended, before.
 
     ``lost``: it could not say anything, nor close its transcript.
@@ -103,90 +111,92 @@ def child_closed(state: RunState, row: BackgroundRun, ended: Ended, *, lost: boo
         return
     response, used = ended.response, ended.response or ended.used
     if used is not None:
-        _count(state, row, Used(usage=used.usage, cost_usd=used.cost_usd, tool_calls=used.tool_calls or 0))
+        _count_background_usage(
+            state, row, RunUsage(usage=used.usage, cost_usd=used.cost_usd, tool_calls=used.tool_calls or 0)
+        )
     if response is not None:
         row.state, row.blob = "completed", response.blob
         row.text = response.content if response.blob is None else None
     else:
         row.state = "lost" if lost else "failed"
         why = ended.error or "its run has ended without a word"
-        row.text = clean(f"the agent was lost: {why}" if lost else why)[:ERROR_CHARS]
-    gather(state)
+        row.text = clean_text(f"the agent was lost: {why}" if lost else why)[:CHILD_ERROR_CHARS]
+    answer_collect_calls(state)
 
 
-def given_up(state: RunState) -> None:
+def abandon_background_runs(state: RunState) -> None:
     """The run ends, and cannot wait any longer for those that it has stopped."""
-    for row in running(state):
+    for row in list_active_background_runs(state):
         row.state, row.text = "cancelled", "RunCancelledError: stopped with the run that had started it"
 
 
-def report(state: RunState, status: Ending) -> ChildEnded:
+def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
     """What a run in background tells its parent: it ends as ``status`` says."""
     assert state.parent is not None, "somebody waits for it"
-    answer, failure = response(state), state.turn.failure if state.turn else None
+    answer, failure = build_response(state), state.turn.failure if state.turn else None
     error: str | None = None
     if status == "cancelled":
-        error = CANCELLED
+        error = CHILD_CANCELLED
     elif status == "failed" and failure is not None:
         error = f"{failure.type}: {failure.message}"
     elif answer.finish_reason == "interrupted":
-        status, error = "cancelled", answer.content or INTERRUPTED
-    elif unanswered(answer):
-        status, error = "failed", SPENT
+        status, error = "cancelled", answer.content or CHILD_INTERRUPTED
+    elif is_unanswered_at_limit(answer):
+        status, error = "failed", CHILD_AT_LIMIT
     good = status == "completed"
-    return ChildEnded(
+    return ChildEnding(
         context_id=state.context_id,
         scope=state.parent.scope,
         state=status,
-        content=answer.content[:ENDED_CHARS] if good and answer.blob is None else "",
+        content=answer.content[:CHILD_ANSWER_CHARS] if good and answer.blob is None else "",
         blob=answer.blob if good else None,
-        error=None if error is None else clean(error)[:ERROR_CHARS],
-        used=Used(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls),
+        error=None if error is None else clean_text(error)[:CHILD_ERROR_CHARS],
+        used=RunUsage(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls),
     )
 
 
-def gather(state: RunState) -> None:
+def answer_collect_calls(state: RunState) -> None:
     """Give the calls that wait for a subagent what it came to, and those that ask in vain an answer."""
-    for pending in [one for one in state.calls if collects(one)]:
+    for pending in [one for one in state.calls if is_waiting_for_background(one)]:
         how = pending.call.disposition
-        assert isinstance(how, AsCollect), "it collects"
-        row = row_of(state, how.handle)
+        assert isinstance(how, CollectCall), "it collects"
+        row = find_background_run(state, how.handle)
         if row is None:
-            apply_result(state, pending.op, refused(pending, _unknown(state, how.handle)))
-        elif not row.runs and not fits_beside(state, row.text):
+            apply_result(state, pending.op, build_error_result(pending, _build_unknown_handle_text(state, how.handle)))
+        elif not row.runs and not can_fit_result(state, row.text):
             said = f"not collected: with the answer of {row.handle} those of this reply are too long: collect it apart"
-            apply_result(state, pending.op, refused(pending, said))
+            apply_result(state, pending.op, build_error_result(pending, said))
         elif not row.runs:
             row.collected = True
-            apply_result(state, pending.op, _result(pending, row))
+            apply_result(state, pending.op, _build_collect_result(pending, row))
         elif not how.wait:
             said = f"{row.handle} ({row.agent}) is still running"
             apply_result(state, pending.op, NewResult(call_id=pending.call.id, name=pending.call.name, text=said))
-    _forget(state)
+    _prune_collected_runs(state)
 
 
-def told(state: RunState, pending: PendingCall, error: str | None = None) -> None:
+def apply_tell_result(state: RunState, pending: ToolCallState, error: str | None = None) -> None:
     """The message was delivered, or could not be."""
     call = pending.call
     if error is not None:
-        apply_result(state, pending.op, refused(pending, error))
+        apply_result(state, pending.op, build_error_result(pending, error))
     else:
         apply_result(state, pending.op, NewResult(call_id=call.id, name=call.name, text="delivered"))
 
 
-def to_tell(state: RunState, pending: PendingCall, handle: str) -> BackgroundRun | None:
+def find_tell_target(state: RunState, pending: ToolCallState, handle: str) -> BackgroundRun | None:
     """Whom the call speaks to; None where nobody would hear it, and the call says why."""
-    row = row_of(state, handle)
+    row = find_background_run(state, handle)
     if row is None:
-        told(state, pending, _unknown(state, handle))
+        apply_tell_result(state, pending, _build_unknown_handle_text(state, handle))
     elif not row.runs:
-        told(state, pending, f"not delivered: {row.handle} ({row.agent}) has ended: collect its answer")
+        apply_tell_result(state, pending, f"not delivered: {row.handle} ({row.agent}) has ended: collect its answer")
     else:
         return row
     return None
 
 
-def _result(pending: PendingCall, row: BackgroundRun) -> NewResult:
+def _build_collect_result(pending: ToolCallState, row: BackgroundRun) -> NewResult:
     call_id, name = pending.call.id, pending.call.name
     if row.text is None and row.blob is None:
         text = f"the answer of {row.handle} ({row.agent}) was collected before, and is not kept any more: see above"
@@ -194,26 +204,29 @@ def _result(pending: PendingCall, row: BackgroundRun) -> NewResult:
     return NewResult(call_id=call_id, name=name, text=row.text, blob=row.blob, is_error=row.state != "completed")
 
 
-def _full(state: RunState, at_once: int) -> str | None:
+def _find_capacity_problem(state: RunState, at_once: int) -> str | None:
     """Why no other may be started now, if so."""
-    busy = running(state)
+    busy = list_active_background_runs(state)
     if len(busy) >= at_once:
         names = ", ".join(row.handle for row in busy)
         return f"not started: {len(busy)} agents run in background, and no more may at once: collect one ({names})"
     waiting = [row for row in state.background if not row.runs and not row.collected]
-    if sum(size(row.text) for row in waiting) > WAITING_BYTES or len(waiting) + len(busy) >= ROWS:
+    if (
+        sum(measure_json(row.text) for row in waiting) > UNCOLLECTED_BYTES
+        or len(waiting) + len(busy) >= MAX_BACKGROUND_ROWS
+    ):
         names = ", ".join(row.handle for row in waiting)
         return f"not started: too many answers wait to be collected: collect them first ({names})"
     return None
 
 
-def _unknown(state: RunState, handle: str) -> str:
+def _build_unknown_handle_text(state: RunState, handle: str) -> str:
     known = ", ".join(row.handle for row in state.background)
     there = f"there is: {known}" if known else "this run has started no agent in background"
     return f"no agent {handle!r:.50} ({there})"
 
 
-def _count(state: RunState, row: BackgroundRun, used: Used) -> None:
+def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage) -> None:
     """What it says it has used counts for its parent: what is more than it said before."""
     before = row.used
     pairs = used.usage.model_dump(), before.usage.model_dump()
@@ -224,19 +237,19 @@ def _count(state: RunState, row: BackgroundRun, used: Used) -> None:
     cost = max((one for one in (used.cost_usd, before.cost_usd) if one is not None), default=None)
     if cost is not None:
         state.cost_usd = (state.cost_usd or 0.0) + cost - (before.cost_usd or 0.0)
-    row.used = Used(usage=usage, cost_usd=cost, tool_calls=tool_calls)
+    row.used = RunUsage(usage=usage, cost_usd=cost, tool_calls=tool_calls)
 
 
-def _forget(state: RunState) -> None:
+def _prune_collected_runs(state: RunState) -> None:
     """Of what was collected, keep the latest."""
-    left = KEPT_BYTES
+    left = COLLECTED_BYTES
     for row in reversed(state.background):
-        if row.collected and row.text is not None and (left := left - size(row.text)) < 0:
+        if row.collected and row.text is not None and (left := left - measure_json(row.text)) < 0:
             row.text = None
     done = [row for row in state.background if row.collected]
-    for row in done[: max(0, len(state.background) - ROWS)]:
+    for row in done[: max(0, len(state.background) - MAX_BACKGROUND_ROWS)]:
         state.background.remove(row)
 
 
-def _name(state: RunState, row: BackgroundRun) -> str:
+def _find_starting_tool_name(state: RunState, row: BackgroundRun) -> str:
     return next((one.call.name for one in state.calls if one.op == row.op), "")

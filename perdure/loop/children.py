@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..types.state import Branching, PendingBranch, PendingCall, RunState
-from ..types.subagents import AsCollect, BackgroundRun, BackgroundStatus, BranchOutcome
+from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
+from ..types.subagents import BackgroundRun, BackgroundStatus, BranchOutcome, CollectCall
 from ..types.wire import ModelOutput
-from .waits import asks
+from .waits import is_waiting_for_approval
 
 # ---
 # Branches of a step: its policy waits for other agents, and the step is tried again when they have answered.
@@ -19,7 +19,7 @@ from .waits import asks
 
 def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     """The policy of the step that was tried waits for branches; ``taken`` messages of the inbox it was given."""
-    found = state.branching or Branching(taken=taken)
+    found = state.branching or BranchingStep(taken=taken)
     first = state.op + 1
     asked = [PendingBranch(asked=one, op=first + at) for at, one in enumerate(output.branches)]
     state.branching = found.model_copy(update={"branches": [*found.branches, *asked]})
@@ -28,13 +28,13 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     state.pinned = output.pinned or state.pinned
 
 
-def waiting(state: RunState) -> tuple[PendingBranch, ...]:
+def list_running_branches(state: RunState) -> tuple[PendingBranch, ...]:
     """The branches that have not ended."""
     found = state.branching
     return tuple(one for one in found.branches if one.outcome is None) if found is not None else ()
 
 
-def outcomes(state: RunState) -> tuple[BranchOutcome, ...]:
+def list_branch_outcomes(state: RunState) -> tuple[BranchOutcome, ...]:
     """What those that have ended came to, in the order in which they were asked for."""
     found = state.branching
     return tuple(one.outcome for one in found.branches if one.outcome is not None) if found is not None else ()
@@ -45,51 +45,53 @@ def drop_branches(state: RunState) -> None:
     state.branching = None
 
 
-def running(state: RunState) -> list[BackgroundRun]:
+def list_active_background_runs(state: RunState) -> list[BackgroundRun]:
     """Those that have not ended, as far as is known."""
     return [row for row in state.background if row.runs]
 
 
-def row_of(state: RunState, handle: str) -> BackgroundRun | None:
+def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
     """The one that the model calls so."""
     return next((row for row in state.background if row.handle == handle.strip()), None)
 
 
-def run_id(state: RunState, row: BackgroundRun) -> str:
+def build_background_run_id(state: RunState, row: BackgroundRun) -> str:
     """Id of its run."""
     return f"{state.context_id}/{row.op}"
 
 
-def set_aside(state: RunState, name: Literal["tokens", "cost_usd", "tool_calls"]) -> float:
+def sum_reserved_budget(state: RunState, name: Literal["tokens", "cost_usd", "tool_calls"]) -> float:
     """How much of a budget is: it counts as used until they have ended."""
     total: float = 0
-    for row in running(state):
+    for row in list_active_background_runs(state):
         total += getattr(row.limits, name, None) or 0
     return total
 
 
-def collects(pending: PendingCall) -> bool:
+def is_waiting_for_background(pending: ToolCallState) -> bool:
     """Whether the call waits for a subagent in background, or is to be told of one."""
-    waits = pending.result is None and not pending.held and not asks(pending)
-    return waits and isinstance(pending.call.disposition, AsCollect)
+    waits = pending.result is None and not pending.held and not is_waiting_for_approval(pending)
+    return waits and isinstance(pending.call.disposition, CollectCall)
 
 
-def awaited(state: RunState) -> list[BackgroundRun]:
+def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
     """Those that a call waits for."""
     handles = [
-        how.handle for one in state.calls if collects(one) and isinstance(how := one.call.disposition, AsCollect)
+        how.handle
+        for one in state.calls
+        if is_waiting_for_background(one) and isinstance(how := one.call.disposition, CollectCall)
     ]
-    found = [row_of(state, handle) for handle in dict.fromkeys(handles)]
+    found = [find_background_run(state, handle) for handle in dict.fromkeys(handles)]
     return [row for row in found if row is not None and row.runs]
 
 
-def shown(state: RunState) -> tuple[BackgroundStatus, ...]:
+def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
     """As ``status`` shows them."""
     return tuple(
         BackgroundStatus(
             handle=row.handle,
             agent=row.agent,
-            context_id=run_id(state, row),
+            context_id=build_background_run_id(state, row),
             state=row.state,
             collected=row.collected,
         )

@@ -16,48 +16,48 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..types.compaction import Compactions, Window
+from ..types.compaction import CompactionSettings, Window
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from ..types.state import Compacting, RunState
+from ..types.state import CompactionState, RunState
 from ..types.wire import ModelOutput
 
 # ---
 # When a conversation is compacted: before the next model call, where a reply or a refused call says it is long.
 
 
-SUMMARIES = 3
+MAX_SUMMARIES = 3
 """Compactions before one model call; each keeps fewer of the last messages than the one before."""
-TIGHTER = 6
+MAX_WINDOW_HALVINGS = 6
 """How often a window is halved."""
 SUMMARY_ID = "perdure:summary"
 """Message id of a summary."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compact:
+class CompactConversation:
     """Have the conversation up to the head written anew."""
 
     tighter: int = 0
     """How often that was done since the last reply."""
 
 
-def compaction(state: RunState) -> Compact | None:
+def find_due_compaction(state: RunState) -> CompactConversation | None:
     """The compaction that comes before the next model call, if one does."""
     found = state.compaction
-    return Compact(found.done) if found is not None and found.due else None
+    return CompactConversation(found.done) if found is not None and found.due else None
 
 
-def after_reply(state: RunState, output: ModelOutput) -> None:
+def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
     """The model has answered: what it was asked fits, and may be about to fit no more."""
     if state.compaction is not None or output.compact:
         tighter = state.compaction.tighter if state.compaction else 0
-        state.compaction = Compacting(due=bool(output.compact), tighter=tighter)
+        state.compaction = CompactionState(due=bool(output.compact), tighter=tighter)
 
 
-def apply_compacted(state: RunState, output: ModelOutput) -> None:
+def apply_compaction(state: RunState, output: ModelOutput) -> None:
     """The conversation was written anew, or nothing could be left out."""
-    found = state.compaction or Compacting()
-    update = {"due": False, "done": found.done + 1, "behind": _behind(state)}
+    found = state.compaction or CompactionState()
+    update = {"due": False, "done": found.done + 1, "behind": _get_preceding_head(state)}
     state.compaction = found.model_copy(update=update)
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
@@ -67,32 +67,32 @@ def apply_compacted(state: RunState, output: ModelOutput) -> None:
         state.cost_usd = (state.cost_usd or 0.0) + output.cost_usd
 
 
-def too_long(state: RunState, ways: Sequence[str]) -> bool:
+def try_shorten_conversation(state: RunState, ways: Sequence[str]) -> bool:
     """A model refused the conversation as too long. Whether it is made shorter, by one of ``ways``, and asked again."""
-    found = state.compaction or Compacting()
-    if "summarise" in ways and found.done < SUMMARIES:
+    found = state.compaction or CompactionState()
+    if "summarise" in ways and found.done < MAX_SUMMARIES:
         update: dict[str, object] = {"due": True}
-    elif "window" in ways and found.tighter < TIGHTER:
+    elif "window" in ways and found.tighter < MAX_WINDOW_HALVINGS:
         update = {"tighter": found.tighter + 1}
     else:
         return False
     state.op += 1
-    state.compaction = found.model_copy(update={"behind": _behind(state), **update})
+    state.compaction = found.model_copy(update={"behind": _get_preceding_head(state), **update})
     return True
 
 
-def tried(state: RunState) -> str:
+def describe_shortening(state: RunState) -> str:
     """What was done about a conversation that is too long all the same; empty where nothing was."""
     found = state.compaction
     done = []
     if found is not None and found.done:
-        done.append(f"it was summed up {_times(found.done)}")
+        done.append(f"it was summed up {_format_times(found.done)}")
     if found is not None and found.tighter:
-        done.append(f"its window was halved {_times(found.tighter)}")
+        done.append(f"its window was halved {_format_times(found.tighter)}")
     return " (" + " and ".join(done) + ")" if done else ""
 
 
-def last(messages: Sequence[Message], keep: int) -> int:
+def find_tail_start(messages: Sequence[Message], keep: int) -> int:
     """Where the ``keep`` last messages begin: a call stays with its results, also with those that are still to come."""
     begin = max(0, len(messages) - keep)
     if begin == len(messages) and messages and messages[-1].tool_calls:
@@ -102,14 +102,14 @@ def last(messages: Sequence[Message], keep: int) -> int:
     return begin
 
 
-def _behind(state: RunState) -> str:
+def _get_preceding_head(state: RunState) -> str:
     """What the next call's messages come behind, for whoever follows: where the conversation ended before it was
     written anew. Empty where only the store knows (a conversation that is opened again)."""
     found = state.compaction
     return found.behind if found is not None and found.behind is not None else state.head or ""
 
 
-def _times(count: int) -> str:
+def _format_times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
@@ -117,33 +117,33 @@ def _times(count: int) -> str:
 # Messages made shorter: what is cut is marked, and nothing that is cut claims to be what its provider gave.
 
 
-NOTE = "[An old result, left out to save space: {size}.]"
-_SHORT = 80  # characters of a result that a note would not make shorter
+CLEARED_RESULT_NOTE = "[An old result, left out to save space: {size}.]"
+_SHORT_RESULT_CHARS = 80  # characters of a result that a note would not make shorter
 
 
-def shortened(message: Message, keep: int) -> Message:
+def truncate_message(message: Message, keep: int) -> Message:
     """A reply with its thinking and tool-call inputs cut to ``keep`` characters; itself where none is longer.
 
     A provider's signature covers what was cut. So such a reply goes out as anybody's: its texts and calls stay, and
     nothing that only its provider understands.
     """
-    parts = [_shortened(part, keep) for part in message.parts]
+    parts = [_truncate_part(part, keep) for part in message.parts]
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
         return message
-    if any(_is_bound(part) for part in message.parts):
-        parts = [_unbound(part) for part in parts if not isinstance(part, OpaquePart)]
+    if any(_is_provider_bound(part) for part in message.parts):
+        parts = [_strip_provider_data(part) for part in parts if not isinstance(part, OpaquePart)]
     return message.model_copy(update={"parts": tuple(parts)})
 
 
-def cleared(message: Message) -> Message:
+def clear_tool_results(message: Message) -> Message:
     """A message of tool results with a note in the place of each that is not short already, and without files."""
-    parts = tuple(_cleared(part) if isinstance(part, ToolResultPart) else part for part in message.parts)
+    parts = tuple(_clear_result_part(part) if isinstance(part, ToolResultPart) else part for part in message.parts)
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
         return message
     return message.model_copy(update={"parts": parts})
 
 
-def cut(text: str, keep: int) -> str:
+def truncate_text(text: str, keep: int) -> str:
     """The first ``keep`` characters, with a mark that says how many are gone; ``text`` where that is no shorter."""
     if len(text) <= keep:
         return text
@@ -151,43 +151,43 @@ def cut(text: str, keep: int) -> str:
     return marked if len(marked) < len(text) else text
 
 
-def _shortened(part: Part, keep: int) -> Part:
+def _truncate_part(part: Part, keep: int) -> Part:
     if isinstance(part, ThinkingPart):
-        text = cut(part.text, keep)
+        text = truncate_text(part.text, keep)
         return part if text is part.text else part.model_copy(update={"text": text})
     if not isinstance(part, ToolCallPart):
         return part
     update: dict[str, Any] = {}
-    if part.malformed is not None and (raw := cut(part.malformed, keep)) is not part.malformed:
+    if part.malformed is not None and (raw := truncate_text(part.malformed, keep)) is not part.malformed:
         update["malformed"] = raw
-    if (arguments := _arguments(part.arguments, keep)) is not part.arguments:
+    if (arguments := _truncate_arguments(part.arguments, keep)) is not part.arguments:
         update["arguments"] = arguments
     return part.model_copy(update=update) if update else part
 
 
-def _arguments(arguments: dict[str, Any], keep: int) -> dict[str, Any]:
+def _truncate_arguments(arguments: dict[str, Any], keep: int) -> dict[str, Any]:
     """Each argument cut for itself, so that the call still reads as one; where there are many, all as one text."""
-    whole = _json(arguments)
+    whole = _dump_unescaped_json(arguments)
     if len(whole) <= keep:
         return arguments
-    short = {name: _value(value, keep) for name, value in arguments.items()}
-    if len(_json(short)) > 4 * keep + 200:
-        short = {"cut": cut(whole, keep)}
-    return short if len(_json(short)) < len(whole) else arguments
+    short = {name: _truncate_argument(value, keep) for name, value in arguments.items()}
+    if len(_dump_unescaped_json(short)) > 4 * keep + 200:
+        short = {"cut": truncate_text(whole, keep)}
+    return short if len(_dump_unescaped_json(short)) < len(whole) else arguments
 
 
-def _value(value: Any, keep: int) -> Any:
+def _truncate_argument(value: Any, keep: int) -> Any:
     if isinstance(value, str):
-        return cut(value, keep)
-    text = _json(value)
-    return value if len(text) <= keep else cut(text, keep)
+        return truncate_text(value, keep)
+    text = _dump_unescaped_json(value)
+    return value if len(text) <= keep else truncate_text(text, keep)
 
 
-def _json(value: Any) -> str:
+def _dump_unescaped_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _is_bound(part: Part) -> bool:
+def _is_provider_bound(part: Part) -> bool:
     """Whether its provider checks it against what stands beside it, or only its provider understands it.
 
     The field in which a model's thinking came (chat completions) is no such thing.
@@ -198,61 +198,64 @@ def _is_bound(part: Part) -> bool:
     return opaque is not None and opaque.keys() != {"field"}
 
 
-def _unbound(part: Part) -> Part:
+def _strip_provider_data(part: Part) -> Part:
     if isinstance(part, TextPart | ThinkingPart | ToolCallPart) and part.provider is not None:
         return part.model_copy(update={"provider": None, "opaque": None})
     return part
 
 
-def _cleared(part: ToolResultPart) -> ToolResultPart:
-    if len(part.content) <= _SHORT and not part.files:
+def _clear_result_part(part: ToolResultPart) -> ToolResultPart:
+    if len(part.content) <= _SHORT_RESULT_CHARS and not part.files:
         return part
     size = f"{len(part.content):,} characters"
     if part.files:
         size += f", {len(part.files)} file{'' if len(part.files) == 1 else 's'}"
-    return part.model_copy(update={"content": NOTE.format(size=size), "files": ()})
+    return part.model_copy(update={"content": CLEARED_RESULT_NOTE.format(size=size), "files": ()})
 
 
 # ---
 # How many tokens something has, about: for what no provider has counted yet.
 
 
-BYTES = 4
+BYTES_PER_TOKEN = 4
 """Of text in UTF-8 to a token."""
-_MESSAGE = 4  # tokens of what stands around a message, or a part
-_FILE = 1600  # tokens of a picture, about as much as the APIs count for one of full size
+_OVERHEAD_TOKENS = 4  # tokens of what stands around a message, or a part
+_FILE_TOKENS = 1600  # tokens of a picture, about as much as the APIs count for one of full size
 
 
-def tokens_of(message: Message) -> int:
+def estimate_message_tokens(message: Message) -> int:
     """An estimate: a token for four bytes of text."""
-    return _MESSAGE + sum(map(_tokens, message.parts))
+    return _OVERHEAD_TOKENS + sum(map(_estimate_part_tokens, message.parts))
 
 
-def tokens_of_all(messages: Iterable[Message]) -> int:
+def estimate_tokens(messages: Iterable[Message]) -> int:
     """Of all of them."""
-    return sum(map(tokens_of, messages))
+    return sum(map(estimate_message_tokens, messages))
 
 
-def _tokens(part: Part) -> int:
+def _estimate_part_tokens(part: Part) -> int:
     if isinstance(part, TextPart | ThinkingPart):
-        return _size(part.text) // BYTES
+        return _count_utf8_bytes(part.text) // BYTES_PER_TOKEN
     if isinstance(part, ToolCallPart):
-        return _MESSAGE + (_size(part.malformed or json.dumps(part.arguments, ensure_ascii=False))) // BYTES
+        return (
+            _OVERHEAD_TOKENS
+            + (_count_utf8_bytes(part.malformed or json.dumps(part.arguments, ensure_ascii=False))) // BYTES_PER_TOKEN
+        )
     if isinstance(part, ToolResultPart):
-        return _MESSAGE + _size(part.content) // BYTES + _FILE * len(part.files)
-    return _FILE if isinstance(part, FilePart) else 0
+        return _OVERHEAD_TOKENS + _count_utf8_bytes(part.content) // BYTES_PER_TOKEN + _FILE_TOKENS * len(part.files)
+    return _FILE_TOKENS if isinstance(part, FilePart) else 0
 
 
-def _size(text: str) -> int:
+def _count_utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-NOTE_ID = "perdure:left-out"
+WINDOW_NOTE_ID = "perdure:left-out"
 """Message id of the note that stands for what a window leaves out."""
 
 
 @dataclass(slots=True)
-class _Steps:
+class _AgeThreshold:
     """How many replies from the front are old: ``after`` have followed them, in steps of ``every``."""
 
     after: int
@@ -262,18 +265,18 @@ class _Steps:
         return max(0, (replies - self.after) // self.every * self.every)
 
 
-class Fold:
+class ConversationView:
     """Reads a conversation (without system prompts) and keeps the view of it.
 
     ``tighter``: how often the window was halved, because a model refused what it let through.
     """
 
-    def __init__(self, ways: Compactions, tighter: int = 0) -> None:
+    def __init__(self, ways: CompactionSettings, tighter: int = 0) -> None:
         cut, clear = ways.truncate, ways.clear_results
-        self._cut = _Steps(cut.after, cut.every or cut.after) if cut else None
-        self._clear = _Steps(clear.after, clear.every or clear.after) if clear else None
+        self._cut = _AgeThreshold(cut.after, cut.every or cut.after) if cut else None
+        self._clear = _AgeThreshold(clear.after, clear.every or clear.after) if clear else None
         self._keep = cut.keep if cut else 0
-        self._window = _Frame(ways.window, tighter) if ways.window else None
+        self._window = _ConversationWindow(ways.window, tighter) if ways.window else None
         self.read: list[Message] = []
         """What it has read."""
         self._sent: list[Message] = []
@@ -295,7 +298,7 @@ class Fold:
             if self._window is not None:
                 self._window.slide()
 
-    def copy(self) -> Fold:
+    def copy(self) -> ConversationView:
         """One that reads on for itself."""
         other = copy.copy(self)
         other.read, other._sent, other._replies = self.read.copy(), self._sent.copy(), self._replies.copy()
@@ -318,13 +321,13 @@ class Fold:
             end = self._replies[old - 1] + 1
             for place in range(self._cut_to, end):
                 if self.read[place].role == "assistant":
-                    self._put(place, shortened(self._sent[place], self._keep))
+                    self._put(place, truncate_message(self._sent[place], self._keep))
             self._cut_to = max(self._cut_to, end)
         if self._clear is not None and (old := self._clear.old(count)):
             end = self._replies[old]  # the results of a reply stand before the next one
             for place in range(self._cleared_to, end):
                 if self.read[place].role == "tool":
-                    self._put(place, cleared(self._sent[place]))
+                    self._put(place, clear_tool_results(self._sent[place]))
             self._cleared_to = max(self._cleared_to, end)
 
     def _put(self, place: int, message: Message) -> None:
@@ -334,7 +337,7 @@ class Fold:
                 self._window.put(place, message)
 
 
-class _Frame:
+class _ConversationWindow:
     """The window: from which message on a conversation is sent, besides the first user's."""
 
     def __init__(self, window: Window, tighter: int) -> None:
@@ -354,7 +357,7 @@ class _Frame:
         self._ratio = 1.0
         """By how much the last call had more tokens than estimated."""
 
-    def copy(self) -> _Frame:
+    def copy(self) -> _ConversationWindow:
         """One that slides for itself."""
         other = copy.copy(self)
         other._roles, other._tokens = self._roles.copy(), self._tokens.copy()
@@ -372,7 +375,7 @@ class _Frame:
         self._roles.append(message.role)
         if self._most_tokens is None:
             return
-        tokens = tokens_of(message)
+        tokens = estimate_message_tokens(message)
         self._tokens.append(tokens)
         self._kept += tokens
         self._size += tokens
@@ -389,7 +392,7 @@ class _Frame:
         """The message at ``place`` is sent in another form."""
         if self._most_tokens is None:
             return
-        less = self._tokens[place] - tokens_of(message)
+        less = self._tokens[place] - estimate_message_tokens(message)
         self._tokens[place] -= less
         if place >= self._start or place == self._first:
             self._kept -= less
@@ -420,7 +423,7 @@ class _Frame:
             return list(sent)
         left_out = start - (first is not None and first < start)
         head = [sent[first]] if first is not None and first < start else []
-        return [*head, *([_note(left_out)] if left_out else []), *sent[start:]]
+        return [*head, *([_build_window_note(left_out)] if left_out else []), *sent[start:]]
 
     def _begin_at(self, place: int | None) -> None:
         """Begin at ``place``; where nothing is short enough, at the last place that there is."""
@@ -443,7 +446,7 @@ class _Frame:
         return len(self._roles) - start + apart
 
 
-def _note(count: int) -> Message:
+def _build_window_note(count: int) -> Message:
     noun = "message was" if count == 1 else "messages were"
     text = f"[{count:,} earlier {noun} left out here to save space.]"
-    return Message.user(text, id=NOTE_ID)
+    return Message.user(text, id=WINDOW_NOTE_ID)

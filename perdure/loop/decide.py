@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..types.limits import LimitUse
-from ..types.plain_json import size
-from ..types.state import PendingBranch, PendingCall, RunState
-from ..types.subagents import AsTell
-from ..types.tool_calls import AsSubagent
-from ..types.wire import Closing, New, NewMessage
+from ..types.plain_json import measure_json
+from ..types.state import PendingBranch, RunState, ToolCallState
+from ..types.subagents import TellCall
+from ..types.tool_calls import SubagentCall
+from ..types.wire import NewItem, NewMessage, RunEnding
 from . import children, payload_limits
-from .children import collects, running
-from .compaction import Compact, compaction
-from .external_calls import carried
-from .finish import REMINDER_ID, force, response
-from .limits import exceeded
-from .waits import deadline, due, waits_for_person
+from .children import is_waiting_for_background, list_active_background_runs
+from .compaction import CompactConversation, find_due_compaction
+from .external_calls import measure_hook_payload
+from .finish import REMINDER_ID, build_force_finish_text, build_response
+from .limits import find_exceeded_limit
+from .waits import find_next_deadline, is_waiting_for_person, list_calls_to_remind
 
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
     """Call the model with what is new since the head."""
 
-    new: tuple[New, ...]
+    new: tuple[NewItem, ...]
     taken: int
     """How many messages of the inbox are among ``new``."""
     purpose: Literal["call", "force_finish"] = "call"
@@ -34,10 +34,10 @@ class CallModel:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCalls:
+class RunToolCalls:
     """Run these tool calls, all at once. Those that do not fit beside them come next."""
 
-    calls: tuple[PendingCall, ...]
+    calls: tuple[ToolCallState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class RunBranches:
 
 
 @dataclass(frozen=True, slots=True)
-class Remind:
+class SendReminders:
     """Tell that these calls still wait for somebody's approval."""
 
-    calls: tuple[PendingCall, ...]
+    calls: tuple[ToolCallState, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class RecordClosing:
     """Record how the run ends, and what no model call was given any more."""
 
-    new: tuple[New, ...]
+    new: tuple[NewItem, ...]
     taken: int
     """How many messages of the inbox are among ``new``."""
-    closing: Closing
+    closing: RunEnding
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,58 +79,71 @@ class StopChildren:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportToParent:
     """Tell the parent of a run in background how it ends."""
 
     status: Literal["completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndRun:
     """The run is over, and how."""
 
     status: Literal["completed", "failed", "cancelled"]
 
 
-Next = CallModel | Compact | RunCalls | RunBranches | Remind | Close | Wait | StopChildren | Report | End
+NextStep = (
+    CallModel
+    | CompactConversation
+    | RunToolCalls
+    | RunBranches
+    | SendReminders
+    | RecordClosing
+    | Wait
+    | StopChildren
+    | ReportToParent
+    | EndRun
+)
 
 
-Ending = Literal["completed", "failed", "cancelled"]
+EndStatus = Literal["completed", "failed", "cancelled"]
 
 
-def decide(state: RunState) -> Next:
+def decide(state: RunState) -> NextStep:
     """The next step of ``state``; changes nothing."""
     turn = state.turn
     if state.pause is not None and state.pause.fault:  # also of an ending, which would fail again at once
         return Wait("resumed")
     if state.cancelled:
-        return _close_once(state, "cancelled")
+        return _close_unless_recorded(state, "cancelled")
     if turn is not None and turn.failure is not None:
-        return _close_once(state, "failed")
+        return _close_unless_recorded(state, "failed")
     if state.pause is not None:
         return Wait("resumed")
     ready = tuple(
-        call for call in state.calls if call.result is None and not waits_for_person(call) and not collects(call)
+        call
+        for call in state.calls
+        if call.result is None and not is_waiting_for_person(call) and not is_waiting_for_background(call)
     )
     if waiting := tuple(call for call in ready if not call.held):
-        return RunCalls(_at_once(waiting, state))
-    if still := due(state):
-        return Remind(still)
+        return RunToolCalls(_select_call_batch(waiting, state))
+    if still := list_calls_to_remind(state):
+        return SendReminders(still)
     if held := tuple(call for call in ready if call.held):
-        limit = exceeded(state)
-        return RunCalls(_at_once(held, state)) if limit is None else _pause(state, limit)
-    if branches := children.waiting(state):
+        limit = find_exceeded_limit(state)
+        return RunToolCalls(_select_call_batch(held, state)) if limit is None else _decide_limit_pause(state, limit)
+    if branches := children.list_running_branches(state):
         return RunBranches(branches)
-    if any(map(waits_for_person, state.calls)):
-        return Wait("approval", deadline(state))
-    if any(map(collects, state.calls)):
+    if any(map(is_waiting_for_person, state.calls)):
+        return Wait("approval", find_next_deadline(state))
+    if any(map(is_waiting_for_background, state.calls)):
         return Wait("child")
     if turn is None or (turn.answer is not None and not state.inbox):
-        return _between_turns(state)
-    return _model_or_limit(state)
+        return _decide_between_turns(state)
+    return _decide_model_call(state)
 
 
-def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]:
+def select_joining_calls(state: RunState, flying: Collection[int]) -> tuple[ToolCallState, ...]:
     """The calls that begin beside others (``flying``: their operations): those that a person has let go since.
 
     What did not fit beside the others when they began waits for them to end.
@@ -144,69 +157,73 @@ def joining(state: RunState, flying: Collection[int]) -> tuple[PendingCall, ...]
         for call in state.calls
         if call.result is None
         and (call.decided is not None or call.answers or call.returned is not None)
-        and not (call.held or waits_for_person(call) or collects(call) or call.op in flying)
+        and not (call.held or is_waiting_for_person(call) or is_waiting_for_background(call) or call.op in flying)
     )
-    return _at_once((*flown, *more), state)[len(flown) :] if more else ()
+    return _select_call_batch((*flown, *more), state)[len(flown) :] if more else ()
 
 
-def _between_turns(state: RunState) -> Next:
+def _decide_between_turns(state: RunState) -> NextStep:
     if state.turn is None:
-        return _end(state, "completed") if state.closed else Wait("message")
+        return _report_or_end(state, "completed") if state.closed else Wait("message")
     # The model activity recorded the answer that it gave. That the turn ended otherwise is for us to say.
     unsaid = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
     if state.mode == "run" or state.closed:
         # Of a session the activity said that it waits. And what a subagent used that ended since is not recorded yet.
         late = any(not row.collected for row in state.background)
         record = bool(state.carry) or bool(state.revoked) or unsaid or late or state.mode == "session"
-        return _close_once(state, "completed") if record else _end(state, "completed")
+        return _close_unless_recorded(state, "completed") if record else _report_or_end(state, "completed")
     if state.carry or (unsaid and not state.recorded):
-        return _closing(state, "waiting")
+        return _build_closing_step(state, "waiting")
     return Wait("message")
 
 
-def _model_or_limit(state: RunState) -> Next:
-    if any(isinstance(item, NewMessage) for item in state.carry) and _fitting(state.carry) < len(state.carry):
-        return _closing(state, "waiting")  # what a stopped turn was told is more than one call is given
-    limit = exceeded(state)
+def _decide_model_call(state: RunState) -> NextStep:
+    if any(isinstance(item, NewMessage) for item in state.carry) and _count_fitting_items(state.carry) < len(
+        state.carry
+    ):
+        return _build_closing_step(state, "waiting")  # what a stopped turn was told is more than one call is given
+    limit = find_exceeded_limit(state)
     if limit is not None and state.limits.on_limit == "pause":
-        return _pause(state, limit)
-    if (shorter := compaction(state)) is not None:
+        return _decide_limit_pause(state, limit)
+    if (shorter := find_due_compaction(state)) is not None:
         return shorter
-    taken = _room(state) if state.branching is None else state.branching.taken
+    taken = _count_fitting_messages(state) if state.branching is None else state.branching.taken
     new = (*state.carry, *state.inbox[:taken])
     if limit is None:
         return CallModel(new, taken)
     # "error" and "return" end the turn where its last outcome is applied (apply.py, settling.py). What still comes here
     # under them is a message that joined an ended turn: it gets an answer, and no more tools.
-    order = NewMessage(content=force(state.limits.protocol, limit), id=REMINDER_ID)
+    order = NewMessage(content=build_force_finish_text(state.limits.protocol, limit), id=REMINDER_ID)
     return CallModel((*new, order), taken, "force_finish", limit)
 
 
-def _pause(state: RunState, limit: LimitUse) -> Next:
+def _decide_limit_pause(state: RunState, limit: LimitUse) -> NextStep:
     """Wait for somebody to raise ``limit``. First what there is is recorded, for whoever is to decide."""
     told = state.turn is not None and limit.same(state.turn.reached)
-    return Wait("resumed") if told else _closing(state, "paused", limit)
+    return Wait("resumed") if told else _build_closing_step(state, "paused", limit)
 
 
-def _at_once(waiting: tuple[PendingCall, ...], state: RunState) -> tuple[PendingCall, ...]:
+def _select_call_batch(waiting: tuple[ToolCallState, ...], state: RunState) -> tuple[ToolCallState, ...]:
     """Those from the front of ``waiting`` that one workflow task may ask for: at least one."""
     waiting = waiting[: payload_limits.CALLS_AT_ONCE]
     if len(waiting) == 1:
         return waiting
-    each = size(state.context) + size(state.auth_context) + payload_limits.CALL_BYTES
+    each = measure_json(state.context) + measure_json(state.auth_context) + payload_limits.CALL_OVERHEAD_BYTES
     total = subagents = 0
     for index, pending in enumerate(waiting):
-        total += each + size(pending.call.arguments) + sum(size(one.model_dump()) for one in pending.answers)
-        total += carried(pending)
-        if isinstance(how := pending.call.disposition, AsSubagent | AsTell):
-            total += size(how.message)
-            subagents += isinstance(how, AsSubagent)
-        if index and (total > payload_limits.CALLS_BYTES or subagents > payload_limits.SUBAGENTS_AT_ONCE):
+        total += (
+            each + measure_json(pending.call.arguments) + sum(measure_json(one.model_dump()) for one in pending.answers)
+        )
+        total += measure_hook_payload(pending)
+        if isinstance(how := pending.call.disposition, SubagentCall | TellCall):
+            total += measure_json(how.message)
+            subagents += isinstance(how, SubagentCall)
+        if index and (total > payload_limits.CALL_INPUTS_BYTES or subagents > payload_limits.SUBAGENTS_AT_ONCE):
             return waiting[:index]
     return waiting
 
 
-def _room(state: RunState) -> int:
+def _count_fitting_messages(state: RunState) -> int:
     """How many messages from the front of the inbox one step is given behind what it must be given.
 
     At least one, so that steps which bring more results each time cannot keep a long message out; unless it would not
@@ -214,64 +231,68 @@ def _room(state: RunState) -> int:
     """
     if not state.inbox:
         return 0
-    total = sum(_size(item) for item in state.carry)
+    total = sum(_measure_item(item) for item in state.carry)
     for index, message in enumerate(state.inbox):
-        total += _size(message)
-        most = payload_limits.MESSAGES_BYTES if index else payload_limits.MESSAGE_BYTES + payload_limits.MESSAGES_BYTES
+        total += _measure_item(message)
+        most = (
+            payload_limits.STEP_MESSAGES_BYTES
+            if index
+            else payload_limits.MESSAGE_BYTES + payload_limits.STEP_MESSAGES_BYTES
+        )
         if total > most and (index or state.carry):
             return index
     return len(state.inbox)
 
 
-def _fitting(carry: list[New]) -> int:
+def _count_fitting_items(carry: list[NewItem]) -> int:
     """How many items from the front one step is given, at least one: an interrupt leaves messages among them."""
     total = 0
     for index, item in enumerate(carry):
-        total += _size(item)
-        if index and total > payload_limits.MESSAGES_BYTES:
+        total += _measure_item(item)
+        if index and total > payload_limits.STEP_MESSAGES_BYTES:
             return index
     return len(carry)
 
 
-def _size(item: New) -> int:
-    return size(item.model_dump(mode="json", exclude_none=True))
+def _measure_item(item: NewItem) -> int:
+    return measure_json(item.model_dump(mode="json", exclude_none=True))
 
 
-def _close_once(state: RunState, status: Ending) -> Next:
-    if running(state):  # what they have used by then is recorded, too
+def _close_unless_recorded(state: RunState, status: EndStatus) -> NextStep:
+    if list_active_background_runs(state):  # what they have used by then is recorded, too
         return StopChildren()
     if state.recorded and not state.inbox and not state.carry and not state.revoked:
-        return _end(state, status)
-    return _closing(state, status)
+        return _report_or_end(state, status)
+    return _build_closing_step(state, status)
 
 
-def _end(state: RunState, status: Ending) -> Report | End:
+def _report_or_end(state: RunState, status: EndStatus) -> ReportToParent | EndRun:
     """A run in background says so first, and again if it went on meanwhile."""
     waited = state.parent is not None and state.parent.background
-    return Report(status) if waited and state.reported != state.op else End(status)
+    return ReportToParent(status) if waited and state.reported != state.op else EndRun(status)
 
 
-def _closing(
+def _build_closing_step(
     state: RunState,
     status: Literal["completed", "failed", "cancelled", "waiting", "paused"],
     limit: LimitUse | None = None,
-) -> Close:
-    carried = _fitting(state.carry)
-    taken = _room(state) if carried == len(state.carry) and status != "paused" else 0
+) -> RecordClosing:
+    carried = _count_fitting_items(state.carry)
+    taken = _count_fitting_messages(state) if carried == len(state.carry) and status != "paused" else 0
     failure = state.turn.failure if state.turn else None
     answered = state.turn is not None and state.turn.answer is not None and not state.inbox and failure is None
-    closing = Closing(
+    closing = RunEnding(
         status=status,
         turn="completed" if answered and status not in ("completed", "paused") else None,
         error_type=failure.type if failure else None,
         error=failure.message if failure else None,
-        response=response(state).model_dump(mode="json", exclude_none=True),
-        limit=limit or _ended_at(state),
+        response=build_response(state).model_dump(mode="json", exclude_none=True),
+        limit=limit or _find_ending_limit(state),
     )
-    return Close((*state.carry[:carried], *state.inbox[:taken]), taken, closing)
+    return RecordClosing((*state.carry[:carried], *state.inbox[:taken]), taken, closing)
 
 
-def _ended_at(state: RunState) -> LimitUse | None:
+def _find_ending_limit(state: RunState) -> LimitUse | None:
     """The limit that the turn ended at, if it did."""
     turn = state.turn
     if turn is None or turn.reached is None:

@@ -5,102 +5,113 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..types.messages import clean
-from ..types.plain_json import size
-from ..types.state import PendingCall, RunState
-from ..types.tool_calls import After, Around, AsCallback, AsRemote, Before, Cleared
+from ..types.messages import clean_text
+from ..types.plain_json import measure_json
+from ..types.state import RunState, ToolCallState
+from ..types.tool_calls import (
+    AfterExternalCall,
+    BeforeExternalCall,
+    CallbackCall,
+    Clearance,
+    ExternalCallHooks,
+    RemoteCall,
+)
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
 
 
-def due_before(pending: PendingCall) -> bool:
+def needs_before_activity(pending: ToolCallState) -> bool:
     """Whether the worker is to look at the call before it is handed over.
 
     It is where hooks want to see it; and where it has waited, since its rules may be others now.
     """
-    around = _around(pending)
+    around = _get_hooks_around(pending)
     if around is None or pending.cleared or pending.returned or pending.result:
         return False
     return around.before or pending.call.approval is not None or pending.released
 
 
-def due_after(pending: PendingCall) -> bool:
+def needs_after_activity(pending: ToolCallState) -> bool:
     """Whether hooks are to see what it came to, before anybody else does."""
     returned = pending.returned
-    return returned is not None and pending.result is None and _seen(pending, returned)
+    return returned is not None and pending.result is None and _has_hooks_after(pending, returned)
 
 
-def may_begin(state: RunState, pending: PendingCall) -> bool:
+def can_begin_external_call(state: RunState, pending: ToolCallState) -> bool:
     """Whether it may be handed over, after the worker has looked at it: much may have happened meanwhile."""
     turn = state.turn
     stops = state.cancelled or state.interrupt or state.pause or turn is None or turn.failure
     return pending.result is None and not stops
 
 
-def before(pending: PendingCall) -> Before:
+def build_before_input(pending: ToolCallState) -> BeforeExternalCall:
     """What the worker is told of a call that it is to look at."""
     how = pending.call.disposition
-    return Before(client=True, form=how.form, expires=how.expires) if isinstance(how, AsCallback) else Before()
+    return (
+        BeforeExternalCall(client=True, form=how.form, expires=how.expires)
+        if isinstance(how, CallbackCall)
+        else BeforeExternalCall()
+    )
 
 
-def after(pending: PendingCall) -> After:
+def build_after_input(pending: ToolCallState) -> AfterExternalCall:
     """What it is told of what the call came to."""
     returned = pending.returned
     assert returned is not None, "it has come back"
     said = returned.model_dump(include={"text", "is_error", "answered_by"})
     changed = pending.cleared.arguments if pending.cleared is not None else None
-    return After(**said, arguments=changed, blob=returned.blob, error_type=pending.error_type or None)
+    return AfterExternalCall(**said, arguments=changed, blob=returned.blob, error_type=pending.error_type or None)
 
 
-def arguments_of(pending: PendingCall) -> dict[str, Any] | None:
+def get_final_arguments(pending: ToolCallState) -> dict[str, Any] | None:
     """What it is made with: as hooks have left it, where it is run elsewhere."""
     changed = pending.cleared.arguments if pending.cleared is not None else None
-    return asked_of(pending) if changed is None else changed
+    return get_approved_arguments(pending) if changed is None else changed
 
 
-def asked_of(pending: PendingCall) -> dict[str, Any] | None:
+def get_approved_arguments(pending: ToolCallState) -> dict[str, Any] | None:
     """The model's arguments, unless whoever approved the call has changed them."""
     changed = pending.decided.arguments if pending.decided else None
     return pending.call.arguments if changed is None else changed
 
 
-def keep_cleared(state: RunState, pending: PendingCall, cleared: Cleared) -> None:
+def set_clearance(state: RunState, pending: ToolCallState, cleared: Clearance) -> None:
     """Note that the call may be handed over, and with what."""
     others = [one.cleared.arguments for one in state.calls if one.cleared and one.cleared.arguments]
-    if cleared.arguments and sum(map(size, others)) + size(cleared.arguments) > OUTPUT_BYTES:
+    if cleared.arguments and sum(map(measure_json, others)) + measure_json(cleared.arguments) > OUTPUT_BYTES:
         text = f"not run: hooks have made the arguments of {pending.call.name} longer than fit beside the other calls'"
         pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
     else:
         pending.cleared = cleared
 
 
-def keep_returned(pending: PendingCall, result: NewResult, error_type: str = "") -> None:
+def set_external_result(pending: ToolCallState, result: NewResult, error_type: str = "") -> None:
     """The call came to ``result``; hooks see it first, where there are some."""
-    if _seen(pending, result):
+    if _has_hooks_after(pending, result):
         pending.returned, pending.error_type = result, error_type[:200]
     else:
         pending.result = result
 
 
-def carried(pending: PendingCall) -> int:
+def measure_hook_payload(pending: ToolCallState) -> int:
     """Bytes of what hooks have changed or are to see, which its activities are given."""
     changed = pending.cleared.arguments if pending.cleared is not None else None
     returned = pending.returned.text if pending.returned is not None else None
-    return sum(size(one) for one in (changed, returned) if one is not None)
+    return sum(measure_json(one) for one in (changed, returned) if one is not None)
 
 
-def withheld(pending: PendingCall) -> str:
+def describe_withheld_result(pending: ToolCallState) -> str:
     """What is added to why a call has no result, where it has one that nobody may see: hooks have not."""
     ran = "failed" if pending.returned is not None and pending.returned.is_error else "was run"
     return f"\n({pending.call.name} {ran}, and its result cannot be shown)" if pending.returned is not None else ""
 
 
-def _around(pending: PendingCall) -> Around | None:
+def _get_hooks_around(pending: ToolCallState) -> ExternalCallHooks | None:
     how = pending.call.disposition
-    return how.around if isinstance(how, AsRemote | AsCallback) else None
+    return how.around if isinstance(how, RemoteCall | CallbackCall) else None
 
 
-def _seen(pending: PendingCall, result: NewResult) -> bool:
-    around = pending.cleared.around if pending.cleared is not None else _around(pending)
+def _has_hooks_after(pending: ToolCallState, result: NewResult) -> bool:
+    around = pending.cleared.around if pending.cleared is not None else _get_hooks_around(pending)
     return around is not None and (around.after or (around.errors and result.is_error))
 
 
@@ -108,37 +119,37 @@ def _seen(pending: PendingCall, result: NewResult) -> bool:
 # Results of remote tools: they come as plain JSON, and travel whole.
 
 
-TOGETHER_BYTES = 1024 * 1024
+REPLY_RESULTS_BYTES = 1024 * 1024
 """Of all results of one reply that travel whole, as JSON: the next model call is given them at once."""
 
 
-def remote_result(state: RunState, pending: PendingCall, value: Any) -> NewResult:
+def build_remote_result(state: RunState, pending: ToolCallState, value: Any) -> NewResult:
     """What a remote tool has returned, as the model is told of it."""
     name = pending.call.name
     try:
-        text = clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False))
+        text = clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        return remote_failure(pending, f"ResultError: {name} ran, but its result is no plain JSON")
-    if (found := size(text)) > REMOTE_BYTES:
-        return remote_failure(
+        return build_remote_failure(pending, f"ResultError: {name} ran, but its result is no plain JSON")
+    if (found := measure_json(text)) > REMOTE_BYTES:
+        return build_remote_failure(
             pending,
             f"ResultError: {name} ran, but its result has {found:,} bytes as JSON; it may have {REMOTE_BYTES:,}",
         )
-    if not fits_beside(state, text):
-        return remote_failure(
+    if not can_fit_result(state, text):
+        return build_remote_failure(
             pending, f"ResultError: {name} ran, but with its result those of this reply are too long: ask for less"
         )
     return NewResult(call_id=pending.call.id, name=name, text=text)
 
 
-def fits_beside(state: RunState, text: str | None) -> bool:
+def can_fit_result(state: RunState, text: str | None) -> bool:
     """Whether ``text`` may travel whole with the other results of its reply, as far as these are there."""
     there = [call.returned if call.result is None else call.result for call in state.calls]
-    others = sum(size(result.text) for result in there if isinstance(result, NewResult))
-    return others + size(text) <= TOGETHER_BYTES
+    others = sum(measure_json(result.text) for result in there if isinstance(result, NewResult))
+    return others + measure_json(text) <= REPLY_RESULTS_BYTES
 
 
-def remote_failure(pending: PendingCall, text: str) -> NewResult:
+def build_remote_failure(pending: ToolCallState, text: str) -> NewResult:
     """What it failed with."""
-    shown = clean(text[: REMOTE_BYTES // 8])
+    shown = clean_text(text[: REMOTE_BYTES // 8])
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=shown, is_error=True)

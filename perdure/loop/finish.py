@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from typing import Any, assert_never
 
-from ..types.interface import FINISH_TOOL, FinishProtocol, Response, plain_output
+from ..types.interface import FINISH_TOOL, FinishProtocol, Response, parse_output
 from ..types.limits import LimitUse
 from ..types.messages import FinishReason, Message, Usage
-from ..types.state import Answer, RunState
-from ..types.wire import Finish
+from ..types.state import RunState, TurnAnswer
+from ..types.wire import FinalAnswer
 
 # ---
 # What the outside sees of a state.
 
 
-def response(state: RunState) -> Response:
+def build_response(state: RunState) -> Response:
     """The answer of the turn, with what it took."""
     turn = state.turn
     answer = turn.answer if turn else None
-    usage, cost_usd = used(state)
+    usage, cost_usd = compute_turn_usage(state)
     return Response(
         content=answer.content if answer else "",
         blob=answer.blob if answer else None,
-        output=_output(state, answer),
+        output=_build_answer_output(state, answer),
         typed=answer.typed if answer else False,
         iterations=turn.iteration if turn else 0,
         usage=usage,
@@ -39,7 +39,7 @@ def response(state: RunState) -> Response:
     )
 
 
-def used(state: RunState) -> tuple[Usage, float | None]:
+def compute_turn_usage(state: RunState) -> tuple[Usage, float | None]:
     """Tokens of the turn, and US dollars: None where no price is known."""
     turn, cost = state.turn, state.cost_usd
     if turn is None:
@@ -48,16 +48,16 @@ def used(state: RunState) -> tuple[Usage, float | None]:
     return state.usage - turn.usage_before, cost if cost is None or before is None else cost - before
 
 
-def _output(state: RunState, answer: Answer | None) -> Any:
+def _build_answer_output(state: RunState, answer: TurnAnswer | None) -> Any:
     if answer is None or answer.blob is not None:
         return None
-    return output_of(answer.content, typed=answer.typed, called=answer.called, protocol=state.limits.protocol)
+    return build_output(answer.content, typed=answer.typed, called=answer.called, protocol=state.limits.protocol)
 
 
-def output_of(content: str, *, typed: bool, called: bool, protocol: FinishProtocol) -> Any:
+def build_output(content: str, *, typed: bool, called: bool, protocol: FinishProtocol) -> Any:
     """The output of an answer. Under ``finish="tool"`` a text that was not given by the tool is none."""
     if typed:
-        return plain_output(content)
+        return parse_output(content)
     return content if called or protocol != "tool" else None
 
 
@@ -71,14 +71,14 @@ TAG_PROMPT = (
 )
 """Default system prompt of ``finish="tag"``."""
 
-NO_ANSWER: frozenset[FinishReason] = frozenset(["refusal", "content_filter", "veto"])
+NO_ANSWER_REASONS: frozenset[FinishReason] = frozenset(["refusal", "content_filter", "veto"])
 """How a reply ends that says why there is no answer: it stands in the answer's place, whatever it has to be like."""
 
-_TAG = re.compile(r"<finish>((?:(?!<finish>).)*?)</finish>", re.DOTALL)
+_FINISH_TAG = re.compile(r"<finish>((?:(?!<finish>).)*?)</finish>", re.DOTALL)
 """From the nearest opening tag: models like to name the tag before they use it."""
 
 
-def classify(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> Finish | None:
+def extract_answer(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> FinalAnswer | None:
     """The answer in ``reply``, or None when the loop goes on.
 
     A reply that calls tools is never the answer: what it asks for is done first. A refusal is the answer, and
@@ -87,34 +87,34 @@ def classify(protocol: FinishProtocol, reply: Message, reason: FinishReason) -> 
     if reply.tool_calls:
         return None
     text = reply.text
-    if reason in NO_ANSWER:
-        return Finish(content=text)
+    if reason in NO_ANSWER_REASONS:
+        return FinalAnswer(content=text)
     match protocol:
         case "text":
-            return Finish(content=text) if text.strip() else None
+            return FinalAnswer(content=text) if text.strip() else None
         case "tag":
-            return _tagged(text, reason)
+            return _extract_tagged_answer(text, reason)
         case "tool":
             return None  # what is the answer, only the agent's output type can say
         case _:
             assert_never(protocol)
 
 
-def _tagged(text: str, reason: FinishReason) -> Finish | None:
+def _extract_tagged_answer(text: str, reason: FinishReason) -> FinalAnswer | None:
     """The last ``<finish>`` element; an unclosed one counts only if the model stopped by itself."""
-    if closed := _TAG.findall(text):
-        return Finish(content=closed[-1].strip(), called=True)
+    if closed := _FINISH_TAG.findall(text):
+        return FinalAnswer(content=closed[-1].strip(), called=True)
     _, opened, rest = text.rpartition("<finish>")
-    return Finish(content=rest.strip(), called=True) if opened and reason == "stop" else None
+    return FinalAnswer(content=rest.strip(), called=True) if opened and reason == "stop" else None
 
 
-def forced(protocol: FinishProtocol, text: str) -> Finish:
+def extract_forced_answer(protocol: FinishProtocol, text: str) -> FinalAnswer:
     """The answer of a reply that had to be one: the tag's content if it is there, else all of it."""
-    found = _tagged(text, "stop") if protocol == "tag" else None
-    return found or Finish(content=text)
+    found = _extract_tagged_answer(text, "stop") if protocol == "tag" else None
+    return found or FinalAnswer(content=text)
 
 
-def reminder(protocol: FinishProtocol) -> str:
+def build_reminder_text(protocol: FinishProtocol) -> str:
     """What the model is told after a reply with neither answer nor tool calls."""
     match protocol:
         case "text":
@@ -130,7 +130,7 @@ def reminder(protocol: FinishProtocol) -> str:
             assert_never(protocol)
 
 
-def force(protocol: FinishProtocol, limit: LimitUse) -> str:
+def build_force_finish_text(protocol: FinishProtocol, limit: LimitUse) -> str:
     """What the model is told when a limit is used up."""
     where = {"text": "", "tag": " inside <finish></finish>", "tool": f" by calling {FINISH_TOOL}"}[protocol]
     tools = "other tools" if protocol == "tool" else "tools"

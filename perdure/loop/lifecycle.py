@@ -9,36 +9,44 @@ from pydantic import ValidationError
 from ..errors import InvalidInputError
 from ..types.interface import Start, UserMessage
 from ..types.limits import Bounds, RunLimits
-from ..types.plain_json import size
-from ..types.state import Answer, Failure, Pause, RunState, read_state
+from ..types.plain_json import measure_json
+from ..types.state import Pause, RunState, TurnAnswer, TurnFailure, read_state
 from ..types.validation_errors import describe_validation_error
 from ..types.wire import NewResult
-from .apply import collect, drop_reminder, end_at_limit
-from .children import drop_branches, waiting
-from .external_calls import withheld
-from .limits import BUDGETS, exceeded, failure, release, unused
-from .messages import carried, open_turn, receive, refuse, send, unfit, unfit_override
+from .apply import collect_results, drop_reminder, end_turn_at_limit
+from .children import drop_branches, list_running_branches
+from .external_calls import describe_withheld_result
+from .limits import BUDGET_NAMES, build_limit_failure, find_exceeded_limit, release_held_calls, uncount_tool_call
+from .messages import (
+    accept_message,
+    convert_message_input,
+    find_message_problem,
+    find_override_problem,
+    open_turn,
+    receive_message,
+    record_refusal,
+)
 from .payload_limits import CONTEXT_BYTES
-from .turns import leave_unanswered
-from .waits import asks, let_go
+from .turns import record_unanswered_messages
+from .waits import get_callback_approval, is_waiting_for_approval
 
 # ---
 # A turn at a limit: it ends, or its run waits for a person, who may raise the limit.
 
 
-def settle(state: RunState) -> None:
+def end_turn_at_budget(state: RunState) -> None:
     """End the turn where a budget is used up and nobody is to be asked: neither the model nor a person.
 
     Nothing may be in flight. ``on_limit="finish"`` asks the model once: a turn that finds the run's budget used up, or
     goes on after it was told to finish, ends as it stands.
     """
-    release(state)
+    release_held_calls(state)
     turn = state.turn
-    if turn is None or turn.failure or state.cancelled or state.pause or state.calls or waiting(state):
+    if turn is None or turn.failure or state.cancelled or state.pause or state.calls or list_running_branches(state):
         return
     if turn.answer is not None and not state.inbox:
         return
-    use, how = exceeded(state), state.limits.on_limit
+    use, how = find_exceeded_limit(state), state.limits.on_limit
     if use is None or use.name == "max_iterations" or how == "pause":
         return
     if how == "finish" and turn.iteration and not turn.forced:
@@ -47,11 +55,11 @@ def settle(state: RunState) -> None:
     state.recorded = False
     drop_reminder(state)
     drop_branches(state)
-    leave_unanswered(state)
+    record_unanswered_messages(state)
     if how == "error":
-        turn.failure = failure(state, use)
+        turn.failure = build_limit_failure(state, use)
         return
-    last = turn.answer or Answer(content=turn.last_text, blob=turn.last_blob)
+    last = turn.answer or TurnAnswer(content=turn.last_text, blob=turn.last_blob)
     turn.answer = last.model_copy(update={"finish_reason": "limit"})
     state.carry += state.inbox
     state.inbox = []
@@ -66,17 +74,17 @@ def raise_limits(state: RunState, raw: Any) -> bool:
     if given is None:
         return True
     try:
-        limits = read_limits(given)
+        limits = parse_run_limits(given)
     except InvalidInputError as error:
-        refuse(state, error.message)
+        record_refusal(state, error.message)
         return False
-    state.raised = _higher(state.raised, limits.model_dump(exclude={"turn"}))
+    state.raised = _merge_higher_bounds(state.raised, limits.model_dump(exclude={"turn"}))
     if limits.turn is not None and state.turn is not None:
-        state.turn.raised = _higher(state.turn.raised, limits.turn.model_dump())
+        state.turn.raised = _merge_higher_bounds(state.turn.raised, limits.turn.model_dump())
     return True
 
 
-def read_limits(raw: Any) -> RunLimits:
+def parse_run_limits(raw: Any) -> RunLimits:
     """Limits as somebody sends them. Raises ``InvalidInputError`` that names what is wrong."""
     try:
         return RunLimits.model_validate(raw)
@@ -86,39 +94,39 @@ def read_limits(raw: Any) -> RunLimits:
         raise InvalidInputError(why, hint=f"There are: {names}.") from None
 
 
-def _higher(one: Bounds | None, other: dict[str, Any]) -> Bounds | None:
+def _merge_higher_bounds(one: Bounds | None, other: dict[str, Any]) -> Bounds | None:
     most = {
         name: max((value for value in (getattr(one, name, None), other[name]) if value is not None), default=None)
-        for name in BUDGETS
+        for name in BUDGET_NAMES
     }
     return None if all(value is None for value in most.values()) else Bounds.model_validate(most)
 
 
-OPS_OF_A_REPLY = 1000
+OPS_PER_REPLY = 1000
 """Operation numbers that a model call which was stopped may have used: a worker that was taken for lost may still be
 running inline tools of its reply, each under a number behind the call's own."""
-PAUSING = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
+PAUSING_ERRORS = frozenset({"TranscriptCorruptedError", "StoreVersionError"})
 """Failures that an operator can mend, after which the same step succeeds: the run waits instead of failing."""
-ENDING = frozenset({"AgentNotFoundError"})
+RUN_FAILING_ERRORS = frozenset({"AgentNotFoundError"})
 """Failures of a tool call that the next model call would have too, after its own wait: the run fails with the first."""
 
 
-def fail(state: RunState, type: str, message: str) -> None:
+def fail_run(state: RunState, type: str, message: str) -> None:
     """The run cannot go on: it ends as failed, with its transcript closed."""
     if state.turn is None:
         open_turn(state)
     assert state.turn is not None
-    state.turn.failure = Failure(type=type, message=message)
-    _ending(state, "not finished: the run failed")
+    state.turn.failure = TurnFailure(type=type, message=message)
+    _prepare_ending(state, "not finished: the run failed")
 
 
-def cancel(state: RunState) -> None:
+def cancel_run(state: RunState) -> None:
     """Somebody cancelled the run: finished results stay, every other call gets one that says so."""
     state.cancelled = True
-    _ending(state, "Cancelled: the run was cancelled before this call had finished")
+    _prepare_ending(state, "Cancelled: the run was cancelled before this call had finished")
 
 
-def _ending(state: RunState, text: str) -> None:
+def _prepare_ending(state: RunState, text: str) -> None:
     """Record the ending, over an earlier one too. A model call in flight has used up its operation number."""
     state.op += 1
     state.recorded = False
@@ -126,58 +134,58 @@ def _ending(state: RunState, text: str) -> None:
     state.interrupt = None
     drop_reminder(state)
     drop_branches(state)
-    _close_calls(state, text)
+    _close_open_calls(state, text)
 
 
-def _close_calls(state: RunState, text: str) -> None:
+def _close_open_calls(state: RunState, text: str) -> None:
     """A result for every call that has none: a provider refuses a transcript with an open call."""
     for pending in state.calls:
         if pending.result is None:
-            if asks(pending):
-                unused(state, pending)
+            if is_waiting_for_approval(pending):
+                uncount_tool_call(state, pending)
             call = pending.call
             pending.result = NewResult(
                 call_id=call.id,
                 name=call.name,
-                text=text + withheld(pending),
+                text=text + describe_withheld_result(pending),
                 is_error=True,
-                decided=let_go(pending),
+                decided=get_callback_approval(pending),
             )
-    collect(state)
+    collect_results(state)
 
 
-def interrupt(state: RunState, raw: Any = None) -> None:
+def request_interrupt(state: RunState, raw: Any = None) -> None:
     """Somebody interrupts, to say something (``raw``, a message) or to stop the turn (None, or an empty object).
 
     Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`stopped`.
     """
     says = not (raw is None or raw == "" or (isinstance(raw, dict) and not (raw.get("content") or raw.get("input"))))
     running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
-    if says and not receive(state, raw):
+    if says and not receive_message(state, raw):
         return  # seen before, or refused: nothing of it is carried out
     if running and not state.cancelled and state.turn is not None and state.turn.failure is None:
         state.interrupt = "go on" if says else "stop"
 
 
-def stopped(state: RunState) -> None:
+def apply_interrupt(state: RunState) -> None:
     """Nothing is in flight any more: close what was interrupted, and end the turn unless there is something to say."""
     how, state.interrupt = state.interrupt, None
     turn = state.turn
     if turn is not None and turn.failure is not None and state.calls:
-        _close_calls(state, "not run: the run was aborted")
+        _close_open_calls(state, "not run: the run was aborted")
     if how is None or turn is None:
         return
-    state.op += OPS_OF_A_REPLY
+    state.op += OPS_PER_REPLY
     state.pause = None
     drop_branches(state)
-    _close_calls(state, "Interrupted: the user interrupted before this call had finished")
+    _close_open_calls(state, "Interrupted: the user interrupted before this call had finished")
     if how == "go on":
-        end_at_limit(state)
+        end_turn_at_limit(state)
     elif turn.failure is None:
         drop_reminder(state)
         if turn.answer is None:
             last = (turn.last_text, turn.last_blob) if turn.at_limit else ("", None)
-            turn.answer = Answer(content=last[0], blob=last[1], finish_reason="interrupted")
+            turn.answer = TurnAnswer(content=last[0], blob=last[1], finish_reason="interrupted")
         elif state.inbox:  # an answer, but not to what was said since
             turn.answer.finish_reason = "interrupted"
         state.carry += state.inbox
@@ -186,19 +194,19 @@ def stopped(state: RunState) -> None:
         turn.at_limit = False
 
 
-def pause(state: RunState, reason: str, since: str, *, fault: bool = False) -> None:
+def pause_run(state: RunState, reason: str, since: str, *, fault: bool = False) -> None:
     """The run waits for an operator; ``fault``: for an engine without the fault that it came upon."""
     state.pause = Pause(reason=reason, since=since, fault=fault)
 
 
-def resume(state: RunState, raw: Any = None) -> None:
+def resume_run(state: RunState, raw: Any = None) -> None:
     """The operator says that the cause is gone, or raises limits: ``{"limits": {"cost_usd": 5}}``."""
     if raise_limits(state, raw):
         state.pause = None
         state.resend = True
 
 
-def close(state: RunState) -> None:
+def close_run(state: RunState) -> None:
     """A session ends after its current turn; a run that waits for its first message ends at once."""
     state.closed = True
     state.recorded = False
@@ -208,7 +216,7 @@ def close(state: RunState) -> None:
 # From a start's JSON to the first state.
 
 
-CARRIED, CONTINUES = "state", "continues"
+STATE_KEY, CONTINUED_RUN_KEY = "state", "continues"
 """The keys of the input of an execution that continues an earlier one: its state, and its run id.
 
 A client cannot write such an input: Temporal makes run ids as runs start, so the id of the execution that the new one
@@ -216,24 +224,24 @@ continues is known to that execution alone.
 """
 
 
-def continues(raw: Any, continued_run_id: str | None) -> bool:
+def is_continuation_input(raw: Any, continued_run_id: str | None) -> bool:
     """Whether ``raw`` was written by ``continued_run_id``, the execution that this one continues, as Temporal says."""
-    is_carried = isinstance(raw, dict) and raw.keys() == {CARRIED, CONTINUES}
-    return is_carried and continued_run_id is not None and raw[CONTINUES] == continued_run_id
+    is_carried = isinstance(raw, dict) and raw.keys() == {STATE_KEY, CONTINUED_RUN_KEY}
+    return is_carried and continued_run_id is not None and raw[CONTINUED_RUN_KEY] == continued_run_id
 
 
-def continue_state(raw: dict[str, Any], context_id: str) -> RunState:
+def read_continued_state(raw: dict[str, Any], context_id: str) -> RunState:
     """The state in the input of an execution that continues an earlier one (:func:`continues`).
 
     Raises ``NewerStateError``, ``InvalidInputError``.
     """
-    state = read_state(raw[CARRIED])
+    state = read_state(raw[STATE_KEY])
     if state.context_id != context_id:
         raise InvalidInputError(f"state: it is that of run {state.context_id!r:.200}")
     return state
 
 
-def open_state(raw: Any, context_id: str, scope: str, parent_id: str | None = None) -> RunState:
+def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | None = None) -> RunState:
     """The state of a new run. ``parent_id`` is the workflow that started it as its child, as Temporal says.
 
     Raises ``InvalidInputError`` that names what is wrong with ``raw``.
@@ -261,15 +269,15 @@ def open_state(raw: Any, context_id: str, scope: str, parent_id: str | None = No
         resume=start.resume,
     )
     if start.message is not None:
-        message = _whole(start.message)
+        message = _build_start_message(start.message)
         state.resend = start.resume and message.content is None  # opened again by ``Run.resume``
-        send(state, message)
+        accept_message(state, message)
     return state
 
 
-def carry_over(state: RunState, run_id: str) -> dict[str, Any]:
+def build_continuation_input(state: RunState, run_id: str) -> dict[str, Any]:
     """The input of the execution that goes on from ``state`` of ``run_id``; read back by :func:`continue_state`."""
-    return {CARRIED: state.model_dump(mode="json", exclude_none=True), CONTINUES: run_id}
+    return {STATE_KEY: state.model_dump(mode="json", exclude_none=True), CONTINUED_RUN_KEY: run_id}
 
 
 def parse_start(raw: Any) -> Start:
@@ -282,23 +290,23 @@ def parse_start(raw: Any) -> Start:
     except ValidationError as error:
         problems = describe_validation_error(error, "input", most=10, content=True)
         raise InvalidInputError(f"the input does not fit: {problems[:1000]}", hint=expected) from None
-    _check_sizes(start)
+    _check_start_sizes(start)
     return start
 
 
-def _check_sizes(start: Start) -> None:
+def _check_start_sizes(start: Start) -> None:
     """What came in at one size may go out at three times of it; a run that cannot be carried on must not begin."""
-    found = size(start.context)
+    found = measure_json(start.context)
     if found > CONTEXT_BYTES:
         raise InvalidInputError(
             f"the context has {found:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
             hint="Every step of the run is told all of it: keep large data elsewhere, and give a tool its key.",
         )
-    if why := unfit_override(start.override):
+    if why := find_override_problem(start.override):
         raise InvalidInputError(why)
-    if start.message is not None and (why := unfit(_whole(start.message))):
+    if start.message is not None and (why := find_message_problem(_build_start_message(start.message))):
         raise InvalidInputError(why)
 
 
-def _whole(message: str | UserMessage) -> UserMessage:
-    return UserMessage(content=message) if isinstance(message, str) else carried(message)
+def _build_start_message(message: str | UserMessage) -> UserMessage:
+    return UserMessage(content=message) if isinstance(message, str) else convert_message_input(message)

@@ -11,121 +11,121 @@ from datetime import datetime
 from typing import Any
 
 from ..types.limits import Bounds, LimitName, LimitScope, LimitUse
-from ..types.state import Failure, PendingCall, RunState, Turn
+from ..types.state import RunState, ToolCallState, TurnFailure, TurnState
 from ..types.wire import NewResult
-from .children import set_aside
-from .turns import left_unanswered
+from .children import sum_reserved_budget
+from .turns import describe_unanswered_messages
 
-BUDGETS: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
-Used = dict[str, float]
+BUDGET_NAMES: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
+UsedAmounts = dict[str, float]
 
 
-def uses(state: RunState) -> list[LimitUse]:
+def list_limit_uses(state: RunState) -> list[LimitUse]:
     """Every limit that is set, those of the run first; the turn's iterations last."""
     found = []
-    for scope, bounds, raised, used in _scopes(state):
+    for scope, bounds, raised, used in _iter_limit_scopes(state):
         found += [
             LimitUse(name=name, scope=scope, used=used[name], allowed=allowed)
-            for name in BUDGETS
-            if (allowed := _allowed(bounds[name], getattr(raised, name, None))) is not None
+            for name in BUDGET_NAMES
+            if (allowed := _compute_allowance(bounds[name], getattr(raised, name, None))) is not None
         ]
     turn = state.turn
     used_up = turn.iteration if turn else 0
-    found.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=most_iterations(state)))
+    found.append(LimitUse(name="max_iterations", scope="turn", used=used_up, allowed=get_max_iterations(state)))
     return found
 
 
-def most_iterations(state: RunState) -> int:
+def get_max_iterations(state: RunState) -> int:
     """Model calls that the turn may make."""
     raised = state.turn.raised if state.turn else None
     return max(state.limits.max_iterations, (raised and raised.iterations) or 0)
 
 
-def exceeded(state: RunState) -> LimitUse | None:
+def find_exceeded_limit(state: RunState) -> LimitUse | None:
     """The limit that forbids another model call, if one does."""
     turn = state.turn
     if turn is None:
         return None
-    if not _limited(state, turn):  # as most runs are
-        spent = turn.iteration >= most_iterations(state)
-        return uses(state)[-1] if spent else None
+    if not _has_limits(state, turn):  # as most runs are
+        spent = turn.iteration >= get_max_iterations(state)
+        return list_limit_uses(state)[-1] if spent else None
     wanted = turn.denied or any(call.held for call in state.calls)
-    for use in uses(state):
+    for use in list_limit_uses(state):
         if use.used >= use.allowed and (wanted or use.name != "tool_calls"):
             return use
     return None
 
 
-def calls_left(state: RunState) -> int | None:
+def count_calls_left(state: RunState) -> int | None:
     """Tool calls that may still begin; None where there is no limit of them."""
-    if state.turn is None or not _limited(state, state.turn):
+    if state.turn is None or not _has_limits(state, state.turn):
         return None
-    left = [use.allowed - use.used for use in uses(state) if use.name == "tool_calls"]
+    left = [use.allowed - use.used for use in list_limit_uses(state) if use.name == "tool_calls"]
     return max(0, int(min(left))) if left else None
 
 
-def left(state: RunState) -> Bounds | None:
+def compute_remaining_budget(state: RunState) -> Bounds | None:
     """What is left of the budgets of run and turn together: what a subagent may use. None where there are none.
 
     Of iterations nothing is inherited: they are counted by each agent for itself.
     """
     least: dict[str, float] = {}
-    for use in uses(state):
+    for use in list_limit_uses(state):
         if use.name not in ("iterations", "max_iterations"):
             least[use.name] = min(least.get(use.name, use.allowed), max(0, use.allowed - use.used))
     return Bounds.model_validate(least) if least else None
 
 
-def cost_inherited(state: RunState) -> bool:
+def has_inherited_cost_limit(state: RunState) -> bool:
     """Whether the parent of a subagent has a limit of cost."""
     limits = state.parent.limits if state.parent is not None else None
     return limits is not None and limits.cost_usd is not None
 
 
-def _limited(state: RunState, turn: Turn) -> bool:
+def _has_limits(state: RunState, turn: TurnState) -> bool:
     limits = state.limits
     if state.parent is not None and state.parent.limits is not None:
         return True
     return limits.run is not None or limits.turn is not None or bool(turn.overrides and turn.overrides.get("limits"))
 
 
-def _scopes(state: RunState) -> Iterator[tuple[LimitScope, Used, Bounds | None, Used]]:
+def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, UsedAmounts, Bounds | None, UsedAmounts]]:
     """Of run and turn: what the agent allows, what somebody raised, and what is used."""
     turn, limits = state.turn, state.limits
     # The model call behind the message that brought these has not told of them yet.
     over = (turn.overrides or {}).get("limits") or {} if turn else {}
-    whole: Used = {
+    whole: UsedAmounts = {
         "iterations": state.iterations,
-        "tokens": state.usage.total_tokens + set_aside(state, "tokens"),
-        "cost_usd": (state.cost_usd or 0.0) + set_aside(state, "cost_usd"),
+        "tokens": state.usage.total_tokens + sum_reserved_budget(state, "tokens"),
+        "cost_usd": (state.cost_usd or 0.0) + sum_reserved_budget(state, "cost_usd"),
         "wall_time": state.worked,
-        "tool_calls": state.tool_calls + set_aside(state, "tool_calls"),
+        "tool_calls": state.tool_calls + sum_reserved_budget(state, "tool_calls"),
     }
-    yield "run", _inherited(state, _bounds(limits.run, over)), state.raised, whole
+    yield "run", _apply_parent_limits(state, _merge_override_bounds(limits.run, over)), state.raised, whole
     if turn is not None:
-        before: Used = {
+        before: UsedAmounts = {
             "iterations": 0,
             "tokens": turn.usage_before.total_tokens,
             "cost_usd": turn.cost_before or 0.0,
             "wall_time": turn.worked_before,
             "tool_calls": turn.tool_calls_before,
         }
-        of_turn = {**_bounds(limits.turn, over.get("turn") or {}), "iterations": None}
+        of_turn = {**_merge_override_bounds(limits.turn, over.get("turn") or {}), "iterations": None}
         yield "turn", of_turn, turn.raised, {name: used - before[name] for name, used in whole.items()}
 
 
-def _inherited(state: RunState, bounds: dict[str, Any]) -> dict[str, Any]:
+def _apply_parent_limits(state: RunState, bounds: dict[str, Any]) -> dict[str, Any]:
     """``bounds``, and no more than what the parent of a subagent had left for it."""
     if state.parent is None or state.parent.limits is None:
         return bounds
-    left: dict[str, Any] = {name: getattr(state.parent.limits, name) for name in BUDGETS}
-    for name, free in _kept_free(state).items():
+    left: dict[str, Any] = {name: getattr(state.parent.limits, name) for name in BUDGET_NAMES}
+    for name, free in _compute_reserve(state).items():
         left[name] = None if left[name] is None else max(0, left[name] - free)
-    both = {name: (bounds[name], left[name]) for name in BUDGETS}
+    both = {name: (bounds[name], left[name]) for name in BUDGET_NAMES}
     return {name: min((one for one in two if one is not None), default=None) for name, two in both.items()}
 
 
-def _kept_free(state: RunState) -> dict[str, float]:
+def _compute_reserve(state: RunState) -> dict[str, float]:
     """Of what its parent had left for a subagent: room for the call that exceeds a limit, and for its answer.
 
     Its siblings run at the same time: if each went one call too far, the tree would go as many too far.
@@ -137,25 +137,25 @@ def _kept_free(state: RunState) -> dict[str, float]:
     return {"tokens": calls * (call.tokens or 0), "cost_usd": calls * (call.cost_usd or 0.0)}
 
 
-def largest(state: RunState, tokens: int, cost_usd: float | None) -> Bounds:
+def compute_largest_call(state: RunState, tokens: int, cost_usd: float | None) -> Bounds:
     """The largest model call so far, one of ``tokens`` and ``cost_usd`` included."""
     before = state.largest or Bounds()
     return Bounds(tokens=max(before.tokens or 0, tokens), cost_usd=max(before.cost_usd or 0.0, cost_usd or 0.0))
 
 
-def _bounds(bounds: Bounds | None, over: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: getattr(bounds, name, None) for name in BUDGETS}
+def _merge_override_bounds(bounds: Bounds | None, over: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: getattr(bounds, name, None) for name in BUDGET_NAMES}
     return plain | {name: value for name, value in over.items() if name in plain}
 
 
-def _allowed(limit: float | None, raised: float | None) -> float | None:
+def _compute_allowance(limit: float | None, raised: float | None) -> float | None:
     return None if limit is None else max(limit, raised or 0)
 
 
 # --- time
 
 
-def tick(state: RunState, now: datetime, *, working: bool = True) -> None:
+def update_work_time(state: RunState, now: datetime, *, working: bool = True) -> None:
     """It is ``now``; what passed since the last time counts if the run was ``working``."""
     at = round(now.timestamp(), 3)
     if working and state.clock is not None:
@@ -166,11 +166,11 @@ def tick(state: RunState, now: datetime, *, working: bool = True) -> None:
 # --- tool calls
 
 
-def admit(state: RunState) -> None:
+def admit_calls(state: RunState) -> None:
     """Of the calls of a reply that are still to run, refuse those beyond what is left, or hold them back."""
     turn = state.turn
     assert turn is not None, "calls without a turn"
-    room = calls_left(state)
+    room = count_calls_left(state)
     for pending in state.calls:
         if pending.result is not None:
             continue
@@ -181,20 +181,20 @@ def admit(state: RunState) -> None:
             pending.held = True
         else:
             turn.denied = True
-            use = next(use for use in uses(state) if use.name == "tool_calls" and use.used >= use.allowed)
+            use = next(use for use in list_limit_uses(state) if use.name == "tool_calls" and use.used >= use.allowed)
             text = f"not run: no more tool calls are allowed, {use}"
             pending.result = NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
 
 
-def unused(state: RunState, pending: PendingCall) -> None:
+def uncount_tool_call(state: RunState, pending: ToolCallState) -> None:
     """A call that was let begin, and waited for a person, will not run: it does not count."""
     if pending.call.approval is not None and not pending.held:
         state.tool_calls -= 1
 
 
-def release(state: RunState) -> None:
+def release_held_calls(state: RunState) -> None:
     """Let calls begin that were held back, as many as are allowed by now."""
-    room = calls_left(state)
+    room = count_calls_left(state)
     for pending in state.calls:
         if pending.held and pending.result is None and (room is None or room > 0):
             pending.held, pending.released = False, True
@@ -205,21 +205,21 @@ def release(state: RunState) -> None:
 # --- said
 
 
-def failure(state: RunState, use: LimitUse) -> Failure:
+def build_limit_failure(state: RunState, use: LimitUse) -> TurnFailure:
     """What a turn fails with at ``use``, under ``on_limit="error"``."""
     if use.name == "max_iterations":
         message = f"agent {state.agent} did not finish within {use.allowed:g} iterations"
-        message += left_unanswered(state.turn)
-        return Failure(type="MaxIterationsError", message=message)
+        message += describe_unanswered_messages(state.turn)
+        return TurnFailure(type="MaxIterationsError", message=message)
     field = f"turn=Limits({use.name}=…)" if use.scope == "turn" else f"{use.name}=…"
-    return Failure(
+    return TurnFailure(
         type="MaxIterationsError" if use.name == "iterations" else "BudgetExceededError",
         message=f"agent {state.agent} did not finish: {use}. "
         f"Give it more with limits=Limits({field}), or let on_limit say what else is to happen"
-        + left_unanswered(state.turn),
+        + describe_unanswered_messages(state.turn),
     )
 
 
-def pause_reason(use: LimitUse) -> str:
+def build_pause_reason(use: LimitUse) -> str:
     """Why a run is paused at ``use``, and the way out."""
     return f"{use}; it goes on when somebody raises the limit: resume with {use.key}=<more>"

@@ -10,17 +10,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError, RunClosedError
-from ..types.approvals import name_hash
-from ..types.files import unfit_file
-from ..types.interface import SENDERS, Override, Start, UserMessage
-from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean
-from ..types.plain_json import size
-from ..types.state import NAMED_TURNS, SEEN_IDS, RunState, Turn
+from ..types.approvals import hash_name
+from ..types.files import find_file_flaw
+from ..types.interface import MAX_SENDERS, Override, Start, UserMessage
+from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text
+from ..types.plain_json import measure_json
+from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
 from ..types.validation_errors import describe_validation_error
-from ..types.wire import New, NewMessage
-from .payload_limits import ID_BYTES, INBOX_BYTES, MESSAGE_BYTES, OVERRIDE_BYTES, SEEN_BYTES
-from .turns import remember
-from .waits import askers
+from ..types.wire import NewItem, NewMessage
+from .payload_limits import INBOX_BYTES, MESSAGE_BYTES, MESSAGE_ID_BYTES, MESSAGE_IDS_BYTES, OVERRIDE_BYTES
+from .turns import remember_turn
+from .waits import list_requesters
 
 # ---
 # On whose behalf a run acts: who started it, until a message that the model is given brings somebody else.
@@ -29,28 +29,28 @@ from .waits import askers
 # it.
 
 
-Brings = Start | UserMessage | NewMessage
+AuthSource = Start | UserMessage | NewMessage
 
 
-def take_auth(state: RunState, message: Brings) -> None:
+def set_auth(state: RunState, message: AuthSource) -> None:
     """The run acts as ``message`` says, if it says so."""
     if message.auth_context is not None or message.auth_ref is not None:
         state.auth_context, state.auth_ref = message.auth_context, message.auth_ref
 
 
-def given(state: RunState, new: Sequence[New]) -> tuple[New, ...]:
+def take_message_auth(state: RunState, new: Sequence[NewItem]) -> tuple[NewItem, ...]:
     """``new`` as a step is given it. The run acts as its messages say from now on, and every activity is told so."""
-    return tuple(_taken(state, item) if isinstance(item, NewMessage) else item for item in new)
+    return tuple(_strip_message_auth(state, item) if isinstance(item, NewMessage) else item for item in new)
 
 
-def _taken(state: RunState, message: NewMessage) -> NewMessage:
+def _strip_message_auth(state: RunState, message: NewMessage) -> NewMessage:
     if message.auth_context is None and message.auth_ref is None:
         return message
-    take_auth(state, message)
+    set_auth(state, message)
     return message.model_copy(update={"auth_context": None, "auth_ref": None})
 
 
-def shown(raw: Any) -> str:
+def redact_message(raw: Any) -> str:
     """A message that is refused, as an error says it: without what somebody may have sent in the clear."""
     hidden = isinstance(raw, Mapping) and raw.get("auth_context") is not None
     try:
@@ -63,22 +63,22 @@ def shown(raw: Any) -> str:
 # What a message may consist of: text, or parts, each a text or a file.
 
 
-Content = str | BlobRef | tuple[ContentPart, ...]
+MessageContent = str | BlobRef | tuple[ContentPart, ...]
 
 
-def unfit_content(content: Content | None) -> str | None:
+def find_content_problem(content: MessageContent | None) -> str | None:
     """Why ``content`` is none that can be given to a model, if so."""
     if content is None or isinstance(content, str | BlobRef):
         return None
     if not content:
         return "content: a list of parts has at least one"
     for number, part in enumerate(content):
-        if why := unfit_file(part) if isinstance(part, FilePart) else _unfit_text(part):
+        if why := find_file_flaw(part) if isinstance(part, FilePart) else _find_text_problem(part):
             return f"content.{number}: {why}"
     return None
 
 
-def _unfit_text(part: TextPart) -> str | None:
+def _find_text_problem(part: TextPart) -> str | None:
     if (part.blob is None) == (part.text == ""):
         return "a text has exactly one of text and blob"
     if part.provider is not None or part.opaque is not None:
@@ -86,21 +86,21 @@ def _unfit_text(part: TextPart) -> str | None:
     return None
 
 
-def cleaned(content: Content) -> Content:
+def clean_content(content: MessageContent) -> MessageContent:
     """``content`` as it can be carried on: text without lone surrogates, media types in lower case."""
     if isinstance(content, str):
-        return clean(content)
-    return content if isinstance(content, BlobRef) else tuple(_cleaned(part) for part in content)
+        return clean_text(content)
+    return content if isinstance(content, BlobRef) else tuple(_clean_content_part(part) for part in content)
 
 
-def _cleaned(part: ContentPart) -> ContentPart:
+def _clean_content_part(part: ContentPart) -> ContentPart:
     if isinstance(part, TextPart):
-        return part.model_copy(update={"text": clean(part.text)})
-    name = clean(part.name) if part.name else None
+        return part.model_copy(update={"text": clean_text(part.text)})
+    name = clean_text(part.name) if part.name else None
     return part.model_copy(update={"media_type": part.media_type.lower(), "name": name})
 
 
-def carried(message: UserMessage) -> UserMessage:
+def convert_message_input(message: UserMessage) -> UserMessage:
     """``message`` as a run carries it: an input is its JSON, a text like others."""
     if message.input is None:
         return message
@@ -108,7 +108,7 @@ def carried(message: UserMessage) -> UserMessage:
     return message.model_copy(update={"content": text, "input": None, "typed": True})
 
 
-def kept_apart(content: Content | None) -> bool:
+def has_stored_content(content: MessageContent | None) -> bool:
     """Whether some of it is in a store."""
     if content is None or isinstance(content, str):
         return False
@@ -119,74 +119,76 @@ REFUSED_CHARS = 300
 """Of what ``status`` says of a message that was refused."""
 
 
-def receive(state: RunState, raw: Any) -> bool:
+def receive_message(state: RunState, raw: Any) -> bool:
     """Take a message: a string, or ``{"content", "id"}``. False if it was seen before or cannot be taken.
 
     Why it cannot is kept, shortened, for ``status``: a signal has nobody to raise an error to.
     """
     try:
-        message = read_message(raw)
-        _check_store(state, message)
-        if _known(state, message):
+        message = parse_message(raw)
+        _check_message_store(state, message)
+        if _find_known_turn(state, message):
             return False
-        _check_sender(state, message)
-        _check_room(state, message)
+        _check_message_sender(state, message)
+        _check_inbox_room(state, message)
     except InvalidInputError as error:
-        refuse(state, error.message)
+        record_refusal(state, error.message)
         return False
-    _take(state, message)
+    _add_to_inbox(state, message)
     return True
 
 
-def refuse(state: RunState, why: str) -> None:
+def record_refusal(state: RunState, why: str) -> None:
     """Keep why something that was signalled was not taken."""
-    state.refused = [*state.refused, clean(why)[:REFUSED_CHARS]][-10:]
+    state.refused = [*state.refused, clean_text(why)[:REFUSED_CHARS]][-10:]
 
 
-def send(state: RunState, raw: Any) -> str:
+def accept_message(state: RunState, raw: Any) -> str:
     """Take a message from somebody who waits for its answer: the ``task_id`` of its turn, also when it was seen before.
 
     Raises ``InvalidInputError`` for one that cannot be taken, ``RunClosedError`` where nobody would answer it.
     """
     message = check_message(state, raw)
-    return _known(state, message) or _take(state, message)
+    return _find_known_turn(state, message) or _add_to_inbox(state, message)
 
 
 def check_message(state: RunState | None, raw: Any) -> UserMessage:
     """What :func:`send` would take; None where the state is not known yet. Raises as it does."""
-    message = read_message(raw)
+    message = parse_message(raw)
     if state is None:
         return message
-    _check_store(state, message)
-    if _known(state, message):
+    _check_message_store(state, message)
+    if _find_known_turn(state, message):
         return message
     if state.cancelled or (state.turn is not None and state.turn.failure is not None):
         raise RunClosedError(f"run {state.context_id!r} is ending", hint="Send it again when the run has ended.")
-    _check_sender(state, message)
-    _check_room(state, message)
+    _check_message_sender(state, message)
+    _check_inbox_room(state, message)
     return message
 
 
-def read_message(raw: Any) -> UserMessage:
+def parse_message(raw: Any) -> UserMessage:
     """A message as it is sent: a string, or an object. Raises ``InvalidInputError`` that names what is wrong."""
     try:
-        message = carried(UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw))
+        message = convert_message_input(
+            UserMessage(content=raw) if isinstance(raw, str) else UserMessage.model_validate(raw)
+        )
     except ValidationError as error:
         problem = describe_validation_error(error, "message", content=True)
-        raise InvalidInputError(f"{problem}: {shown(raw)[:80]}") from None
-    if why := unfit(message):
-        raise InvalidInputError(f"{why}: {shown(raw)[:80]}")
+        raise InvalidInputError(f"{problem}: {redact_message(raw)[:80]}") from None
+    if why := find_message_problem(message):
+        raise InvalidInputError(f"{why}: {redact_message(raw)[:80]}")
     return message
 
 
-def unfit(message: UserMessage) -> str | None:
+def find_message_problem(message: UserMessage) -> str | None:
     """Why Temporal could not carry ``message`` on, if so."""
     for name in ("id", "task_id", "by"):
-        if (found := size(getattr(message, name))) > ID_BYTES:
-            return f"{name}: it has {found:,} bytes as JSON and may have {ID_BYTES:,}"
-    if why := unfit_override(message.override) or unfit_content(message.content):
+        if (found := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
+            return f"{name}: it has {found:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
+    if why := find_override_problem(message.override) or find_content_problem(message.content):
         return why
-    found = size(message.model_dump(mode="json", exclude_none=True))
+    found = measure_json(message.model_dump(mode="json", exclude_none=True))
     if found <= MESSAGE_BYTES:
         return None
     return (
@@ -195,17 +197,17 @@ def unfit(message: UserMessage) -> str | None:
     )
 
 
-def unfit_override(override: Override | None) -> str | None:
+def find_override_problem(override: Override | None) -> str | None:
     """Why every model call could not be told of ``override``, if so."""
-    found = size(override.model_dump(mode="json", exclude_none=True)) if override is not None else 0
+    found = measure_json(override.model_dump(mode="json", exclude_none=True)) if override is not None else 0
     if found <= OVERRIDE_BYTES:
         return None
     return f"override: it has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}; say the rest in a message"
 
 
-def _check_store(state: RunState, message: UserMessage) -> None:
+def _check_message_store(state: RunState, message: UserMessage) -> None:
     """Refuse a message whose text is in a store that is not the run's."""
-    if not kept_apart(message.content) or None in (message.store_id, state.store_id):
+    if not has_stored_content(message.content) or None in (message.store_id, state.store_id):
         return
     if message.store_id != state.store_id:
         what = "its text is" if isinstance(message.content, BlobRef) else "what is in it is"
@@ -214,20 +216,20 @@ def _check_store(state: RunState, message: UserMessage) -> None:
         )
 
 
-def _check_sender(state: RunState, message: UserMessage) -> None:
+def _check_message_sender(state: RunState, message: UserMessage) -> None:
     """Refuse a message of one person more than can be remembered."""
-    sender, known = name_hash(message.by), [] if _opens_turn(state) else askers(state)
-    if sender is not None and sender not in known and len(known) >= SENDERS:
+    sender, known = hash_name(message.by), [] if _will_open_turn(state) else list_requesters(state)
+    if sender is not None and sender not in known and len(known) >= MAX_SENDERS:
         raise InvalidInputError(
-            f"by: {SENDERS:,} people have written in this turn, and a run remembers no more",
+            f"by: {MAX_SENDERS:,} people have written in this turn, and a run remembers no more",
             hint="Send it when the turn has ended, or as one of them.",
         )
 
 
-def _check_room(state: RunState, message: UserMessage) -> None:
+def _check_inbox_room(state: RunState, message: UserMessage) -> None:
     """Refuse a message that does not fit beside those that wait: the run could not be continued as new with them."""
-    count, waiting = _count_waiting(state)
-    found = waiting + size(message.model_dump(mode="json", exclude_none=True))
+    count, waiting = _count_waiting_messages(state)
+    found = waiting + measure_json(message.model_dump(mode="json", exclude_none=True))
     if found > INBOX_BYTES and count:
         raise InvalidInputError(
             f"message: with the {count:,} that wait for the model it has {found:,} bytes as JSON and may have "
@@ -237,7 +239,7 @@ def _check_room(state: RunState, message: UserMessage) -> None:
         )
 
 
-def _count_waiting(state: RunState) -> tuple[int, int]:
+def _count_waiting_messages(state: RunState) -> tuple[int, int]:
     """The messages that no model was given, some perhaps in a step that was interrupted: how many, and their bytes.
 
     They are measured anew only where some were taken out since the last was taken: thousands may wait. Changes nothing,
@@ -247,32 +249,32 @@ def _count_waiting(state: RunState) -> tuple[int, int]:
     if len(messages) + len(state.inbox) == state.waiting:
         return state.waiting, state.waiting_bytes
     messages += [item for item in state.inbox if isinstance(item, NewMessage)]
-    return len(messages), sum(size(item.model_dump(mode="json", exclude_none=True)) for item in messages)
+    return len(messages), sum(measure_json(item.model_dump(mode="json", exclude_none=True)) for item in messages)
 
 
-def _known(state: RunState, message: UserMessage) -> str | None:
+def _find_known_turn(state: RunState, message: UserMessage) -> str | None:
     """The turn of a message that was taken before. An empty id is none: it would make all such messages one."""
-    return state.seen.get(clean(message.id)) if message.id else None
+    return state.seen.get(clean_text(message.id)) if message.id else None
 
 
-def _take(state: RunState, message: UserMessage) -> str:
+def _add_to_inbox(state: RunState, message: UserMessage) -> str:
     """Put ``message`` into the inbox; the turn that it joins or opens."""
-    if _opens_turn(state):
+    if _will_open_turn(state):
         open_turn(state, message.task_id)
     turn = state.turn
     assert turn is not None, "a message always has a turn"
-    if (sender := name_hash(message.by)) is not None and sender not in turn.said_by:
+    if (sender := hash_name(message.by)) is not None and sender not in turn.said_by:
         turn.said_by.append(sender)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
-    sent = clean(message.id) if message.id else None
+    sent = clean_text(message.id) if message.id else None
     if sent is not None:
         state.seen[sent] = turn.task_id
-        while len(state.seen) > SEEN_IDS or size(state.seen) > SEEN_BYTES:
+        while len(state.seen) > MAX_SEEN_IDS or measure_json(state.seen) > MESSAGE_IDS_BYTES:
             del state.seen[next(iter(state.seen))]
     if message.content is not None:
-        by = clean(message.by) if message.by else None
-        said, kept = cleaned(message.content), message.store_id
+        by = clean_text(message.by) if message.by else None
+        said, kept = clean_content(message.content), message.store_id
         new = NewMessage(
             content=said,
             id=sent,
@@ -282,18 +284,18 @@ def _take(state: RunState, message: UserMessage) -> str:
             auth_context=message.auth_context,
             auth_ref=message.auth_ref,
         )
-        count, found = _count_waiting(state)
+        count, found = _count_waiting_messages(state)
         state.waiting = count + 1
-        state.waiting_bytes = found + size(new.model_dump(mode="json", exclude_none=True))
+        state.waiting_bytes = found + measure_json(new.model_dump(mode="json", exclude_none=True))
         state.inbox.append(new)
         if state.interrupt == "stop":  # whoever interrupted has something to say after all
             state.interrupt = "go on"
     else:
-        take_auth(state, message)
+        set_auth(state, message)
     return turn.task_id
 
 
-def _opens_turn(state: RunState) -> bool:
+def _will_open_turn(state: RunState) -> bool:
     """Whether the next message opens a turn. It joins earlier messages that still wait for their answer."""
     turn = state.turn
     if turn is None or state.cancelled:
@@ -303,14 +305,14 @@ def _opens_turn(state: RunState) -> bool:
 
 def open_turn(state: RunState, task_id: str | None = None) -> None:
     """Open the next turn, under ``task_id`` unless a turn has that already."""
-    remember(state)
+    remember_turn(state)
     if state.turn is not None and (state.turn.overrides or {}).get("limits"):
         # They were for that turn. Kept, they could end this one before a model call says what the agent allows.
         state.limits = state.limits.model_copy(update={"run": None, "turn": None})
     state.turns += 1
     state.recorded = False
-    state.turn = Turn(
-        task_id=_named(state, clean(task_id or "")) or f"{_prefix(state)}{state.turns}",
+    state.turn = TurnState(
+        task_id=_claim_task_id(state, clean_text(task_id or "")) or f"{_build_task_id_prefix(state)}{state.turns}",
         usage_before=state.usage,
         cost_before=state.cost_usd,
         worked_before=state.worked,
@@ -318,17 +320,17 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
     )
 
 
-def _named(state: RunState, task_id: str) -> str | None:
+def _claim_task_id(state: RunState, task_id: str) -> str | None:
     """``task_id``, unless it is empty, or the id of another turn: in the store it would take the place of that one."""
     name = hashlib.sha256(task_id.encode()).hexdigest()[:16]
     known = {past.task_id for past in state.past} | set(state.seen.values())
-    if not task_id or task_id in known or name in state.named or task_id.startswith(_prefix(state)):
+    if not task_id or task_id in known or name in state.named or task_id.startswith(_build_task_id_prefix(state)):
         return None
-    state.named = [*state.named, name][-NAMED_TURNS:]
+    state.named = [*state.named, name][-MAX_NAMED_TURNS:]
     return task_id
 
 
-def _prefix(state: RunState) -> str:
+def _build_task_id_prefix(state: RunState) -> str:
     """Of the ids that turns get here: the end of the scope, as run ids begin with the time, and a conversation may have
     several executions a minute."""
     return f"{state.scope[-12:]}-"

@@ -9,46 +9,54 @@ from typing import Any
 
 from ..errors import InvalidInputError
 from ..types.approvals import DecidedApproval
-from ..types.forms import misfit
-from ..types.messages import clean
-from ..types.plain_json import size
-from ..types.state import PendingCall, RunState
-from ..types.tool_calls import ANSWER_BYTES, ANSWERS_BYTES, Answer, AsCallback, CallAnswer, Cleared, Question
+from ..types.forms import find_form_mismatch
+from ..types.messages import clean_text
+from ..types.plain_json import measure_json
+from ..types.state import RunState, ToolCallState
+from ..types.tool_calls import (
+    ALL_ANSWERS_BYTES,
+    ANSWER_BYTES,
+    CallAnswer,
+    CallbackCall,
+    Clearance,
+    Question,
+    ToolAnswer,
+)
 from ..types.wire import OUTPUT_BYTES, REMOTE_BYTES, NewResult
-from .apply import collect, end_at_limit
-from .external_calls import fits_beside, keep_cleared, keep_returned
-from .waits import PendingWait, let_go, pending_waits, remember
+from .apply import collect_results, end_turn_at_limit
+from .external_calls import can_fit_result, set_clearance, set_external_result
+from .waits import PendingWait, get_callback_approval, pending_waits, remember
 
 
-def ask_person(state: RunState, op: int, question: Question, now: datetime) -> None:
+def apply_question(state: RunState, op: int, question: Question, now: datetime) -> None:
     """The tool of the call of operation ``op`` asks; the call is run again when somebody has answered."""
-    open_now = sum(size(one.question.model_dump()) for one in state.calls if one.question is not None)
+    open_now = sum(measure_json(one.question.model_dump()) for one in state.calls if one.question is not None)
     for pending in state.calls:
         if pending.op != op or pending.result is not None:
             continue
-        if open_now + size(question.model_dump()) > OUTPUT_BYTES:  # ``status`` could not be told any more
+        if open_now + measure_json(question.model_dump()) > OUTPUT_BYTES:  # ``status`` could not be told any more
             text = f"ToolError: {pending.call.name} asks, and too much is asked at once: call it again later"
-            pending.result = _result(pending, text, is_error=True)
+            pending.result = _build_answer_result(pending, text, is_error=True)
         else:
             pending.question, pending.expects = question, None
     _settle(state, now)
 
 
-def clear(state: RunState, op: int, cleared: Cleared, now: datetime) -> None:
+def apply_clearance(state: RunState, op: int, cleared: Clearance, now: datetime) -> None:
     """The worker has looked at the call of operation ``op``: it may be handed over, or a client is to run it now."""
     for pending in state.calls:
         if pending.op == op and pending.result is None:
-            keep_cleared(state, pending, cleared)
+            set_clearance(state, pending, cleared)
     _settle(state, now)
 
 
 def _settle(state: RunState, now: datetime) -> None:
-    note(state, now)
-    collect(state)
-    end_at_limit(state)
+    update_answer_waits(state, now)
+    collect_results(state)
+    end_turn_at_limit(state)
 
 
-def note(state: RunState, now: datetime) -> None:
+def update_answer_waits(state: RunState, now: datetime) -> None:
     """Note since when calls wait for an answer, and end the wait of those that nobody answered in time.
 
     Whoever calls this collects the results.
@@ -59,30 +67,32 @@ def note(state: RunState, now: datetime) -> None:
         wait.begin(now)
         if wait.is_late(now):
             pending, terms = wait.pending, wait.terms
-            said = terms.on_expiry if isinstance(terms, AsCallback) else None
+            said = terms.on_expiry if isinstance(terms, CallbackCall) else None
             text = said or f"Expired: nobody answered the call of {pending.call.name} in time"
-            pending.result = _result(pending, text, is_error=True).model_copy(update={"decided": let_go(pending)})
+            pending.result = _build_answer_result(pending, text, is_error=True).model_copy(
+                update={"decided": get_callback_approval(pending)}
+            )
             remember(state, pending, state="expired", at=now.isoformat())
 
 
-def take_answer(state: RunState, pending: PendingCall, said: CallAnswer, now: datetime) -> DecidedApproval:
+def take_answer(state: RunState, pending: ToolCallState, said: CallAnswer, now: datetime) -> DecidedApproval:
     """Give the call its answer, which is checked. Whoever calls this collects the results."""
-    by = clean(said.by) if said.by else None
-    error = clean(said.error) if said.error is not None else None
+    by = clean_text(said.by) if said.by else None
+    error = clean_text(said.error) if said.error is not None else None
     if pending.question is not None:
         value = None if error is not None else said.value
-        pending.answers = [*pending.answers, Answer(value=value, error=error, by=by, at=now.isoformat())]
+        pending.answers = [*pending.answers, ToolAnswer(value=value, error=error, by=by, at=now.isoformat())]
         pending.question = pending.expects = None
     else:
         text = error if error is not None else None if said.blob else as_text(said.value)
-        result = _result(pending, text, is_error=error is not None)
-        said_by = {"answered_by": by or "", "decided": let_go(pending)}
+        result = _build_answer_result(pending, text, is_error=error is not None)
+        said_by = {"answered_by": by or "", "decided": get_callback_approval(pending)}
         error_type = "ToolError" if error is not None else ""
-        keep_returned(pending, result.model_copy(update={"blob": said.blob, **said_by}), error_type)
-    return remember(state, pending, state="answered", at=now.isoformat(), by=by, comment=error, hash=answer_hash(said))
+        set_external_result(pending, result.model_copy(update={"blob": said.blob, **said_by}), error_type)
+    return remember(state, pending, state="answered", at=now.isoformat(), by=by, comment=error, hash=hash_answer(said))
 
 
-def answer_hash(said: CallAnswer) -> str:
+def hash_answer(said: CallAnswer) -> str:
     """Names what is said (hexadecimal), whoever says it."""
     what = said.model_dump(mode="json", include={"value", "error", "blob"})
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
@@ -96,7 +106,7 @@ def as_text(value: Any) -> str:
 def check_value(state: RunState, wait: PendingWait, said: CallAnswer) -> None:
     """Raise ``InvalidInputError`` for a value that is no answer to what ``wait`` asks."""
     pending, terms = wait.pending, wait.terms
-    assert isinstance(terms, Question | AsCallback), "it waits for an answer"
+    assert isinstance(terms, Question | CallbackCall), "it waits for an answer"
     form = terms.form
     if said.blob is not None:
         if pending.question is not None or form is not None:
@@ -107,27 +117,27 @@ def check_value(state: RunState, wait: PendingWait, said: CallAnswer) -> None:
             )
         return
     if pending.question is None:
-        _check_result(state, said.value)
+        _check_callback_result(state, said.value)
     else:
-        before = size([one.model_dump() for one in pending.answers])
-        most = min(ANSWER_BYTES, ANSWERS_BYTES - before)
-        if (found := size(said.value)) > most:
+        before = measure_json([one.model_dump() for one in pending.answers])
+        most = min(ANSWER_BYTES, ALL_ANSWERS_BYTES - before)
+        if (found := measure_json(said.value)) > most:
             raise InvalidInputError(f"value: it has {found:,} bytes as JSON and may have {max(most, 0):,}")
-    if form is not None and (why := misfit(form, said.value)) is not None:
+    if form is not None and (why := find_form_mismatch(form, said.value)) is not None:
         raise InvalidInputError(f"value: it does not fit what is asked: {why[:500]}")
 
 
-def _check_result(state: RunState, value: Any) -> None:
+def _check_callback_result(state: RunState, value: Any) -> None:
     """Of a callback: it travels whole, as a remote tool's, with those of the other calls."""
     text = as_text(value)
-    if (found := size(text)) > REMOTE_BYTES:
+    if (found := measure_json(text)) > REMOTE_BYTES:
         raise InvalidInputError(
             f"value: it has {found:,} bytes as JSON and may have {REMOTE_BYTES:,}",
             hint="perdure's client puts a longer text into the store.",
         )
-    if not fits_beside(state, text):
+    if not can_fit_result(state, text):
         raise InvalidInputError("value: with it the results of this reply are too long: give a shorter one")
 
 
-def _result(pending: PendingCall, text: str | None, *, is_error: bool) -> NewResult:
+def _build_answer_result(pending: ToolCallState, text: str | None, *, is_error: bool) -> NewResult:
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=is_error)

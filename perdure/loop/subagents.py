@@ -9,31 +9,31 @@ from typing import Any
 
 from ..types.interface import Parent, Response
 from ..types.limits import Bounds
-from ..types.plain_json import size
-from ..types.state import Branching, PendingBranch, PendingCall, RunState
+from ..types.plain_json import measure_json
+from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
 from ..types.subagents import BranchOutcome, Lineage, PathStep
-from ..types.tool_calls import AsSubagent, Call
+from ..types.tool_calls import Call, SubagentCall
 from ..types.wire import NewResult
 from . import children, payload_limits
 from .apply import apply_result
-from .children import outcomes, running
-from .external_calls import fits_beside
-from .limits import largest, left, uses
+from .children import list_active_background_runs, list_branch_outcomes
+from .external_calls import can_fit_result
+from .limits import compute_largest_call, compute_remaining_budget, list_limit_uses
 from .payload_limits import RUN_ID_BYTES
-from .waits import askers
+from .waits import list_requesters
 
-CANCELLED = "RunCancelledError: the subagent was cancelled"
-INTERRUPTED = "Interrupted: the subagent was interrupted before it had an answer"
-SPENT = "BudgetExceededError: the subagent ended at its limit, before it had an answer"
+CHILD_CANCELLED = "RunCancelledError: the subagent was cancelled"
+CHILD_INTERRUPTED = "Interrupted: the subagent was interrupted before it had an answer"
+CHILD_AT_LIMIT = "BudgetExceededError: the subagent ended at its limit, before it had an answer"
 MAX_DEPTH = 5
 """How deep subagents may be nested: agents that call each other by name would go on without end."""
-_PAID = ("tokens", "cost_usd")
-_SHARED = (*_PAID, "tool_calls")
+_PAID_BUDGETS = ("tokens", "cost_usd")
+_SHARED_BUDGETS = (*_PAID_BUDGETS, "tool_calls")
 """Budgets that children which run at the same time use up together. Time passes for all of them at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChildOutcome:
     """How a child run ended."""
 
     response: Response | None = None
@@ -44,24 +44,28 @@ class Ended:
     """What one that did not end well had used, as far as it could say."""
 
 
-def child_id(state: RunState, pending: PendingCall) -> str:
+def build_child_run_id(state: RunState, pending: ToolCallState) -> str:
     """Id of the run that answers the call."""
     return f"{state.context_id}/{pending.op}"
 
 
-def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewResult:
+def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any] | NewResult:
     """The input of the child run; or the result of a call that may not begin."""
     how = pending.call.disposition
-    assert isinstance(how, AsSubagent), "a call of another agent"
+    assert isinstance(how, SubagentCall), "a call of another agent"
     depth = (state.parent.depth if state.parent else 0) + 1
     if depth > MAX_DEPTH:
-        return refused(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
-    if len(child_id(state, pending).encode()) > RUN_ID_BYTES:
-        return refused(pending, "not run: the id of this run is too long for it to have subagents")
-    limits = _share(state, how)
-    if limits is not None and any(getattr(limits, name) is not None and getattr(limits, name) <= 0 for name in _PAID):
-        spent = next(use for use in uses(state) if use.name in _PAID and getattr(limits, use.name) is not None)
-        return refused(pending, f"not run: nothing is left for a subagent, {spent}")
+        return build_error_result(pending, f"not run: subagents are nested {MAX_DEPTH} deep at most")
+    if len(build_child_run_id(state, pending).encode()) > RUN_ID_BYTES:
+        return build_error_result(pending, "not run: the id of this run is too long for it to have subagents")
+    limits = _compute_child_share(state, how)
+    if limits is not None and any(
+        getattr(limits, name) is not None and getattr(limits, name) <= 0 for name in _PAID_BUDGETS
+    ):
+        spent = next(
+            use for use in list_limit_uses(state) if use.name in _PAID_BUDGETS and getattr(limits, use.name) is not None
+        )
+        return build_error_result(pending, f"not run: nothing is left for a subagent, {spent}")
     content: Any = how.message if how.blob is None else how.blob.model_dump(mode="json")
     message: dict[str, Any] = {"content": content}
     if how.typed:
@@ -71,13 +75,13 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
     parent = Parent(
         context_id=state.context_id,
         call_id=pending.call.id,
-        scope=_key(state, pending, how),
+        scope=_compute_child_scope(state, pending, how),
         depth=depth,
         limits=limits,
-        largest=None if limits is None else _largest(state),
+        largest=None if limits is None else _compute_largest_above(state),
         background=how.background is not None,
-        lineage=lineage(state, pending.call.id, how.agent),
-        asked_by=tuple(askers(state)),
+        lineage=build_lineage(state, pending.call.id, how.agent),
+        asked_by=tuple(list_requesters(state)),
     )
     start = {
         "agent": how.agent,
@@ -91,7 +95,7 @@ def child_start(state: RunState, pending: PendingCall) -> dict[str, Any] | NewRe
     return {name: value for name, value in start.items() if value is not None}
 
 
-def lineage(state: RunState, call_id: str, agent: str) -> Lineage:
+def build_lineage(state: RunState, call_id: str, agent: str) -> Lineage:
     """The way down to the run that answers the call."""
     step = PathStep(agent=agent, call_id=call_id, task_id=state.turn.task_id if state.turn else None)
     if state.parent is None:
@@ -101,35 +105,37 @@ def lineage(state: RunState, call_id: str, agent: str) -> Lineage:
     return above.model_copy(update={"root": root, "path": (*above.path, step)})
 
 
-def apply_child(state: RunState, pending: PendingCall, ended: Ended, *, stopping: bool) -> None:
+def apply_child_outcome(state: RunState, pending: ToolCallState, ended: ChildOutcome, *, stopping: bool) -> None:
     """The child run ended. What it used counts for its parent, also where its answer does not.
 
     ``stopping``: the parent's turn was stopped, and the child with it; its call is closed by the loop.
     """
     response, call = ended.response, pending.call
-    count_child(state, ended)
+    count_child_usage(state, ended)
     if response is None:
         if not stopping:
-            apply_result(state, pending.op, refused(pending, ended.error or "the subagent ended without an answer"))
+            apply_result(
+                state, pending.op, build_error_result(pending, ended.error or "the subagent ended without an answer")
+            )
         return
     if response.finish_reason == "interrupted":
         if not stopping:
-            text = response.content or INTERRUPTED
-            apply_result(state, pending.op, refused(pending, text))
+            text = response.content or CHILD_INTERRUPTED
+            apply_result(state, pending.op, build_error_result(pending, text))
         return
-    if unanswered(response):
-        apply_result(state, pending.op, refused(pending, SPENT))
+    if is_unanswered_at_limit(response):
+        apply_result(state, pending.op, build_error_result(pending, CHILD_AT_LIMIT))
         return
     said = None if response.blob is not None else response.content
-    if not fits_beside(state, said):
-        text = f"too long: with the answer of {child_id(state, pending)} those of this reply are: ask fewer at once"
-        apply_result(state, pending.op, refused(pending, text))
+    if not can_fit_result(state, said):
+        text = f"too long: with the answer of {build_child_run_id(state, pending)} those of this reply are: ask fewer at once"
+        apply_result(state, pending.op, build_error_result(pending, text))
         return
     result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)
     apply_result(state, pending.op, result)
 
 
-def count_child(state: RunState, ended: Ended) -> None:
+def count_child_usage(state: RunState, ended: ChildOutcome) -> None:
     """What a child run has used its parent has used."""
     used = ended.response or ended.used
     if used is not None:
@@ -139,66 +145,66 @@ def count_child(state: RunState, ended: Ended) -> None:
             state.cost_usd = (state.cost_usd or 0.0) + used.cost_usd
 
 
-def unanswered(response: Response) -> bool:
+def is_unanswered_at_limit(response: Response) -> bool:
     """Whether it ended at a limit before it could say anything."""
     return response.finish_reason == "limit" and not response.content and response.blob is None
 
 
-def was_stopped(ended: Ended) -> bool:
+def was_stopped(ended: ChildOutcome) -> bool:
     """Whether it ended because it was stopped: what it had finished before counts."""
     return ended.response is None or ended.response.finish_reason == "interrupted"
 
 
-def child_used(state: RunState) -> dict[str, Any]:
+def build_usage_details(state: RunState) -> dict[str, Any]:
     """What a child that did not end well tells its parent."""
     used = Response(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls)
     return {"used": used.model_dump(mode="json", include={"usage", "cost_usd", "tool_calls"}, exclude_none=True)}
 
 
-def read_used(details: Any) -> Response | None:
+def parse_usage_details(details: Any) -> Response | None:
     """What :func:`child_used` said."""
     said = details[0] if details else None
     used = said.get("used") if isinstance(said, dict) else None
     return Response.model_validate(used) if isinstance(used, dict) else None
 
 
-def _share(state: RunState, how: AsSubagent) -> Bounds | None:
+def _compute_child_share(state: RunState, how: SubagentCall) -> Bounds | None:
     """What one of the children that are to run now may use: an equal part of what is left, so that together they do
     not use more than there is.
 
     One in background gets a part as if all that may run beside it did, and leaves one for its parent, who goes on.
     """
-    whole = left(state)
+    whole = compute_remaining_budget(state)
     if whole is None:
         return None
     ways = [one.call.disposition for one in state.calls if one.result is None]
-    waiting = [one for one in ways if isinstance(one, AsSubagent)]
-    branches = len(children.waiting(state))
+    waiting = [one for one in ways if isinstance(one, SubagentCall)]
+    branches = len(children.list_running_branches(state))
     sharers = len(waiting) + branches
     if how.background is not None:
         awaited = sum(one.background is None for one in waiting) + branches
-        sharers = awaited + max(1, how.background - len(running(state))) + 1
+        sharers = awaited + max(1, how.background - len(list_active_background_runs(state))) + 1
     parts: dict[str, Any] = whole.model_dump(exclude_none=True)
-    for name in _SHARED:
+    for name in _SHARED_BUDGETS:
         if name in parts:
             parts[name] = parts[name] / max(1, sharers) if name == "cost_usd" else parts[name] // max(1, sharers)
     return Bounds.model_validate(parts)
 
 
-def _largest(state: RunState) -> Bounds | None:
+def _compute_largest_above(state: RunState) -> Bounds | None:
     """The largest model call of this run and of those above it."""
     above = state.parent.largest if state.parent else None
-    return state.largest if above is None else largest(state, above.tokens or 0, above.cost_usd)
+    return state.largest if above is None else compute_largest_call(state, above.tokens or 0, above.cost_usd)
 
 
-def _key(state: RunState, pending: PendingCall, how: AsSubagent) -> str:
+def _compute_child_scope(state: RunState, pending: ToolCallState, how: SubagentCall) -> str:
     """Of the call: what it is asked is part of it, as with every effect that is paid once."""
     asked = {"call_id": pending.call.id, "how": how.model_dump(exclude_defaults=True)}
     text = json.dumps([state.scope, pending.op, "subagent", asked], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def refused(pending: PendingCall, text: str) -> NewResult:
+def build_error_result(pending: ToolCallState, text: str) -> NewResult:
     """An error, which the model is told."""
     return NewResult(call_id=pending.call.id, name=pending.call.name, text=text, is_error=True)
 
@@ -207,17 +213,17 @@ def refused(pending: PendingCall, text: str) -> NewResult:
 # The runs of branches: what each is started with, and what its end means for the step. As with subagents.
 
 
-def branch_id(state: RunState, branch: PendingBranch) -> str:
+def build_branch_run_id(state: RunState, branch: PendingBranch) -> str:
     """Id of the branch's run."""
-    return child_id(state, _call(branch))
+    return build_child_run_id(state, _build_branch_call(branch))
 
 
-def branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | BranchOutcome:
+def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | BranchOutcome:
     """The input of the branch's run: that of a subagent, behind the forked conversation. Or why it may not begin."""
     asked = branch.asked
-    start = child_start(state, _call(branch))
+    start = build_child_start(state, _build_branch_call(branch))
     if isinstance(start, NewResult):
-        return _outcome(branch, error_type="BranchError", error=start.text)
+        return _build_branch_outcome(branch, error_type="BranchError", error=start.text)
     if asked.message is None and asked.blob is None:
         start["message"] = {"content": None}  # a turn on the conversation as it stands
     if asked.head is not None:
@@ -227,49 +233,55 @@ def branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | Bra
     return start
 
 
-def apply_branch(state: RunState, branch: PendingBranch, ended: Ended, *, stopping: bool) -> None:
+def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOutcome, *, stopping: bool) -> None:
     """The branch's run ended. What it used counts, also where nobody hears its answer any more (``stopping``)."""
-    count_child(state, ended)
+    count_child_usage(state, ended)
     if not stopping and state.branching is not None:
-        settle_branch(branch, _fitting(state, state.branching, branch, _came_to(branch, ended)))
+        set_branch_outcome(
+            branch, _check_outcome_size(state, state.branching, branch, _convert_child_outcome(branch, ended))
+        )
 
 
-def settle_branch(branch: PendingBranch, outcome: BranchOutcome) -> None:
+def set_branch_outcome(branch: PendingBranch, outcome: BranchOutcome) -> None:
     """The branch has an outcome. What it was asked is needed no more."""
     branch.outcome = outcome
     branch.asked = branch.asked.model_copy(update={"message": None, "blob": None})
 
 
-def _came_to(branch: PendingBranch, ended: Ended) -> BranchOutcome:
+def _convert_child_outcome(branch: PendingBranch, ended: ChildOutcome) -> BranchOutcome:
     response = ended.response
     if response is None:
         kind, _, why = (ended.error or "BranchError: it ended without an answer").partition(": ")
-        return _outcome(branch, error_type=kind, error=why)
+        return _build_branch_outcome(branch, error_type=kind, error=why)
     if response.finish_reason == "interrupted":
         why = "it was interrupted before it had an answer"
-        return _outcome(branch, error_type="RunCancelledError", error=why)
+        return _build_branch_outcome(branch, error_type="RunCancelledError", error=why)
     said = "" if response.blob is not None else response.content
-    return _outcome(branch, content=said, blob=response.blob, typed=response.typed)
+    return _build_branch_outcome(branch, content=said, blob=response.blob, typed=response.typed)
 
 
-def _fitting(state: RunState, step: Branching, branch: PendingBranch, outcome: BranchOutcome) -> BranchOutcome:
+def _check_outcome_size(
+    state: RunState, step: BranchingStep, branch: PendingBranch, outcome: BranchOutcome
+) -> BranchOutcome:
     """``outcome``, or that its answer is too long: Temporal ends a run that asks for an activity with too much."""
-    given = [*state.carry, *state.inbox[: step.taken], *outcomes(state)]
-    left = payload_limits.STEP_BYTES - sum(size(one.model_dump(mode="json", exclude_none=True)) for one in given)
-    found = size(outcome.content)
+    given = [*state.carry, *state.inbox[: step.taken], *list_branch_outcomes(state)]
+    left = payload_limits.STEP_BYTES - sum(
+        measure_json(one.model_dump(mode="json", exclude_none=True)) for one in given
+    )
+    found = measure_json(outcome.content)
     if found <= left:
         return outcome
     why = f"its answer has {found:,} bytes as JSON, and {max(0, left):,} are left beside what the step is given"
-    return _outcome(branch, error_type="BranchError", error=why)
+    return _build_branch_outcome(branch, error_type="BranchError", error=why)
 
 
-def _outcome(branch: PendingBranch, **came: Any) -> BranchOutcome:
+def _build_branch_outcome(branch: PendingBranch, **came: Any) -> BranchOutcome:
     asked = branch.asked
     return BranchOutcome(key=asked.key, said=asked.said, agent=asked.agent, op=branch.op, **came)
 
 
-def _call(branch: PendingBranch) -> PendingCall:
+def _build_branch_call(branch: PendingBranch) -> ToolCallState:
     """The branch as a call of a subagent."""
     asked = branch.asked
-    how = AsSubagent(agent=asked.agent, message=asked.message or "", blob=asked.blob, typed=asked.typed)
-    return PendingCall(call=Call(id=f"branch-{branch.op}", name="branch", disposition=how), op=branch.op)
+    how = SubagentCall(agent=asked.agent, message=asked.message or "", blob=asked.blob, typed=asked.typed)
+    return ToolCallState(call=Call(id=f"branch-{branch.op}", name="branch", disposition=how), op=branch.op)

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean
-from ..types.plain_json import flaw, parse_json
+from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean_text
+from ..types.plain_json import find_json_flaw, parse_json
 
-_FIT = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+_PORTABLE_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 """Ids that every wire format takes as they are."""
 
 
 @dataclass(slots=True)
-class _Streamed:
+class _StreamedCallId:
     """A call of which a piece was streamed: its id, and the provider's as far as that is known."""
 
     id: str
@@ -39,14 +39,14 @@ class CallIds:
         self._rewritten = edited
         self._seed = f"{scope}/{op}"
         self._made = 0
-        self._streamed: dict[int, _Streamed] = {}
+        self._streamed: dict[int, _StreamedCallId] = {}
         self._final: set[str] = set()
 
     def streamed(self, index: int, given: str) -> str:
         """The id of the call at place ``index`` of the stream. It stays the one that its first piece was shown with."""
         known = self._streamed.get(index)
         if known is None:
-            known = self._streamed[index] = _Streamed(self._new(given), given)
+            known = self._streamed[index] = _StreamedCallId(self._new(given), given)
         known.given = given or known.given
         return known.id
 
@@ -65,7 +65,7 @@ class CallIds:
                 goes_back = call_id != part.id and part.id not in given
                 given.add(part.id)
                 if goes_back:
-                    kept = {"provider_id": clean(part.id), "provider": part.provider or origin or None}
+                    kept = {"provider_id": clean_text(part.id), "provider": part.provider or origin or None}
                     part = part.model_copy(update={"id": call_id, **kept})
                 else:
                     part = part.model_copy(update={"id": call_id})
@@ -102,56 +102,60 @@ class CallIds:
         if self._said:
             self._read()
         call_id = given
-        if self._rewritten or not _FIT.fullmatch(given) or given in self._taken:
+        if self._rewritten or not _PORTABLE_CALL_ID.fullmatch(given) or given in self._taken:
             self._made += 1
             call_id = f"call_{hashlib.sha256(f'{self._seed}/{self._made}'.encode()).hexdigest()[:24]}"
         self._taken.add(call_id)
         return call_id
 
 
-def sound_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+def sanitize_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     """``parts`` as they can be stored and read back: text without lone surrogates, and plain JSON.
 
     Whatever a provider lets through must not fail: the reply is paid for. Arguments that are not plain JSON make a
     malformed call; what is for the provider alone is left out.
     """
-    return tuple(sound for part in parts if (sound := _sound_part(part)) is not None)
+    return tuple(sound for part in parts if (sound := _sanitize_part(part)) is not None)
 
 
-def _sound_part(part: Part) -> Part | None:
+def _sanitize_part(part: Part) -> Part | None:
     if isinstance(part, OpaquePart):
-        return None if flaw(part.data) else part
+        return None if find_json_flaw(part.data) else part
     update: dict[str, Any] = {}
     if isinstance(part, ToolCallPart):
-        if why := flaw(part.arguments):
-            update |= {"arguments": {}, "malformed": part.malformed or _written(part.arguments) or why}
-        if (named := (clean(part.id), clean(part.name))) != (part.id, part.name):
+        if why := find_json_flaw(part.arguments):
+            update |= {"arguments": {}, "malformed": part.malformed or _dump_malformed_arguments(part.arguments) or why}
+        if (named := (clean_text(part.id), clean_text(part.name))) != (part.id, part.name):
             update |= {"id": named[0], "name": named[1]}
-        if part.provider_id is not None and (sound := clean(part.provider_id)) != part.provider_id:
+        if part.provider_id is not None and (sound := clean_text(part.provider_id)) != part.provider_id:
             update["provider_id"] = sound
-    elif isinstance(part, TextPart | ThinkingPart) and (sound := clean(part.text)) is not part.text:
+    elif isinstance(part, TextPart | ThinkingPart) and (sound := clean_text(part.text)) is not part.text:
         update["text"] = sound
-    if isinstance(part, TextPart | ThinkingPart | ToolCallPart) and part.opaque is not None and flaw(part.opaque):
+    if (
+        isinstance(part, TextPart | ThinkingPart | ToolCallPart)
+        and part.opaque is not None
+        and find_json_flaw(part.opaque)
+    ):
         update |= {"provider": None, "opaque": None}
     return part.model_copy(update=update) if update else part
 
 
-def _written(arguments: dict[str, Any]) -> str:
+def _dump_malformed_arguments(arguments: dict[str, Any]) -> str:
     """The JSON of ``arguments``, which is not plain; empty where there is none."""
     try:
         text = json.dumps(arguments, ensure_ascii=False)
-        return text if clean(text) is text else json.dumps(arguments)  # which shows a lone surrogate as it is
+        return text if clean_text(text) is text else json.dumps(arguments)  # which shows a lone surrogate as it is
     except (TypeError, ValueError, RecursionError):
         return ""
 
 
-def unknown(name: str, known: Sequence[str]) -> str:
+def build_unknown_tool_text(name: str, known: Sequence[str]) -> str:
     """What the model is told of a tool that there is not."""
     there_is = f"there is: {', '.join(known)}" if known else "there are no tools"
     return f"tool not found: {name} ({there_is})"
 
 
-def malformed(part: ToolCallPart) -> str:
+def build_malformed_arguments_text(part: ToolCallPart) -> str:
     """What the model is told of arguments that are no JSON object."""
     raw = part.malformed or ""
     shown = raw if len(raw) <= 500 else raw[:500] + "…"
@@ -162,7 +166,7 @@ def malformed(part: ToolCallPart) -> str:
     return f"ArgumentsError: the arguments of {part.name} must be one JSON object{why}, they were: {shown}"
 
 
-def open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
+def list_open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
     """The calls of a transcript that have no result, in order. Providers refuse a transcript that has any."""
     waiting: dict[str, ToolCallPart] = {}
     for message in messages:
@@ -174,7 +178,7 @@ def open_calls(messages: Sequence[Message]) -> list[ToolCallPart]:
     return list(waiting.values())
 
 
-def closed_calls(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
+def build_closing_messages(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
     """What closes the calls at the end of ``prefix`` that ``fresh`` has no results for.
 
     Only a run that was terminated, or ran out of time, leaves any: nobody could close its transcript.
@@ -192,7 +196,7 @@ def closed_calls(prefix: Sequence[Message], fresh: Sequence[Message]) -> list[Me
 # Conversations that an author's code has changed: whether a model can be sent them, and what was sealed in them.
 
 
-def unsound(messages: Sequence[Message]) -> str | None:
+def find_conversation_problem(messages: Sequence[Message]) -> str | None:
     """Why no model can be sent ``messages``; None where any can."""
     if not messages:
         return "no message is left"
@@ -204,12 +208,12 @@ def unsound(messages: Sequence[Message]) -> str | None:
         if message.role == "system":
             return f"message {index} is a system prompt; step.instructions is the place for it"
         before = messages[index - 1].tool_calls if index else ()
-        if why := _unanswered(index, message, before):
+        if why := _find_order_problem(index, message, before):
             return why
     return None
 
 
-def _unanswered(index: int, message: Message, calls: Sequence[ToolCallPart]) -> str | None:
+def _find_order_problem(index: int, message: Message, calls: Sequence[ToolCallPart]) -> str | None:
     """Why ``message`` cannot follow a message with ``calls``."""
     asked = [part.id for part in calls]
     given = [part.call_id for part in message.tool_results]
@@ -228,25 +232,25 @@ def _unanswered(index: int, message: Message, calls: Sequence[ToolCallPart]) -> 
     return None
 
 
-def taken_over(edited: Sequence[Message], known: Sequence[Message]) -> list[Message]:
+def adopt_edited_messages(edited: Sequence[Message], known: Sequence[Message]) -> list[Message]:
     """``edited`` as it can be stored and sent: a reply that is none of ``known`` any more is nobody's, since what a
     provider sealed in it covers what stood beside it."""
     taken, at = [], 0
     for message in edited:
         place = next((n for n in range(at, len(known)) if known[n] is message), None)
         at = at if place is None else place + 1  # most edits keep the order
-        taken.append(message if place is not None else _sound(message, known))
+        taken.append(message if place is not None else _sanitize_edited_message(message, known))
     return taken
 
 
-def _sound(message: Message, known: Sequence[Message]) -> Message:
-    parts = sound_parts(message.parts)
+def _sanitize_edited_message(message: Message, known: Sequence[Message]) -> Message:
+    parts = sanitize_parts(message.parts)
     if message.role == "assistant" and message not in known:
-        parts = tuple(part for one in parts if (part := _open(one)) is not None)
+        parts = tuple(part for one in parts if (part := _strip_sealed_data(one)) is not None)
     return message.model_copy(update={"parts": parts})
 
 
-def _open(part: Part) -> Part | None:
+def _strip_sealed_data(part: Part) -> Part | None:
     if isinstance(part, OpaquePart) or (isinstance(part, ThinkingPart) and part.opaque):
         return None
     if isinstance(part, ToolCallPart) and part.provider_id is not None:
@@ -256,7 +260,7 @@ def _open(part: Part) -> Part | None:
     return part
 
 
-def trimmed(messages: Sequence[Message], keep: int) -> list[Message]:
+def trim_messages(messages: Sequence[Message], keep: int) -> list[Message]:
     """The first user's message and the last ``keep`` messages, and what these need: a result its call."""
     start = max(0, len(messages) - keep)
     while 0 < start < len(messages) and messages[start].role == "tool":

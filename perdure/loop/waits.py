@@ -11,38 +11,38 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..types.approvals import (
-    Asks,
-    Decided,
+    ApprovalOutcome,
+    ApprovalTerms,
     DecidedApproval,
     PendingApproval,
+    PendingKind,
     Reminder,
-    Waiting,
-    WaitsFor,
-    arguments_hash,
+    WaitState,
+    hash_arguments,
 )
-from ..types.state import DECIDED, PendingCall, RunState
-from ..types.tool_calls import AsCallback, Question
-from .external_calls import arguments_of, due_before
-from .payload_limits import DECIDED_BYTES, latest
+from ..types.state import MAX_PAST_DECISIONS, RunState, ToolCallState
+from ..types.tool_calls import CallbackCall, Question
+from .external_calls import get_final_arguments, needs_before_activity
+from .payload_limits import DECISIONS_BYTES, select_latest_rows
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWait:
     """What a call waits for. Holds nothing itself: what is known of the wait is in ``pending``."""
 
-    pending: PendingCall
-    kind: WaitsFor
+    pending: ToolCallState
+    kind: PendingKind
 
     @property
-    def terms(self) -> Asks | Question | AsCallback:
+    def terms(self) -> ApprovalTerms | Question | CallbackCall:
         """What was asked for, and how long it may take."""
         call = self.pending.call
         terms = call.approval if self.kind == "approval" else self.pending.question or call.disposition
-        assert isinstance(terms, Asks | Question | AsCallback), "wait_kind has seen it"
+        assert isinstance(terms, ApprovalTerms | Question | CallbackCall), "wait_kind has seen it"
         return terms
 
     @property
-    def period(self) -> Waiting | None:
+    def period(self) -> WaitState | None:
         """Since when and until when it waits; None until :meth:`begin`."""
         return self.pending.waiting if self.kind == "approval" else self.pending.expects
 
@@ -50,20 +50,20 @@ class PendingWait:
     def hash(self) -> str:
         """Names what a person looks at: the call and its arguments, or the call and which question of it."""
         pending, terms = self.pending, self.terms
-        if isinstance(terms, Asks):
+        if isinstance(terms, ApprovalTerms):
             return terms.hash
-        asked = arguments_of(pending) or {}
+        asked = get_final_arguments(pending) or {}
         if pending.question is not None:
             asked = {"question": pending.question.text, "answers": len(pending.answers)}
-        return arguments_hash(pending.call.id, pending.call.name, asked)
+        return hash_arguments(pending.call.id, pending.call.name, asked)
 
     def begin(self, now: datetime) -> None:
         """Note that it waits from now on, unless it has begun before."""
         if self.period is not None:
             return
         terms, at = self.terms, now.timestamp()
-        remind = terms.remind if isinstance(terms, Asks) else None
-        period = Waiting(
+        remind = terms.remind if isinstance(terms, ApprovalTerms) else None
+        period = WaitState(
             since=now.isoformat(),
             until=None if terms.expires is None else at + terms.expires,
             next=None if remind is None else at + remind,
@@ -91,15 +91,15 @@ class PendingWait:
             kind=self.kind,
             call_id=pending.call.id,
             name=pending.call.name,
-            arguments=arguments_of(pending),
+            arguments=get_final_arguments(pending),
             hash=self.hash,
             since=period.since if period else None,
             expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
-            on_expiry=terms.on_expiry if isinstance(terms, Asks) else "deny",
-            separate=isinstance(terms, Asks) and terms.separate,
+            on_expiry=terms.on_expiry if isinstance(terms, ApprovalTerms) else "deny",
+            separate=isinstance(terms, ApprovalTerms) and terms.separate,
             reminded=period.reminded if period else 0,
             question=terms.text if isinstance(terms, Question) else None,
-            form=None if isinstance(terms, Asks) else terms.form,
+            form=None if isinstance(terms, ApprovalTerms) else terms.form,
         )
 
 
@@ -107,27 +107,27 @@ class PendingWait:
 # Which calls wait for a person, and for how long.
 
 
-def asks(pending: PendingCall) -> bool:
+def is_waiting_for_approval(pending: ToolCallState) -> bool:
     """Whether the call waits for approval."""
     return pending.call.approval is not None and pending.decided is None and pending.result is None
 
 
-def wait_kind(pending: PendingCall) -> WaitsFor | None:
+def wait_kind(pending: ToolCallState) -> PendingKind | None:
     """What the call waits for a person to give: approval, the answer to its tool's question, or its result; None for a
     call that waits for nobody."""
-    if asks(pending):
+    if is_waiting_for_approval(pending):
         return "approval"
     if pending.result is not None or pending.held:
         return None
-    if isinstance(pending.call.disposition, AsCallback):
-        if pending.returned is not None or due_before(pending):
+    if isinstance(pending.call.disposition, CallbackCall):
+        if pending.returned is not None or needs_before_activity(pending):
             return None
     elif pending.question is None:
         return None
     return "callback" if pending.question is None else "question"
 
 
-def waits_for_person(pending: PendingCall) -> bool:
+def is_waiting_for_person(pending: ToolCallState) -> bool:
     """Whether the call waits for a person."""
     return wait_kind(pending) is not None
 
@@ -137,38 +137,38 @@ def pending_waits(state: RunState) -> list[PendingWait]:
     return [PendingWait(one, kind) for one in state.calls if (kind := wait_kind(one)) is not None]
 
 
-def deadline(state: RunState) -> float | None:
+def find_next_deadline(state: RunState) -> float | None:
     """When the next wait ends by itself, or the next reminder is due: seconds since 1970."""
     return min((at for wait in pending_waits(state) for at in wait.ends() if at is not None), default=None)
 
 
-def beside(state: RunState) -> float | None:
+def find_next_reminder_check(state: RunState) -> float | None:
     """When it is to be looked while other calls run: seconds since 1970. None where no call has reminders."""
     waits = [ends for wait in pending_waits(state) if (ends := wait.ends())[1] is not None]
     return min((at for ends in waits for at in ends if at is not None), default=None)
 
 
-def expiry(state: RunState) -> float | None:
+def find_next_expiry(state: RunState) -> float | None:
     """When the next call's wait for a person ends by itself: seconds since 1970."""
     return min((at for wait in pending_waits(state) if (at := wait.ends()[0]) is not None), default=None)
 
 
-def let_go(pending: PendingCall) -> Decided | None:
+def get_callback_approval(pending: ToolCallState) -> ApprovalOutcome | None:
     """Who has let a client run the call: its result tells so, where no activity before it has."""
-    callback = isinstance(pending.call.disposition, AsCallback)
+    callback = isinstance(pending.call.disposition, CallbackCall)
     return pending.decided if callback and pending.cleared is None else None
 
 
-def askers(state: RunState) -> list[str]:
+def list_requesters(state: RunState) -> list[str]:
     """``name_hash`` of who asked for what the run does now: who wrote to it in this turn, and to the runs above it."""
     above = state.parent.asked_by if state.parent else ()
     return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))
 
 
-def remember(state: RunState, pending: PendingCall, /, **facts: Any) -> DecidedApproval:
+def remember(state: RunState, pending: ToolCallState, /, **facts: Any) -> DecidedApproval:
     """Record in ``status.decided`` how a wait of the call has ended. ``facts``: the other fields of the record."""
     past = DecidedApproval(call_id=pending.call.id, name=pending.call.name, **facts)
-    state.decided = latest([*state.decided, past][-DECIDED:], DECIDED_BYTES)
+    state.decided = select_latest_rows([*state.decided, past][-MAX_PAST_DECISIONS:], DECISIONS_BYTES)
     return past
 
 
@@ -176,24 +176,24 @@ def remember(state: RunState, pending: PendingCall, /, **facts: Any) -> DecidedA
 # Reminders of calls that wait for approval: when one is due, and what is told.
 
 
-_SAME = 1e-6
+_INTERVAL_TOLERANCE = 1e-6
 """Of an interval: so much of it is the error of a float, and no time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reminding:
+class ReminderBatch:
     """Reminders that are told together, under an operation of their own."""
 
     op: int
-    calls: tuple[PendingCall, ...]
+    calls: tuple[ToolCallState, ...]
     reminders: tuple[Reminder, ...]
 
     def wanted(self) -> bool:
         """Whether one of the calls still waits."""
-        return any(map(asks, self.calls))
+        return any(map(is_waiting_for_approval, self.calls))
 
 
-def look(pending: PendingCall, now: datetime) -> None:
+def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
     """Note it where a reminder of the call is due: one, however long nobody could look."""
     terms, waiting = pending.call.approval, pending.waiting
     if terms is None or terms.remind is None or waiting is None or waiting.next is None:
@@ -202,18 +202,20 @@ def look(pending: PendingCall, now: datetime) -> None:
     if waiting.next > at:
         return
     since = datetime.fromisoformat(waiting.since).timestamp()
-    passed = int((at - since) / terms.remind + _SAME)
+    passed = int((at - since) / terms.remind + _INTERVAL_TOLERANCE)
     pending.waiting = waiting.model_copy(update={"due": True, "next": since + (passed + 1) * terms.remind})
 
 
-def due(state: RunState) -> tuple[PendingCall, ...]:
+def list_calls_to_remind(state: RunState) -> tuple[ToolCallState, ...]:
     """The calls of which somebody is to be reminded now."""
-    return tuple(one for one in state.calls if asks(one) and one.waiting is not None and one.waiting.due)
+    return tuple(
+        one for one in state.calls if is_waiting_for_approval(one) and one.waiting is not None and one.waiting.due
+    )
 
 
-def remind(state: RunState, now: datetime) -> Reminding:
+def take_due_reminders(state: RunState, now: datetime) -> ReminderBatch:
     """What is told now; it counts as told."""
-    calls, reminders = due(state), []
+    calls, reminders = list_calls_to_remind(state), []
     for pending in calls:
         waiting = pending.waiting
         assert waiting is not None, "it is due"
@@ -222,4 +224,4 @@ def remind(state: RunState, now: datetime) -> Reminding:
         left = None if waiting.until is None else max(0.0, round(waiting.until - now.timestamp(), 3))
         reminders.append(Reminder(call_id=pending.call.id, name=pending.call.name, number=number, expires_in=left))
     op, state.op = state.op, state.op + 1
-    return Reminding(op, calls, tuple(reminders))
+    return ReminderBatch(op, calls, tuple(reminders))

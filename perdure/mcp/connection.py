@@ -38,24 +38,24 @@ from ..types.files import File
 
 logger = logging.getLogger("perdure.worker")
 
-OPENING = 30.0
+OPEN_TIMEOUT = 30.0
 """Seconds that a server may take to start and to say hello."""
-CLOSING = 10.0
+CLOSE_TIMEOUT = 10.0
 """Seconds that it is given to end; its process is killed by then."""
 
-ACCEPTED, REDIRECTED, REFUSED, FAILED = 202, 300, 400, 500
+HTTP_ACCEPTED, HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 202, 300, 400, 500
 """HTTP statuses. 202: a request that gets no answer. From 300 on the server did nothing, and from 400 on it says so (a
 session that it does not know, after a restart; too many requests). From 500 on the outcome is unknown."""
 
-Transport = Callable[[], AbstractAsyncContextManager[Any]]
+StreamFactory = Callable[[], AbstractAsyncContextManager[Any]]
 """Makes the streams to a server."""
 
-_statuses: ContextVar[list[int] | None] = ContextVar("perdure_mcp_statuses", default=None)
+_request_statuses: ContextVar[list[int] | None] = ContextVar("perdure_mcp_statuses", default=None)
 
 
 def record_status(status: int) -> None:
     """Add an HTTP status to those of the request in whose context this is called, if there is one."""
-    if (statuses := _statuses.get()) is not None:
+    if (statuses := _request_statuses.get()) is not None:
         statuses.append(status)
 
 
@@ -73,7 +73,7 @@ class LostError(ToolError):
 class Connection:
     """One server, open. Belongs to the event loop that made it."""
 
-    def __init__(self, name: str, transport: Transport, changed: Callable[[], None]) -> None:
+    def __init__(self, name: str, transport: StreamFactory, changed: Callable[[], None]) -> None:
         """``changed`` is told that the server's tools are others now."""
         self._name = name
         self._transport = transport
@@ -92,7 +92,7 @@ class Connection:
             raise NotSentError(f"the connection to MCP server {self._name!r} is closed")
         self._busy += 1
         statuses: list[int] = []
-        token = _statuses.set(statuses)
+        token = _request_statuses.set(statuses)
         try:
             return await request(client)
         except MCPError as error:
@@ -101,7 +101,7 @@ class Connection:
             self.retire()
             raise problem from error
         finally:
-            _statuses.reset(token)
+            _request_statuses.reset(token)
             self._busy -= 1
             if not self.open and not self._busy:
                 self._over.set()
@@ -111,12 +111,12 @@ class Connection:
         if error.code == CONNECTION_CLOSED:
             return LostError(f"the connection to MCP server {self._name!r} was lost: {error}")
         worst = max(statuses, default=0)
-        if error.code == PARSE_ERROR or (statuses and statuses[-1] == ACCEPTED):
+        if error.code == PARSE_ERROR or (statuses and statuses[-1] == HTTP_ACCEPTED):
             return LostError(f"the answer of MCP server {self._name!r} cannot be read: {str(error).splitlines()[0]}")
-        if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or worst < REFUSED:
+        if error.code not in (INVALID_REQUEST, INTERNAL_ERROR) or worst < HTTP_CLIENT_ERROR:
             return None
         # A request may be several of HTTP: the SDK lists the tools behind a call whose result it checks.
-        if all(REDIRECTED <= status < FAILED for status in statuses):
+        if all(HTTP_REDIRECT <= status < HTTP_SERVER_ERROR for status in statuses):
             return NotSentError(f"MCP server {self._name!r} refuses: HTTP {worst}, {error}")
         return LostError(f"MCP server {self._name!r} failed: HTTP {worst}, {error}")
 
@@ -126,21 +126,21 @@ class Connection:
         self._over.set()
         if not self._client.done():  # it never opened
             self._task.cancel()
-        await asyncio.wait([self._task], timeout=CLOSING)
+        await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
         if not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=CLOSING)
+            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
 
     async def _opened(self) -> Client:
         try:
-            async with asyncio.timeout(OPENING):
+            async with asyncio.timeout(OPEN_TIMEOUT):
                 return await asyncio.shield(self._client)
         except TimeoutError:
             self.open = False
             self._task.cancel()
-            raise NotSentError(f"MCP server {self._name!r} did not open within {OPENING:g} s") from None
+            raise NotSentError(f"MCP server {self._name!r} did not open within {OPEN_TIMEOUT:g} s") from None
         except (OSError, RuntimeError, ExceptionGroup, MCPError, ValueError) as error:
-            first = _first(error)
+            first = _unwrap_exception_group(error)
             failed = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(first).__name__}: {first}")
             failed.final = isinstance(first, FileNotFoundError | PermissionError | ValueError)
             raise failed from error
@@ -158,7 +158,7 @@ class Connection:
 
     async def _hold(self) -> None:
         try:
-            streams = _watched(self._transport(), self._ended)
+            streams = _watch_streams(self._transport(), self._ended)
             async with Client(streams, cache=None, message_handler=self._hear) as client:
                 if not self._client.done():
                     self._client.set_result(client)
@@ -200,7 +200,7 @@ class Connection:
             self._changed()
 
 
-def _first(error: BaseException) -> BaseException:
+def _unwrap_exception_group(error: BaseException) -> BaseException:
     """What was wrong, of the groups that the SDK wraps it in."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -208,15 +208,15 @@ def _first(error: BaseException) -> BaseException:
 
 
 @asynccontextmanager
-async def _watched(
+async def _watch_streams(
     transport: AbstractAsyncContextManager[Any], ended: Callable[[], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The transport's streams; ``ended`` is told when nothing will come any more."""
     async with transport as (read, write):
-        yield _Watched(read, ended), write
+        yield _WatchedStream(read, ended), write
 
 
-class _Watched:
+class _WatchedStream:
     """A stream of what the server says."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
@@ -226,7 +226,7 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __aiter__(self) -> _Watched:
+    def __aiter__(self) -> _WatchedStream:
         return self
 
     async def __anext__(self) -> Any:
@@ -236,7 +236,7 @@ class _Watched:
             self._ended()
             raise
 
-    async def __aenter__(self) -> _Watched:
+    async def __aenter__(self) -> _WatchedStream:
         await self._stream.__aenter__()
         return self
 
@@ -248,23 +248,23 @@ class _Watched:
 # What an MCP server gives, as tools have it.
 
 
-_NAME = re.compile(r"[^/]+$")
+_LAST_URI_SEGMENT = re.compile(r"[^/]+$")
 
 
 class MCPToolError(ToolError):
     """The tool of an MCP server failed; the message is the server's."""
 
 
-def listed(tool: Tool, timeout: float | None = None) -> ListedTool:
+def build_listed_tool(tool: Tool, timeout: float | None = None) -> ListedTool:
     """``tool`` as a toolset lists it. What only reads may be called twice, and what is idempotent by its own word."""
     hints = tool.annotations
     harmless = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
     return ListedTool(tool.name, tool.description or "", dict(tool.input_schema), idempotent=harmless, timeout=timeout)
 
 
-def result(name: str, given: CallToolResult) -> Any:
+def convert_tool_result(name: str, given: CallToolResult) -> Any:
     """Text, or a list of texts and files. Raises :class:`MCPToolError` for one that says that it is an error."""
-    pieces = [_piece(block) for block in given.content]
+    pieces = [_convert_content_block(block) for block in given.content]
     texts = [piece for piece in pieces if isinstance(piece, str)]
     if given.is_error:
         raise MCPToolError("\n".join(texts) or f"{name} failed, and the server does not say why")
@@ -273,25 +273,27 @@ def result(name: str, given: CallToolResult) -> Any:
     return "\n".join(texts) if len(texts) == len(pieces) else pieces
 
 
-def _piece(block: Any) -> str | File:
+def _convert_content_block(block: Any) -> str | File:
     match block:
         case TextContent(text=text):
             return text
         case ImageContent(data=data, mime_type=kind) | AudioContent(data=data, mime_type=kind):
-            return _file(data, kind, None)
+            return _decode_content_file(data, kind, None)
         case EmbeddedResource(resource=resource):
             if isinstance(resource, TextResourceContents):
                 return f"[{resource.uri}]\n{resource.text}"
-            return _file(resource.blob, resource.mime_type or "application/octet-stream", str(resource.uri))
+            return _decode_content_file(
+                resource.blob, resource.mime_type or "application/octet-stream", str(resource.uri)
+            )
         case ResourceLink(uri=uri, name=name, description=description):
             return f"[{name}: {uri}]{f' {description}' if description else ''}"
         case _:
             return str(block.model_dump_json())
 
 
-def _file(data: str, kind: str, uri: str | None) -> str | File:
+def _decode_content_file(data: str, kind: str, uri: str | None) -> str | File:
     body = base64.b64decode(data)
-    found = _NAME.search(uri) if uri else None
+    found = _LAST_URI_SEGMENT.search(uri) if uri else None
     if not body:
         return f"[an empty file, {kind}]"
     return File(body, kind.partition(";")[0].strip(), found[0] if found else None)

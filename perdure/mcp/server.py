@@ -19,7 +19,7 @@ from ..errors import DefinitionError, PerdureError, ToolError
 from ..ports import ListedTool, Toolset
 from ..ports.toolset import OnChange
 from ..tools import RunContext
-from ..types.redaction import Redaction, address_secrets, argument_secrets, variable_secrets
+from ..types.redaction import Redaction, find_address_secrets, find_argument_secrets, find_variable_secrets
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-Transport = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any]]
+TransportFactory = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any]]
 Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
 
-CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 """Open ones to one server, where runs have headers of their own; the one that was used least lately is closed."""
-LISTING = 40.0
+LIST_TIMEOUT = 40.0
 """Seconds that a server may take to open and to list its tools. One that does not answer by then is opened anew: the
 worker's own patience is 60 s, and nobody else would ever end a program that hangs."""
-DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
+RETRY_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Seconds before it is asked again."""
-_UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")
+_INVALID_SERVER_NAME_CHARACTERS = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class MCPServer(Toolset):
@@ -47,7 +47,7 @@ class MCPServer(Toolset):
     of a tool (``readOnlyHint``, ``idempotentHint``) decides whether a call that was lost is run again.
     """
 
-    def __init__(self, name: str, transport: Transport) -> None:
+    def __init__(self, name: str, transport: TransportFactory) -> None:
         """Use :meth:`stdio` or :meth:`http`."""
         if find_spec("mcp") is None:
             raise DefinitionError(
@@ -88,8 +88,8 @@ class MCPServer(Toolset):
             given = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
             return stdio_client(given)
 
-        server = cls(_UNFIT.sub("_", name or Path(command).stem), transport)
-        server._secrets = (*argument_secrets(args), *variable_secrets(env or {}))
+        server = cls(_INVALID_SERVER_NAME_CHARACTERS.sub("_", name or Path(command).stem), transport)
+        server._secrets = (*find_argument_secrets(args), *find_variable_secrets(env or {}))
         return server._with(**options)
 
     @classmethod
@@ -100,10 +100,13 @@ class MCPServer(Toolset):
         It is ``name``d after its host by default. ``options`` as of :meth:`stdio`.
         """
         if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https"):
-            shown = Redaction(address_secrets(str(url))).redact_text(f"{url!r:.200}")
+            shown = Redaction(find_address_secrets(str(url))).redact_text(f"{url!r:.200}")
             raise DefinitionError(f"MCP server: {shown} is no http(s) URL", hint="For instance https://x.dev/mcp.")
-        server = cls(_UNFIT.sub("_", name or urlsplit(url).hostname or "http"), partial(_http, url))
-        server._headers, server._secrets = headers, tuple(address_secrets(url))
+        server = cls(
+            _INVALID_SERVER_NAME_CHARACTERS.sub("_", name or urlsplit(url).hostname or "http"),
+            partial(_open_http_streams, url),
+        )
+        server._headers, server._secrets = headers, tuple(find_address_secrets(url))
         return server._with(**options)
 
     def _with(
@@ -136,10 +139,10 @@ class MCPServer(Toolset):
                 if not cursor:
                     return found
 
-        found = await self._ask(ctx, pages, again=True, within=LISTING)
-        from .connection import listed
+        found = await self._ask(ctx, pages, again=True, within=LIST_TIMEOUT)
+        from .connection import build_listed_tool
 
-        tools = [listed(tool) for tool in found]
+        tools = [build_listed_tool(tool) for tool in found]
         self._harmless |= {tool.name for tool in tools if tool.idempotent}
         self._harmful |= {tool.name for tool in tools if not tool.idempotent}
         return tools
@@ -152,9 +155,9 @@ class MCPServer(Toolset):
             return asyncio.sleep(0)
 
         async def request(client: Any) -> Any:
-            from .connection import result
+            from .connection import convert_tool_result
 
-            return result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
+            return convert_tool_result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
 
         return await self._ask(ctx, request, again=name in self._harmless - self._harmful)
 
@@ -192,7 +195,7 @@ class MCPServer(Toolset):
         await asyncio.to_thread(import_module, f"{__package__}.connection")
         from .connection import LostError, NotSentError
 
-        delays = iter(DELAYS)
+        delays = iter(RETRY_DELAYS)
         while True:
             connection = self._connection(sent)
             try:
@@ -221,7 +224,7 @@ class MCPServer(Toolset):
         if found is None or not found.open:
             found = Connection(self.name, partial(self._make, sent), self.changed)
         self._open[key] = found
-        while len(self._open) > CONNECTIONS:
+        while len(self._open) > MAX_CONNECTIONS:
             oldest = self._open.pop(next(iter(self._open)))
             oldest.retire()
         return found
@@ -256,7 +259,7 @@ def _check_command(command: Any, args: Any, env: Any) -> None:
 
 
 @asynccontextmanager
-async def _http(url: str, headers: Mapping[str, str]) -> Any:
+async def _open_http_streams(url: str, headers: Mapping[str, str]) -> Any:
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 

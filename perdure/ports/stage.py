@@ -15,19 +15,19 @@ from .model import ModelRequest, StreamEvent
 from .store import Blob, Commit, MemoryWrite, NewEvent
 
 
-def _unheard(event: StreamEvent) -> None:
+def _ignore_stream_event(event: StreamEvent) -> None:
     """Nobody follows."""
 
 
-def _unsaid(message: str, data: Any) -> None:
+def _ignore_progress(message: str, data: Any) -> None:
     """Nobody follows."""
 
 
-def _unasked(model: str) -> None:
+def _ignore_model_start(model: str) -> None:
     """Nobody follows."""
 
 
-def _ungiven(messages: Sequence[Message]) -> None:
+def _ignore_messages(messages: Sequence[Message]) -> None:
     """Nobody follows."""
 
 
@@ -63,11 +63,11 @@ class ModelCall:
     """The ``RunContext`` that the author's code is given; set by the iteration stage."""
     request: ModelRequest | None = None
     """What the model is asked; set by the iteration stage, and changed by hooks."""
-    asking: Callable[[str], None] = _unasked
+    asking: Callable[[str], None] = _ignore_model_start
     """Told which model (``"<provider>:<model>"``) is asked, right before; set by the events stage."""
-    emit: Callable[[StreamEvent], None] = _unheard
+    emit: Callable[[StreamEvent], None] = _ignore_stream_event
     """Told of everything that the model streams, as it comes; set by the events stage."""
-    heard: Callable[[Sequence[Message]], None] = _ungiven
+    heard: Callable[[Sequence[Message]], None] = _ignore_messages
     """Told of the users' messages as hooks have left them, before the model is asked; set by the events stage."""
     writes: list[MemoryWrite] = field(default_factory=list)
     """What the author's code wrote into memory during the call; committed with its outcome."""
@@ -85,7 +85,7 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class BranchConversation:
     """A conversation that parts from a transcript: ``messages`` behind ``head``, or alone where that is None."""
 
     head: str | None
@@ -105,7 +105,7 @@ class ModelReply:
     """The conversation written anew, in the place of ``ModelCall.prefix``: it is recorded as a chain of its own."""
     due: bool = False
     """The conversation is to be compacted before the next call; set by the compaction stage."""
-    forks: Sequence[Fork | None] = ()
+    forks: Sequence[BranchConversation | None] = ()
     """What each of ``output.branches`` goes on from; None for a branch that sees no conversation."""
     commit: Commit = field(default_factory=Commit)
     """What the journal stage writes together with the outcome; made by the transcript stage."""
@@ -138,7 +138,7 @@ class ToolCall:
     """What the tool raised, where that is its outcome."""
     blobs: list[Blob] = field(default_factory=list)
     """The files that the tool gave; committed with its outcome."""
-    progress: Callable[[str, Any], None] = _unsaid
+    progress: Callable[[str, Any], None] = _ignore_progress
     """Told of what the tool says of itself (``ctx.progress``): a text, and plain data; from any thread. Set by the
     events stage."""
     asked_at: str = ""

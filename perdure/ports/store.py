@@ -26,7 +26,7 @@ class NewEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """Events of one conversation, recorded at once and in this order, or not at all.
 
     ``token`` says when whoever writes was asked to (``asked_at`` and attempt, see :func:`token`): tokens sort as the
@@ -66,7 +66,7 @@ def timestamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def token(asked_at: str, attempt: int | None = None) -> str:
+def build_batch_token(asked_at: str, attempt: int | None = None) -> str:
     """The token of an attempt of an activity; without ``attempt``, of its outcome, behind all its attempts."""
     return f"{asked_at}/{'~' if attempt is None else f'{attempt:06d}'}"
 
@@ -87,10 +87,10 @@ class EventRow:
     """The way from the one that was asked for down to ``child``."""
 
 
-class Events(Protocol):
+class EventLog(Protocol):
     """The events of conversations. All methods raise ``StoreError`` when the store fails."""
 
-    async def append(self, batch: Batch) -> bool:
+    async def append(self, batch: EventBatch) -> bool:
         """Record ``batch`` in a transaction of its own. False where it came too late.
 
         If this raises nothing was written, and the batch may be given again.
@@ -215,7 +215,7 @@ class Commit:
     turn: TurnRow | None = None
     memory: Sequence[MemoryWrite] = ()
     """In order; the last change of a key is what counts."""
-    events: Batch | None = None
+    events: EventBatch | None = None
     """Written with the first outcome, whatever its token: what is recorded has happened. See :class:`Batch`."""
 
 
@@ -237,7 +237,7 @@ class Journal(Protocol):
         """The recorded outcomes among ``keys``."""
         ...
 
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` (one attempt) to act, and with it, where it is ``new``, ``events``.
 
         The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or
@@ -282,7 +282,7 @@ class Cache(Protocol[V]):
         ...
 
 
-class Chain(Protocol):
+class TranscriptChain(Protocol):
     """Transcripts as messages: loaded from nodes, verified, kept in memory; cut into nodes and blobs to be written."""
 
     async def load(self, head: str | None) -> list[Message]:
@@ -333,7 +333,7 @@ class Turns(Protocol):
         ...
 
 
-class Memory(Protocol):
+class SharedMemory(Protocol):
     """What conversations share: JSON values by namespace and key. Changes are part of a :class:`Commit`."""
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
@@ -345,7 +345,7 @@ class Memory(Protocol):
         ...
 
 
-class Store(Journal, Transcripts, Runs, Turns, Memory, Events, Protocol):
+class Store(Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, Protocol):
     """All of it, in one database. ``store_id`` names the database for good; it is known once the store is open."""
 
     place: str

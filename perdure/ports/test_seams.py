@@ -32,27 +32,27 @@ listeners: dict[str, tuple[Callable[[], object], ...]] = {}
 """Who listens, by point; a point that nobody listens to is not in it. Whoever changes it puts whole tuples in."""
 
 
-def reached(point: Point) -> None:
+def reach_point(point: Point) -> None:
     """Tell whoever listens. What a listener raises comes out here: it is the fault that a test asked for."""
     if listeners:
         for listener in listeners.get(point, ()):
             listener()
 
 
-models: list[Callable[[str, str, Provider | None], Provider | None]] = []
+fake_models: list[Callable[[str, str, Provider | None], Provider | None]] = []
 """Functions of an agent's name, its model (``"provider:model"``) and, where it has one, the object that is its model:
 the provider to ask in place of its own, or None."""
-servers: list[Callable[[Any], AbstractAsyncContextManager[Any] | None]] = []
+fake_servers: list[Callable[[Any], AbstractAsyncContextManager[Any] | None]] = []
 """Functions of a list of agents: what serves them in place of ``local()`` and yields a client, or None."""
 
 
-def model_in_place(agent: str, model: str, own: Provider | None = None) -> Provider | None:
+def find_fake_model(agent: str, model: str, own: Provider | None = None) -> Provider | None:
     """The provider that a test has put in place of the agent's own."""
-    found = (find(agent, model, own) for find in reversed(models))
+    found = (find(agent, model, own) for find in reversed(fake_models))
     return next((provider for provider in found if provider is not None), None)
 
 
-def server_in_place(agents: Any) -> AbstractAsyncContextManager[Any] | None:
+def find_fake_server(agents: Any) -> AbstractAsyncContextManager[Any] | None:
     """What a test has put in place of the server on this machine."""
-    found = (find(agents) for find in reversed(servers))
+    found = (find(agents) for find in reversed(fake_servers))
     return next((server for server in found if server is not None), None)

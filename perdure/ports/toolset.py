@@ -10,7 +10,7 @@ from ..errors import ToolError
 from .model import ToolSpec
 
 OnChange = Literal["refuse", "refresh"]
-ON_CHANGE: tuple[str, ...] = get_args(OnChange)
+ON_CHANGE_VALUES: tuple[str, ...] = get_args(OnChange)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from .registry import (
     check_settings,
     close_providers,
     get_provider,
-    known_providers,
+    keep_providers_open,
+    list_providers,
     parse_model,
     register_provider,
-    using_providers,
 )
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ __all__ = [
     "close_providers",
     "get_provider",
     "import_messages",
-    "known_providers",
+    "keep_providers_open",
+    "list_providers",
     "parse_model",
     "register_provider",
-    "using_providers",
 ]
 
 _HOME = {

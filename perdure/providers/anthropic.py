@@ -21,11 +21,19 @@ from ..errors import (
 )
 from ..ports import ModelRequest, StreamEvent
 from .anthropic_reply import AnthropicReply
-from .anthropic_request import RESERVED, Encoded, encode_request, encode_settings
-from .encoding import parse_answer
+from .anthropic_request import RESERVED_OPTIONS, EncodedRequest, encode_request, encode_settings
+from .encoding import parse_reply_json
 from .endpoint import CONNECT_TIMEOUT, Endpoint
-from .errors import by_status, connection, in_stream, name_refused, timed_out, transport_error, what
-from .settings import check_canonical, check_options
+from .errors import (
+    build_connection_error,
+    build_status_error,
+    build_stream_error,
+    build_timeout_error,
+    describe_error,
+    mark_refused_content,
+    translate_transport_error,
+)
+from .settings import check_canonical_settings, check_provider_options
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic, AsyncStream, DefaultAsyncHttpxClient
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
 # The translation of what the anthropic SDK raises into ``perdure.errors``.
 
 
-def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
+def translate_error(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
     import anthropic  # imported with the first call, not with perdure
 
@@ -44,31 +52,31 @@ def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "
     if isinstance(error, anthropic.APIStatusError):
         if error.status_code < 300:
             # An error event in the stream comes as one with the status of the stream.
-            return in_stream(error.body, error.message, endpoint, key_name=key_name)
-        return by_status(error.status_code, error.body, error.response.headers, endpoint, key_name=key_name)
+            return build_stream_error(error.body, error.message, endpoint, key_name=key_name)
+        return build_status_error(error.status_code, error.body, error.response.headers, endpoint, key_name=key_name)
     if isinstance(error, anthropic.APITimeoutError):
-        return timed_out(error, begun, endpoint)
+        return build_timeout_error(error, begun, endpoint)
     if isinstance(error, anthropic.APIConnectionError):
-        return connection(error.__cause__ or error, begun, endpoint)
+        return build_connection_error(error.__cause__ or error, begun, endpoint)
     if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.APIWebhookValidationError):
-        return in_stream(error.body, error.message, endpoint, key_name=key_name)
-    return transport_error(error, begun, endpoint) or _rest(error, endpoint)
+        return build_stream_error(error.body, error.message, endpoint, key_name=key_name)
+    return translate_transport_error(error, begun, endpoint) or _translate_rare_anthropic_error(error, endpoint)
 
 
-def _rest(error: Exception, endpoint: str) -> ProviderError:
+def _translate_rare_anthropic_error(error: Exception, endpoint: str) -> ProviderError:
     """Exceptions of the SDK that no call of ours raises today, and strangers."""
     import anthropic  # see above
 
     if isinstance(error, anthropic.CredentialsError):
-        return AuthenticationError(f"{endpoint}: {what(error)}")
+        return AuthenticationError(f"{endpoint}: {describe_error(error)}")
     if isinstance(error, anthropic.RetryableError):
-        return ProviderConnectionError(f"{endpoint}: {what(error)}")
+        return ProviderConnectionError(f"{endpoint}: {describe_error(error)}")
     if isinstance(error, anthropic.AnthropicError):
-        return BadRequestError(f"{endpoint}: {what(error)}")
-    return ProviderError(f"{endpoint}: unexpected {what(error)}")
+        return BadRequestError(f"{endpoint}: {describe_error(error)}")
+    return ProviderError(f"{endpoint}: unexpected {describe_error(error)}")
 
 
-_RESUMES = 10
+_MAX_RESUMES = 10
 """How often a reply that the API paused goes on. A pause comes after some ten calls of its own tools."""
 
 
@@ -77,14 +85,14 @@ def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, A
 
     Needs no SDK, so an agent is checked where it is defined. Raises ``SettingsError``.
     """
-    given = check_canonical("anthropic", settings)
+    given = check_canonical_settings("anthropic", settings)
     if unknown := sorted(set(given.get("metadata", {})) - {"user_id"}):
         raise SettingsError(f"Setting 'metadata' for provider 'anthropic' has 'user_id' alone, not {unknown[0]!r}.")
-    taken = dict.fromkeys(RESERVED, "perdure") | {key: f"settings[{key!r}]" for key in given}
-    taken |= {key: f"settings[{key!r}]" for key in encode_settings(given) if key not in RESERVED}
+    taken = dict.fromkeys(RESERVED_OPTIONS, "perdure") | {key: f"settings[{key!r}]" for key in given}
+    taken |= {key: f"settings[{key!r}]" for key in encode_settings(given) if key not in RESERVED_OPTIONS}
     if "reasoning_effort" in given:
         taken |= dict.fromkeys(("thinking", "output_config"), "settings['reasoning_effort']")
-    check_options("anthropic", provider_options, taken)
+    check_provider_options("anthropic", provider_options, taken)
     tools = provider_options.get("tools", [])
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise SettingsError("provider_options['tools'] for provider 'anthropic' is a list of objects.")
@@ -131,24 +139,24 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
         try:
             client = await self._client(key)
             reply = AnthropicReply(host, self.origin)
-            for _ in range(_RESUMES):
+            for _ in range(_MAX_RESUMES):
                 encoded = encode_request(request, origin=self.origin, paused=reply.parts())
                 body = encoded.body
-                async with await _post(client, encoded, self._own_headers(encoded, key)) as stream:
+                async with await _post_messages_request(client, encoded, self._own_headers(encoded, key)) as stream:
                     begun = True
-                    async for item in _items(stream, host):
+                    async for item in _read_messages_stream(stream, host):
                         for event in reply.feed(item):
                             yield event
                 if not reply.paused:
                     break
             yield reply.complete()
         except Exception as error:
-            raise name_refused(self._failure(error, request, key, begun), body) from None
+            raise mark_refused_content(self._failure(error, request, key, begun), body) from None
 
     def _translate(self, error: Exception, begun: bool) -> ProviderError:
-        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
+        return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
-    def _own_headers(self, encoded: Encoded, key: str) -> dict[str, str]:
+    def _own_headers(self, encoded: EncodedRequest, key: str) -> dict[str, str]:
         """What this request's headers are besides the SDK's."""
         headers = dict(encoded.headers)
         given = {name.lower(): value for name, value in self._headers.items()}
@@ -169,18 +177,20 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
             max_retries=0,
             timeout=Timeout(self._timeout, connect=min(CONNECT_TIMEOUT, self._timeout)),
             default_headers=self._headers,
-            http_client=_http_client(),
+            http_client=_build_anthropic_http_client(),
         )
 
 
-def _http_client() -> DefaultAsyncHttpxClient | None:
+def _build_anthropic_http_client() -> DefaultAsyncHttpxClient | None:
     """The SDK's aiohttp client, whose parser is not Python; its default where aiohttp is not installed."""
     from anthropic import DefaultAioHttpClient
 
     return DefaultAioHttpClient() if find_spec("aiohttp") is not None else None
 
 
-async def _post(client: AsyncAnthropic, encoded: Encoded, headers: dict[str, str]) -> AsyncStream[object]:
+async def _post_messages_request(
+    client: AsyncAnthropic, encoded: EncodedRequest, headers: dict[str, str]
+) -> AsyncStream[object]:
     from anthropic import AsyncStream
 
     return await client.post(
@@ -193,11 +203,11 @@ async def _post(client: AsyncAnthropic, encoded: Encoded, headers: dict[str, str
     )
 
 
-async def _items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[object]:
+async def _read_messages_stream(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[object]:
     """The events of the stream; one whole message where the server ignored that a stream was asked for."""
     kind = cast("str", stream.response.headers.get("content-type", "")).partition(";")[0].strip().lower()
     if kind == "application/json":
-        yield parse_answer(await stream.response.aread(), endpoint)
+        yield parse_reply_json(await stream.response.aread(), endpoint)
     elif kind == "text/html":
         raise MalformedReplyError(f"{endpoint} answered with a web page", hint="Check base_url.")
     else:

@@ -11,12 +11,12 @@ from typing import Any
 
 from ..errors import MalformedReplyError, TruncatedStreamError
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
-from .encoding import Text, clean_json, parse_arguments
-from .errors import in_stream
-from .json_values import array, string
+from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
+from .encoding import StreamedText, clean_json_value, parse_arguments
+from .errors import build_stream_error
+from .json_values import read_array, read_string
 
-_REASONS: dict[str, FinishReason] = {
+_ANTHROPIC_FINISH_REASONS: dict[str, FinishReason] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "tool_use": "tool_calls",
@@ -26,17 +26,17 @@ _REASONS: dict[str, FinishReason] = {
 }
 """``pause_turn`` is no end: the adapter has the model go on. Where it gives that up, the reply ends with "other"."""
 
-_CUT: tuple[FinishReason, ...] = ("length", "refusal", "other")
+_ANTHROPIC_CUT_REASONS: tuple[FinishReason, ...] = ("length", "refusal", "other")
 """Endings after which the last block may be a piece of one."""
 
 
 @dataclass(slots=True)
-class _Block:
+class _StreamedBlock:
     """A content block under assembly: as it began, and what was added to it."""
 
     kind: str
     start: dict[str, Any]
-    text: Text = field(default_factory=Text)
+    text: StreamedText = field(default_factory=StreamedText)
     json: str = ""
     citations: list[Any] = field(default_factory=list)
     signature: str = ""
@@ -44,15 +44,15 @@ class _Block:
     """Which of the reply's calls it is."""
 
     def arguments(self) -> str:
-        return clean(self.json)
+        return clean_text(self.json)
 
     def called(self) -> dict[str, str]:
-        return {key: clean(string(self.start.get(key))) for key in ("id", "name")}
+        return {key: clean_text(read_string(self.start.get(key))) for key in ("id", "name")}
 
     def extras(self, *known: str) -> dict[str, Any]:
         """What the block has besides ``known``: for the API alone."""
         rest = {key: value for key, value in self.start.items() if key not in ("type", *known) and value is not None}
-        extra: dict[str, Any] = clean_json(rest)
+        extra: dict[str, Any] = clean_json_value(rest)
         return extra
 
 
@@ -62,8 +62,8 @@ class AnthropicReply:
     def __init__(self, endpoint: str, origin: str) -> None:
         self._endpoint = endpoint
         self._origin = origin
-        self._blocks: list[_Block] = []
-        self._open: dict[int, _Block] = {}
+        self._blocks: list[_StreamedBlock] = []
+        self._open: dict[int, _StreamedBlock] = {}
         self._calls = 0
         self._reason: str | None = None
         self._ended = False
@@ -82,20 +82,20 @@ class AnthropicReply:
             raise self._malformed("an event that is no JSON object", event)
         match event.get("type"):
             case "message_start":
-                self._start(_mapping(event.get("message")))
+                self._start(_read_mapping(event.get("message")))
             case "content_block_start":
                 yield from self._block(event.get("index"), event.get("content_block"))
             case "content_block_delta":
                 yield from self._delta(event.get("index"), event.get("delta"))
             case "message_delta":
-                self._reason = string(_mapping(event.get("delta")).get("stop_reason")) or self._reason
+                self._reason = read_string(_read_mapping(event.get("delta")).get("stop_reason")) or self._reason
                 self._count(event.get("usage"))
             case "message_stop":
                 self._ended = True
             case "message":
                 yield from self._whole(event)
             case "error":
-                raise in_stream(event, "", self._endpoint)
+                raise build_stream_error(event, "", self._endpoint)
             case _:
                 pass  # ping, content_block_stop, and what later versions add
 
@@ -105,7 +105,7 @@ class AnthropicReply:
         self._usage = {}
         self._open = {}
         self._reason, self._ended = None, False
-        self._model = string(message.get("model")) or self._model
+        self._model = read_string(message.get("model")) or self._model
         self._count(message.get("usage"))
 
     def _whole(self, message: Mapping[str, Any]) -> Iterator[StreamEvent]:
@@ -114,26 +114,26 @@ class AnthropicReply:
         content = message.get("content")
         for index, block in enumerate(content if isinstance(content, list) else []):
             yield from self._block(index, block)
-        self._reason = string(message.get("stop_reason")) or "end_turn"
+        self._reason = read_string(message.get("stop_reason")) or "end_turn"
         self._ended = True
 
     def _count(self, usage: object) -> None:
         # Counts are totals of the message so far; one that is left out keeps the value it had.
-        self._usage |= {key: value for key, value in _mapping(usage).items() if value is not None}
+        self._usage |= {key: value for key, value in _read_mapping(usage).items() if value is not None}
 
     def _block(self, index: object, start: object) -> Iterator[StreamEvent]:
         if not isinstance(start, Mapping) or not isinstance(kind := start.get("type"), str):
             raise self._malformed("a content block that is none", start)
-        block = _Block(kind, dict(start))
+        block = _StreamedBlock(kind, dict(start))
         self._blocks.append(block)
         if isinstance(index, int):
             self._open[index] = block
         if kind == "text":
-            yield from self._text(block, string(start.get("text")))
-            block.citations.extend(array(start.get("citations")))
+            yield from self._text(block, read_string(start.get("text")))
+            block.citations.extend(read_array(start.get("citations")))
         elif kind == "thinking":
-            yield from self._thought(block, string(start.get("thinking")))
-            block.signature = string(start.get("signature"))
+            yield from self._thought(block, read_string(start.get("thinking")))
+            block.signature = read_string(start.get("signature"))
         elif kind == "tool_use":
             block.call = self._calls
             self._calls += 1
@@ -145,14 +145,14 @@ class AnthropicReply:
             raise self._malformed("a piece of a block that never began", delta)
         match delta.get("type"):
             case "text_delta":
-                yield from self._text(block, string(delta.get("text")))
+                yield from self._text(block, read_string(delta.get("text")))
             case "thinking_delta":
-                yield from self._thought(block, string(delta.get("thinking")))
+                yield from self._thought(block, read_string(delta.get("thinking")))
             case "signature_delta":
                 # One piece, and the whole of it each time.
-                block.signature = string(delta.get("signature")) or block.signature
+                block.signature = read_string(delta.get("signature")) or block.signature
             case "input_json_delta":
-                piece = string(delta.get("partial_json"))
+                piece = read_string(delta.get("partial_json"))
                 block.json += piece
                 if block.call >= 0 and piece:
                     yield self._called(block, piece)
@@ -161,17 +161,17 @@ class AnthropicReply:
             case _:
                 pass
 
-    def _text(self, block: _Block, piece: str) -> Iterator[StreamEvent]:
+    def _text(self, block: _StreamedBlock, piece: str) -> Iterator[StreamEvent]:
         if piece and (shown := block.text.add(piece)):
             yield TextDelta(shown)
 
-    def _thought(self, block: _Block, piece: str) -> Iterator[StreamEvent]:
+    def _thought(self, block: _StreamedBlock, piece: str) -> Iterator[StreamEvent]:
         if piece and (shown := block.text.add(piece)):
             yield ThinkingDelta(shown)
 
-    def _called(self, block: _Block, arguments: str) -> ToolCallDelta:
+    def _called(self, block: _StreamedBlock, arguments: str) -> ToolCallDelta:
         called = block.called()
-        return ToolCallDelta(index=block.call, id=called["id"], name=called["name"], arguments=clean(arguments))
+        return ToolCallDelta(index=block.call, id=called["id"], name=called["name"], arguments=clean_text(arguments))
 
     def parts(self) -> tuple[Part, ...]:
         """What there is, for a paused reply to go on from."""
@@ -181,8 +181,8 @@ class AnthropicReply:
         """The whole reply. Raises ``TruncatedStreamError`` when the stream never said that it ended."""
         if not self._ended or self._reason is None:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
-        reason = _REASONS.get(self._reason, "other")
-        if reason in _CUT:
+        reason = _ANTHROPIC_FINISH_REASONS.get(self._reason, "other")
+        if reason in _ANTHROPIC_CUT_REASONS:
             self._drop_pieces()
         parts = self.parts()
         if reason in ("stop", "other") and any(isinstance(part, ToolCallPart) for part in parts):
@@ -197,11 +197,14 @@ class AnthropicReply:
             block
             for block in self._blocks
             # A call without arguments has no JSON at all, and so has one that was cut before its first.
-            if not (block.kind == "tool_use" and (_arguments(block) is None or (block is last and _bare(block))))
+            if not (
+                block.kind == "tool_use"
+                and (_parse_block_arguments(block) is None or (block is last and _has_no_arguments(block)))
+            )
             and not (block.kind == "server_tool_use" and block.start.get("id") not in answered)
         ]
 
-    def _part(self, block: _Block) -> Part | None:
+    def _part(self, block: _StreamedBlock) -> Part | None:
         match block.kind:
             case "text":
                 return self._text_part(block)
@@ -210,21 +213,21 @@ class AnthropicReply:
             case "tool_use":
                 return self._call_part(block)
             case _:
-                data = clean_json(block.start)
+                data = clean_json_value(block.start)
                 if (arguments := parse_arguments(block.arguments())) and "input" in data:
                     data["input"] = arguments
                 return OpaquePart(provider=self._origin, data=data)
 
-    def _text_part(self, block: _Block) -> TextPart | None:
+    def _text_part(self, block: _StreamedBlock) -> TextPart | None:
         text = block.text.whole()
         if not text:
             return None
         if block.citations:
-            cited = clean_json({"citations": block.citations})
+            cited = clean_json_value({"citations": block.citations})
             return TextPart(text=text, provider=self._origin, opaque=cited)
         return TextPart(text=text)
 
-    def _thinking_part(self, block: _Block) -> ThinkingPart | None:
+    def _thinking_part(self, block: _StreamedBlock) -> ThinkingPart | None:
         text, signature = block.text.whole(), block.signature
         if not text and not signature:
             return None
@@ -232,11 +235,11 @@ class AnthropicReply:
         opaque = {"signature": signature} | block.extras("thinking", "signature") if signature else None
         return ThinkingPart(text=text, provider=self._origin, opaque=opaque)
 
-    def _call_part(self, block: _Block) -> ToolCallPart:
+    def _call_part(self, block: _StreamedBlock) -> ToolCallPart:
         called: dict[str, Any] = block.called()
         if opaque := block.extras("id", "name", "input"):
             called |= {"provider": self._origin, "opaque": opaque}
-        arguments = _arguments(block)
+        arguments = _parse_block_arguments(block)
         return ToolCallPart(
             **called, arguments=arguments or {}, malformed=None if arguments is not None else block.arguments()
         )
@@ -247,32 +250,35 @@ class AnthropicReply:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it: its ``input_tokens`` are those that no cache had to do with."""
-    cached, written = _number(usage, "cache_read_input_tokens"), _number(usage, "cache_creation_input_tokens")
+    cached, written = (
+        _read_usage_count(usage, "cache_read_input_tokens"),
+        _read_usage_count(usage, "cache_creation_input_tokens"),
+    )
     return Usage(
-        input_tokens=_number(usage, "input_tokens") + cached + written,
-        output_tokens=_number(usage, "output_tokens"),
+        input_tokens=_read_usage_count(usage, "input_tokens") + cached + written,
+        output_tokens=_read_usage_count(usage, "output_tokens"),
         cached_tokens=cached,
-        reasoning_tokens=_number(_mapping(usage.get("output_tokens_details")), "thinking_tokens"),
+        reasoning_tokens=_read_usage_count(_read_mapping(usage.get("output_tokens_details")), "thinking_tokens"),
         cache_write_tokens=written,
     )
 
 
-def _arguments(block: _Block) -> dict[str, Any] | None:
+def _parse_block_arguments(block: _StreamedBlock) -> dict[str, Any] | None:
     """The call's arguments; None for what is no JSON object. Some servers send them whole with the block's start."""
     if not block.json and isinstance(given := block.start.get("input"), Mapping):
-        whole: dict[str, Any] = clean_json(dict(given))
+        whole: dict[str, Any] = clean_json_value(dict(given))
         return whole
     return parse_arguments(block.arguments())
 
 
-def _bare(block: _Block) -> bool:
+def _has_no_arguments(block: _StreamedBlock) -> bool:
     return not block.json and not block.start.get("input")
 
 
-def _number(usage: Mapping[str, Any], key: str) -> int:
+def _read_usage_count(usage: Mapping[str, Any], key: str) -> int:
     value = usage.get(key)
     return max(0, int(value)) if isinstance(value, int | float) else 0
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _read_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

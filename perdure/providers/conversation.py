@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..types.files import unfit_file
+from ..types.files import find_file_flaw
 from ..types.messages import FilePart, FinishReason, Message, Part, Role, TextPart, ToolCallPart, ToolResultPart
-from .encoding import take_back
+from .encoding import restore_moved_files
 
 Wire = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ class Conversation:
         if not self._follows_results or not any(isinstance(part, FilePart) for part in parts):
             return parts
         draft = self._drafts[-1]
-        results, rest = take_back([part for part in draft.parts if isinstance(part, ToolResultPart)], parts)
+        results, rest = restore_moved_files([part for part in draft.parts if isinstance(part, ToolResultPart)], parts)
         draft.parts[:] = results
         return list(rest)
 
@@ -108,6 +108,6 @@ def imported_file(
 ) -> FilePart:
     """A file of an imported message. Raises ``ValueError`` for one that no message may have."""
     part = FilePart(media_type=media_type.partition(";")[0].strip().lower(), data=data, url=url, name=name or None)
-    if why := unfit_file(part):
+    if why := find_file_flaw(part):
         raise ValueError(f"a file in it cannot be taken over: {why}")
     return part

@@ -23,13 +23,13 @@ from ..types.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
-    clean,
+    clean_text,
 )
 from ..types.plain_json import parse_json
-from .errors import what
+from .errors import describe_error
 
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True).encode
+_encode_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True).encode
 
 
 def encode_json(value: object) -> bytes:
@@ -37,28 +37,28 @@ def encode_json(value: object) -> bytes:
 
     Raises ``BadRequestError`` for numbers that JSON does not have, and for values that are nested too deep.
     """
-    return json_text(value).encode()
+    return encode_json_text(value).encode()
 
 
-def json_text(value: object, *, sort_keys: bool = False) -> str:
+def encode_json_text(value: object, *, sort_keys: bool = False) -> str:
     """The same as text, for JSON within a text."""
     try:
-        text = (_sorted if sort_keys else _compact)(value)
+        text = (_encode_sorted if sort_keys else _encode_compact)(value)
     except RecursionError:
-        raise _unsendable("a value that is nested too deep to be written as JSON") from None
+        raise _build_unsendable_error("a value that is nested too deep to be written as JSON") from None
     except ValueError as error:  # NaN or an infinity, or a value that contains itself
-        raise _unsendable(f"a value that JSON does not have ({error})") from None
-    return messages.clean_json(text)
+        raise _build_unsendable_error(f"a value that JSON does not have ({error})") from None
+    return messages.clean_json_text(text)
 
 
-def _unsendable(part: str) -> BadRequestError:
+def _build_unsendable_error(part: str) -> BadRequestError:
     return BadRequestError(
         f"The request cannot be sent: the conversation, a tool's schema or an option has {part}.",
         hint="Remove it from the transcript (a fork, or compaction), the tool or provider_options.",
     )
 
 
-def parse_answer(text: str | bytes, endpoint: str) -> Any:
+def parse_reply_json(text: str | bytes, endpoint: str) -> Any:
     """The JSON value that ``endpoint`` has sent.
 
     Raises ``MalformedReplyError`` for what is not JSON, is nested too deep, or has a number of too many digits.
@@ -66,7 +66,7 @@ def parse_answer(text: str | bytes, endpoint: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({what(error)})") from None
+        raise MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({describe_error(error)})") from None
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
@@ -76,20 +76,20 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
     try:
         value = parse_json(text)
         if "\\u0000" in text:  # which no store can keep
-            value = json.loads(messages.clean_json(json.dumps(value, ensure_ascii=False)))
+            value = json.loads(messages.clean_json_text(json.dumps(value, ensure_ascii=False)))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
-def clean_json(value: Any) -> Any:
+def clean_json_value(value: Any) -> Any:
     """``value`` (plain JSON) with every text in it :func:`clean`: for opaque data that is kept."""
     text = json.dumps(value, ensure_ascii=False)
-    cleaned = messages.clean_json(text)
+    cleaned = messages.clean_json_text(text)
     return value if cleaned == text else json.loads(cleaned)
 
 
-class Text:
+class StreamedText:
     """Text that arrives in pieces, a piece perhaps ending between the halves of a surrogate pair."""
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class Text:
         self._half = ""
         if piece and "\ud800" <= piece[-1] <= "\udbff":
             piece, self._half = piece[:-1], piece[-1]
-        piece = clean(piece)
+        piece = clean_text(piece)
         self._pieces.append(piece)
         return piece
 
     def whole(self) -> str:
         """All of it."""
-        return "".join(self._pieces) + clean(self._half)
+        return "".join(self._pieces) + clean_text(self._half)
 
 
 # ---
@@ -117,10 +117,10 @@ class Text:
 # https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
 
-_LINE_END = re.compile(rb"\r\n|\r|\n")
+_SSE_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-class EventData:
+class EventStreamParser:
     """One stream under reading. Names, ids and times of events are left out."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class EventData:
         elif not piece:
             return
         self._after_cr = piece.endswith(b"\r")
-        first, *more = _LINE_END.split(piece)
+        first, *more = _SSE_LINE_END.split(piece)
         self._begun.append(first)
         if not more:
             return
@@ -153,21 +153,21 @@ class EventData:
 # What an encoder does with parts that its format, or this API, cannot take as they are: leave out, render or move.
 
 
-_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
-_MOVED = re.compile(r"\[files? from the result of .*, call (?P<call>.*)\]", re.DOTALL)
-_TEXTUAL = re.compile(
+_NOT_IN_TOOL_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_MOVED_FILES_TITLE = re.compile(r"\[files? from the result of .*, call (?P<call>.*)\]", re.DOTALL)
+_TEXT_MEDIA_TYPE = re.compile(
     r"text/.*|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|x-sh|sql|.*\+(json|xml))\Z"
 )
 
 
-def own(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
+def get_own_opaque(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
     """The part's opaque data where it may be sent to ``origin``, which is where it came from; else None."""
     if part.provider != origin:
         return None
     return part.data if isinstance(part, OpaquePart) else part.opaque
 
 
-def provider_ids(messages: Iterable[Message], origin: str) -> dict[str, str]:
+def map_provider_ids(messages: Iterable[Message], origin: str) -> dict[str, str]:
     """The ids that calls of ``messages`` have at ``origin``, where these are other ones than here."""
     return {
         part.id: part.provider_id
@@ -178,7 +178,7 @@ def provider_ids(messages: Iterable[Message], origin: str) -> dict[str, str]:
     }
 
 
-def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> str:
+def encode_call_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> str:
     """``id`` of a call, as a format takes it: at most ``longest`` characters (20 or more), all matched by ``allowed``.
 
     What does not fit becomes a digest that is the same for the call and its result, in every process.
@@ -188,27 +188,27 @@ def wire_id(id: str, longest: int, allowed: re.Pattern[str] | None = None) -> st
     return f"call_{hashlib.sha256(id.encode()).hexdigest()}"[: min(longest, 37)]
 
 
-def wire_name(name: str) -> str:
+def encode_tool_name(name: str) -> str:
     """``name`` of a tool that was called, as every format takes it: letters, digits, ``_`` and ``-``, at most 64."""
-    return name if NAME_PATTERN.fullmatch(name) else (_NOT_IN_NAMES.sub("_", name)[:64] or "_")
+    return name if NAME_PATTERN.fullmatch(name) else (_NOT_IN_TOOL_NAME.sub("_", name)[:64] or "_")
 
 
-def loaded(text: str, part: TextPart | ToolResultPart) -> str:
+def require_loaded_text(text: str, part: TextPart | ToolResultPart) -> str:
     """``text`` of the part. Raises ``BadRequestError`` where it was kept apart and not loaded."""
     if part.blob is not None and not text:
         # Sending an empty text in its place would silently change the conversation.
-        raise _not_loaded(part.blob)
+        raise _build_not_loaded_error(part.blob)
     return text
 
 
-def file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
+def read_file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
     """The bytes of ``file``; None where only a URL says where they are.
 
     ``files`` is the request's. Raises ``BadRequestError`` for a blob that is not there, or data that is not base64.
     """
     if file.blob is not None:
         if file.blob.hash not in files:
-            raise _not_loaded(file.blob)
+            raise _build_not_loaded_error(file.blob)
         return files[file.blob.hash]
     if file.data is None:
         return None
@@ -218,29 +218,29 @@ def file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
         raise BadRequestError(f"The data of file {file.name or file.media_type!r} is not base64.") from None
 
 
-def file_base64(file: FilePart, files: Mapping[str, bytes]) -> str | None:
+def encode_file_base64(file: FilePart, files: Mapping[str, bytes]) -> str | None:
     """The bytes of ``file`` in base64; else as :func:`file_bytes`."""
-    content = file_bytes(file, files)
+    content = read_file_bytes(file, files)
     return None if content is None else base64.b64encode(content).decode()
 
 
-def data_url(file: FilePart, files: Mapping[str, bytes]) -> str | None:
+def build_data_url(file: FilePart, files: Mapping[str, bytes]) -> str | None:
     """The bytes of ``file`` as a ``data:`` URL; else as :func:`file_bytes`."""
-    content = file_base64(file, files)
+    content = encode_file_base64(file, files)
     return None if content is None else f"data:{file.media_type};base64,{content}"
 
 
-def rendered(file: FilePart, files: Mapping[str, bytes]) -> str:
+def render_file_text(file: FilePart, files: Mapping[str, bytes]) -> str:
     """``file`` as text, for a model that cannot take it as a file.
 
     A file of text is given whole under a line with its name. Of any other the line says that it cannot be read.
     """
-    content = file_bytes(file, files)
+    content = read_file_bytes(file, files)
     facts = [file.media_type]
     if content is not None:
         facts.append(f"{len(content):,} bytes")
     title = f"file {file.name} ({', '.join(facts)})" if file.name else f"file ({', '.join(facts)})"
-    if content is not None and _TEXTUAL.match(file.media_type.partition(";")[0].strip().lower()):
+    if content is not None and _TEXT_MEDIA_TYPE.match(file.media_type.partition(";")[0].strip().lower()):
         try:
             return f"[{title}]\n{content.decode()}"
         except UnicodeDecodeError:
@@ -249,7 +249,7 @@ def rendered(file: FilePart, files: Mapping[str, bytes]) -> str:
     return f"[{title}{where}: this model cannot read it]"
 
 
-def moved_files(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
+def build_moved_file_parts(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
     """The files of ``results`` as content of a user message that follows, each tool's under a line that names it.
 
     For formats whose tool results hold text alone. Empty where there are no files.
@@ -263,7 +263,7 @@ def moved_files(results: Iterable[ToolResultPart]) -> tuple[ContentPart, ...]:
     return tuple(parts)
 
 
-def take_back(
+def restore_moved_files(
     results: Iterable[ToolResultPart], content: Iterable[ContentPart]
 ) -> tuple[tuple[ToolResultPart, ...], tuple[ContentPart, ...]]:
     """What :func:`moved_files` did, undone: ``results`` with their files, and what else is in ``content``."""
@@ -278,12 +278,12 @@ def take_back(
                 result = found[current]
                 found[current] = result.model_copy(update={"files": (*result.files, part)})
             continue
-        marked = _MOVED.fullmatch(part.text)
+        marked = _MOVED_FILES_TITLE.fullmatch(part.text)
         current = marked["call"] if marked and marked["call"] in found else None
         if current is None:
             rest.append(part)
     return tuple(found.values()), tuple(rest)
 
 
-def _not_loaded(blob: BlobRef) -> BadRequestError:
+def _build_not_loaded_error(blob: BlobRef) -> BadRequestError:
     return BadRequestError(f"Content {blob.hash[:12]}… of a message was not loaded from the store.")

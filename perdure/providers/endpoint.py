@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 
 from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from ..ports import ModelRequest
-from ..types.redaction import Redaction, address_secrets, option_secrets
+from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 
-C = TypeVar("C")
+ClientT = TypeVar("ClientT")
 """The SDK's client."""
 
-_ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PLACEHOLDERS = frozenset(
+_HTTP_ADDRESS = re.compile(r"https?://[^/?#]", re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY_PLACEHOLDERS = frozenset(
     [
         "-",
         "api-key",
@@ -54,7 +54,7 @@ def is_host_of(host: str, domains: Iterable[str]) -> bool:
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
 
 
-def origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
+def build_origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
     """What a part's ``provider`` says of where its opaque data came from, and may go back to.
 
     ``"anthropic"`` for the vendor's own API, else ``"anthropic@<host>"`` (without the port): a signature that one
@@ -63,7 +63,7 @@ def origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
     return format if is_host_of(host, official_hosts) else f"{format}@{host}"
 
 
-def missing_sdk(extra: str, name: str | None = None) -> RuntimeSetupError:
+def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetupError:
     """The error for an SDK that is not installed: ``extra`` is ours, ``name`` the package that was not found."""
     return RuntimeSetupError(
         f"Models of {extra!r} need the package {name or extra!r}, which is not installed.",
@@ -71,7 +71,7 @@ def missing_sdk(extra: str, name: str | None = None) -> RuntimeSetupError:
     )
 
 
-class Endpoint(ABC, Generic[C]):
+class Endpoint(ABC, Generic[ClientT]):
     """Base of the adapters. An adapter sets the class variables, and has ``_new_client``, ``_translate``, ``stream``::
 
         class Anthropic(Endpoint["AsyncAnthropic"]):
@@ -129,12 +129,12 @@ class Endpoint(ABC, Generic[C]):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         made = type(self).__name__
-        if base_url and not (isinstance(base_url, str) and _ADDRESS.match(base_url)):
+        if base_url and not (isinstance(base_url, str) and _HTTP_ADDRESS.match(base_url)):
             raise DefinitionError(
                 f"{made}: base_url is an address that begins with http:// or https://.",
                 hint=f"For instance {made}(base_url={self.official_url!r}); a key goes to api_key.",
             )
-        if api_key_env and not (isinstance(api_key_env, str) and _VARIABLE.fullmatch(api_key_env)):
+        if api_key_env and not (isinstance(api_key_env, str) and _VARIABLE_NAME.fullmatch(api_key_env)):
             raise DefinitionError(  # it may be a key: what is given here is said to nobody
                 f"{made}: api_key_env is the name of an environment variable, of letters, digits and underscores.",
                 hint=f"For instance {made}(api_key_env={self.key_envs[0]!r}); a key itself goes to api_key.",
@@ -153,7 +153,7 @@ class Endpoint(ABC, Generic[C]):
                     "names of headers are texts, and their values texts or bytes.",
                     hint="Leave out what has no value.",
                 )
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, C] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, ClientT] = WeakKeyDictionary()
 
     @property
     def base_url(self) -> str:
@@ -173,7 +173,7 @@ class Endpoint(ABC, Generic[C]):
     @property
     def origin(self) -> str:
         """See :func:`origin`."""
-        return origin(self.format, self.host, self.official_hosts)
+        return build_origin(self.format, self.host, self.official_hosts)
 
     @property
     def key_name(self) -> str:
@@ -189,7 +189,7 @@ class Endpoint(ABC, Generic[C]):
             await self._close(client)
 
     @abstractmethod
-    def _new_client(self, key: str) -> C:
+    def _new_client(self, key: str) -> ClientT:
         """An SDK client. Called in a thread, because the first import of an SDK takes a second."""
 
     @abstractmethod
@@ -206,7 +206,7 @@ class Endpoint(ABC, Generic[C]):
         redaction = Redaction(
             one
             for one in secrets
-            if isinstance(one, bytes) or not (one.strip() in host or one.strip().lower() in _PLACEHOLDERS)
+            if isinstance(one, bytes) or not (one.strip() in host or one.strip().lower() in _KEY_PLACEHOLDERS)
         )
         hint, found.hint = found.hint, None  # our own words, which quote nothing of an API
         redaction.redact_error(found).hint = hint
@@ -220,8 +220,8 @@ class Endpoint(ABC, Generic[C]):
                 yield line.partition(":")[2]
         yield from self._headers.values()
         for address in (self.base_url, *getproxies_environment().values()):
-            yield from address_secrets(address)
-        yield from option_secrets(request.provider_options)
+            yield from find_address_secrets(address)
+        yield from find_option_secrets(request.provider_options)
 
     async def _close(self, client: Any) -> None:
         await client.close()
@@ -245,7 +245,7 @@ class Endpoint(ABC, Generic[C]):
             )
         return key
 
-    async def _client(self, key: str) -> C:
+    async def _client(self, key: str) -> ClientT:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
@@ -255,8 +255,8 @@ class Endpoint(ABC, Generic[C]):
         self._use_key(client, key)
         return client
 
-    def _make(self, key: str) -> C:
+    def _make(self, key: str) -> ClientT:
         try:
             return self._new_client(key)
         except ModuleNotFoundError as error:
-            raise missing_sdk(self.extra, error.name) from None
+            raise build_missing_sdk_error(self.extra, error.name) from None

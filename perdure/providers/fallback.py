@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..errors import PerdureError, ProviderError, ProviderTimeoutError, RuntimeSetupError, TruncatedStreamError
 from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
 from ..types.limits import RateLimit
-from .registry import check_event, unexpected
+from .registry import check_event, translate_unexpected_error
 
 # ---
 # How fast this worker calls a provider: so many calls at once, and so many a minute, first come, first served.
@@ -76,14 +76,14 @@ class Throttle:
 
 logger = logging.getLogger("perdure.worker")
 
-IDLE = 600.0
+IDLE_TIMEOUT = 600.0
 """Seconds without anything from a model after which it is given up: heartbeats hide one that hangs. Reasoning models
 are silent for minutes; this is also what the SDKs wait for a byte."""
-_SAID = 300
+_MAX_MODEL_ERROR_CHARS = 300
 """Characters that the message of a chain has of each model's error: all of them are to fit a failure's size."""
 
 
-def _unheard(reason: str) -> None:
+def _ignore_wait_reason(reason: str) -> None:
     """Nobody is told why a call waits."""
 
 
@@ -103,9 +103,9 @@ class ModelChain:
         models: Sequence[ModelRef],
         find: Callable[[ModelRef], Provider],
         *,
-        idle: float = IDLE,
+        idle: float = IDLE_TIMEOUT,
         throttles: Mapping[str, Throttle] | None = None,
-        waiting: Callable[[str], None] = _unheard,
+        waiting: Callable[[str], None] = _ignore_wait_reason,
     ) -> None:
         self._models = models
         self._find = find
@@ -131,7 +131,7 @@ class ModelChain:
                 failed.append((model, error))
                 if not getattr(error, "fallback", True):
                     break
-        raise _all_failed(failed) from None
+        raise _merge_model_errors(failed) from None
 
     async def _ask(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """What one model streams, to its end."""
@@ -145,7 +145,7 @@ class ModelChain:
             raise
         except Exception as error:
             logger.exception("the provider of %s raised what is no ProviderError", model)
-            raise unexpected(model, error, begun=last is not None) from None
+            raise translate_unexpected_error(model, error, begun=last is not None) from None
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {model} ended before its reply was complete")
 
@@ -178,18 +178,18 @@ class ModelChain:
             raise ProviderTimeoutError(f"the model sent nothing for {self._idle:g} s") from None
 
 
-def _all_failed(failed: Sequence[tuple[ModelRef, PerdureError]]) -> PerdureError:
+def _merge_model_errors(failed: Sequence[tuple[ModelRef, PerdureError]]) -> PerdureError:
     """The error to raise; of several it says what each model said."""
     passing = [error for _, error in failed if error.retryable]
     error = min(passing, key=lambda one: getattr(one, "retry_after", None) or 0.0, default=failed[0][1])
     if len(failed) == 1:
         return error
-    said = "; ".join(f"{model}: {type(one).__name__}: {_short(one.message)}" for model, one in failed)
+    said = "; ".join(f"{model}: {type(one).__name__}: {_truncate_model_error(one.message)}" for model, one in failed)
     whole = copy.copy(error)
     whole.message = f"every model of the chain failed. {said}"
     whole.args = (whole.message,)
     return whole
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SAID else text[:_SAID] + "…"
+def _truncate_model_error(text: str) -> str:
+    return text if len(text) <= _MAX_MODEL_ERROR_CHARS else text[:_MAX_MODEL_ERROR_CHARS] + "…"

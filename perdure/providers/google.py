@@ -21,9 +21,9 @@ from ..errors import (
 )
 from ..ports import ModelRequest, StreamEvent
 from .endpoint import CONNECT_TIMEOUT, Endpoint
-from .errors import by_status, name_refused, transport_error, what
+from .errors import build_status_error, describe_error, mark_refused_content, translate_transport_error
 from .google_reply import GoogleReply
-from .google_request import check_settings, continued, encode_request
+from .google_request import check_settings, encode_continuation, encode_request
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # The translation of what the google-genai SDK raises into ``perdure.errors``.
 
 
-def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
+def translate_error(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
     from google.genai import errors  # imported with the first call, not with perdure
 
@@ -41,33 +41,33 @@ def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "
         headers = getattr(error.response, "headers", None)
         status = error.code if isinstance(error.code, int) else 500
         known = headers if isinstance(headers, Mapping) else {}
-        return by_status(status, _body(error.details), known, endpoint, key_name=key_name)
+        return build_status_error(status, _restore_error_body(error.details), known, endpoint, key_name=key_name)
     if isinstance(error, errors.UnknownApiResponseError):
-        return MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({what(error)})")
+        return MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({describe_error(error)})")
     if isinstance(error, errors.ContinuationInterruptedError):
-        return TruncatedStreamError(f"{endpoint} broke off the reply ({what(error)})")
-    return transport_error(error, begun, endpoint) or _rest(error, endpoint)
+        return TruncatedStreamError(f"{endpoint} broke off the reply ({describe_error(error)})")
+    return translate_transport_error(error, begun, endpoint) or _translate_rare_google_error(error, endpoint)
 
 
-def _body(details: object) -> object:
+def _restore_error_body(details: object) -> object:
     """The answer's body. The SDK makes an object of one that is not JSON: its text is what came."""
     if isinstance(details, Mapping) and details.keys() == {"message", "status"}:
         return details["message"]
     return details
 
 
-def _rest(error: Exception, endpoint: str) -> ProviderError:
+def _translate_rare_google_error(error: Exception, endpoint: str) -> ProviderError:
     """Exceptions of Google's packages that no call of ours raises today, and strangers."""
     kinds = {cls.__name__ for cls in type(error).__mro__ if cls.__module__.startswith("google.")}
     if "EphemeralTokenAPIKeyError" in kinds:
-        return AuthenticationError(f"{endpoint}: {what(error)}")
+        return AuthenticationError(f"{endpoint}: {describe_error(error)}")
     if "TransportError" in kinds:
-        return ProviderConnectionError(f"{endpoint} cannot be reached ({what(error)})")
+        return ProviderConnectionError(f"{endpoint} cannot be reached ({describe_error(error)})")
     if "GoogleAuthError" in kinds:
-        return AuthenticationError(f"{endpoint}: {what(error)}")
+        return AuthenticationError(f"{endpoint}: {describe_error(error)}")
     if kinds:
-        return BadRequestError(f"{endpoint}: {what(error)}")
-    return ProviderError(f"{endpoint}: unexpected {what(error)}")
+        return BadRequestError(f"{endpoint}: {describe_error(error)}")
+    return ProviderError(f"{endpoint}: unexpected {describe_error(error)}")
 
 
 # ---
@@ -83,7 +83,7 @@ def _rest(error: Exception, endpoint: str) -> ProviderError:
 # adapter are what says that a newer one still has it.
 
 
-class Connection:
+class GoogleConnection:
     """The SDK's client, and for its event loop the connections that it uses. ``api_key`` goes with each request."""
 
     def __init__(self, key: str, base_url: str, version: str, timeout: float, headers: Mapping[str, str]) -> None:
@@ -165,10 +165,10 @@ class Connection:
 
 __all__ = ["Google", "check_settings"]
 
-_VERSIONED = re.compile(r"(?P<base>.*)/(?P<version>v\d+(?:(?:alpha|beta)\d*)?)/*\Z")
+_VERSIONED_URL = re.compile(r"(?P<base>.*)/(?P<version>v\d+(?:(?:alpha|beta)\d*)?)/*\Z")
 
 
-class Google(Endpoint[Connection]):
+class Google(Endpoint[GoogleConnection]):
     """The ``google`` provider.
 
     ``base_url`` is any endpoint of the Gemini API, with or without the version at its end; without one
@@ -207,18 +207,18 @@ class Google(Endpoint[Connection]):
                 token = reply.continuation()
                 if token is None:
                     break
-                body = continued(first, token)
+                body = encode_continuation(first, token)
             yield reply.complete()
         except Exception as error:
-            raise name_refused(self._failure(error, request, key, begun), body) from None
+            raise mark_refused_content(self._failure(error, request, key, begun), body) from None
 
     def _translate(self, error: Exception, begun: bool) -> ProviderError:
-        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
+        return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
-    def _new_client(self, key: str) -> Connection:
+    def _new_client(self, key: str) -> GoogleConnection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()
-        if (found := _VERSIONED.match(base_url)) is not None:
+        if (found := _VERSIONED_URL.match(base_url)) is not None:
             base_url, version = found["base"], found["version"]
         if version in ("", "beta"):  # "beta": as the SDK calls it
             version = "v1beta"
-        return Connection(key, base_url, version, self._timeout, self._headers)
+        return GoogleConnection(key, base_url, version, self._timeout, self._headers)

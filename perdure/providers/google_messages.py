@@ -10,8 +10,8 @@ from typing import Any
 
 from ..types.messages import FilePart, OpaquePart, Part, TextPart, ThinkingPart
 from .conversation import Conversation, Wire, imported_file, without_nulls
-from .google_reply import read_call
-from .google_request import UNSIGNED
+from .google_reply import decode_function_call
+from .google_request import PLACEHOLDER_SIGNATURE
 
 _CAMEL = {
     "function_call": "functionCall",
@@ -52,11 +52,11 @@ def _reply(
     for part in parts:
         beside = {key: value for key, value in part.items() if key not in ("text", "thought")}
         if "functionCall" in part:
-            if part.get("thoughtSignature") == UNSIGNED:
+            if part.get("thoughtSignature") == PLACEHOLDER_SIGNATURE:
                 part = {key: value for key, value in part.items() if key != "thoughtSignature"}
             call_id = part["functionCall"].get("id") or f"call_{next(iter(numbers))}"
             waiting[part["functionCall"]["name"]].append(call_id)
-            yield read_call(part, call_id, origin)
+            yield decode_function_call(part, call_id, origin)
         elif isinstance(text := part.get("text"), str) and part.get("thought") is True:
             yield ThinkingPart(text=text, provider=origin, opaque=beside or None)
         elif isinstance(text, str) and text:

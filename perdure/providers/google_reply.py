@@ -20,21 +20,12 @@ from ..errors import (
     TruncatedStreamError,
 )
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import (
-    FinishReason,
-    OpaquePart,
-    Part,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    Usage,
-    clean,
-)
-from .encoding import Text, clean_json
-from .errors import in_stream, shortened
-from .json_values import array, count, string
+from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
+from .encoding import StreamedText, clean_json_value
+from .errors import build_stream_error, truncate_api_text
+from .json_values import read_array, read_count, read_string
 
-_REASONS: dict[str, FinishReason] = {
+_GOOGLE_FINISH_REASONS: dict[str, FinishReason] = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
     "CONTINUATION": "length",
@@ -51,7 +42,7 @@ _REASONS: dict[str, FinishReason] = {
     "ESCALATION": "content_filter",
 }
 """Outcomes of a reply; a reason that is not here is ``other``."""
-_FAILURES: dict[str, type[ProviderError]] = {
+_GOOGLE_FAILURE_REASONS: dict[str, type[ProviderError]] = {
     # The model meant to call a tool and wrote something else: nothing of it is in the reply, and it often succeeds
     # with the next attempt.
     "MALFORMED_FUNCTION_CALL": MalformedReplyError,
@@ -64,12 +55,12 @@ _FAILURES: dict[str, type[ProviderError]] = {
 
 
 @dataclass(slots=True)
-class _Piece:
+class _StreamedGooglePart:
     """Text or thought under assembly; ``beside`` is what came with it."""
 
     thought: bool
     beside: dict[str, Any]
-    text: Text = field(default_factory=Text)
+    text: StreamedText = field(default_factory=StreamedText)
 
     def part(self, origin: str) -> Part | None:
         text, opaque = self.text.whole(), self.beside or None
@@ -85,7 +76,7 @@ class GoogleReply:
         self._endpoint = endpoint
         self._origin = origin
         self._key_name = key_name
-        self._pieces: list[_Piece | ToolCallPart | OpaquePart] = []
+        self._pieces: list[_StreamedGooglePart | ToolCallPart | OpaquePart] = []
         self._reason: str | None = None
         self._message = ""
         self._usage = Usage()
@@ -103,7 +94,7 @@ class GoogleReply:
         if not isinstance(chunk, Mapping):
             raise MalformedReplyError(f"{self._endpoint} sent a chunk that is no JSON object: {str(chunk)[:200]!r}")
         if chunk.get("error"):
-            raise in_stream(chunk, "", self._endpoint, key_name=self._key_name)
+            raise build_stream_error(chunk, "", self._endpoint, key_name=self._key_name)
         if isinstance(model := chunk.get("modelVersion"), str) and model:
             self._model = model
         if isinstance(usage := chunk.get("usageMetadata"), Mapping):
@@ -112,9 +103,10 @@ class GoogleReply:
         if isinstance(feedback, Mapping) and (blocked := feedback.get("blockReason")):
             said = feedback.get("blockReasonMessage")
             raise ContentFilterError(
-                f"{self._endpoint} refused the conversation ({blocked})" + (f": {shortened(str(said))}" if said else "")
+                f"{self._endpoint} refused the conversation ({blocked})"
+                + (f": {truncate_api_text(str(said))}" if said else "")
             )
-        for candidate in array(chunk.get("candidates")):
+        for candidate in read_array(chunk.get("candidates")):
             if isinstance(candidate, Mapping) and not candidate.get("index"):
                 yield from self._candidate(candidate)
 
@@ -122,7 +114,7 @@ class GoogleReply:
         content = candidate.get("content") or {}
         if not isinstance(content, Mapping):
             raise MalformedReplyError(f"{self._endpoint} sent content that is no JSON object: {str(content)[:200]!r}")
-        for part in array(content.get("parts")):
+        for part in read_array(content.get("parts")):
             if not isinstance(part, Mapping):
                 raise MalformedReplyError(f"{self._endpoint} sent a part that is no JSON object: {str(part)[:200]!r}")
             yield from self._part(part)
@@ -142,11 +134,11 @@ class GoogleReply:
         if not isinstance(text, str) or not (text or thought):
             # Code that ran on Google's side, a picture, a signature alone: it goes back as it came.
             if beside:
-                self._pieces.append(OpaquePart(provider=self._origin, data=clean_json(dict(part))))
+                self._pieces.append(OpaquePart(provider=self._origin, data=clean_json_value(dict(part))))
             return
         piece = self._pieces[-1] if self._pieces else None
-        if not isinstance(piece, _Piece) or piece.thought != thought or piece.beside or beside:
-            piece = _Piece(thought, clean_json(beside))
+        if not isinstance(piece, _StreamedGooglePart) or piece.thought != thought or piece.beside or beside:
+            piece = _StreamedGooglePart(thought, clean_json_value(beside))
             self._pieces.append(piece)
         if shown := piece.text.add(text):
             yield ThinkingDelta(shown) if thought else TextDelta(shown)
@@ -155,11 +147,11 @@ class GoogleReply:
         call = part["functionCall"]
         if not isinstance(call, Mapping) or not isinstance(name := call.get("name"), str):
             raise MalformedReplyError(f"{self._endpoint} sent a function call without a name: {str(call)[:200]!r}")
-        made = read_call(part, clean(string(call.get("id"))), self._origin)
+        made = decode_function_call(part, clean_text(read_string(call.get("id"))), self._origin)
         index = sum(isinstance(piece, ToolCallPart) for piece in self._pieces)
         self._pieces.append(made)
         arguments = made.malformed or json.dumps(made.arguments, ensure_ascii=False)
-        return ToolCallDelta(index=index, id=made.id, name=clean(name), arguments=arguments)
+        return ToolCallDelta(index=index, id=made.id, name=clean_text(name), arguments=arguments)
 
     def continuation(self) -> str | None:
         """What to ask with for the rest, where the reply reached the limit of one request and goes on after it.
@@ -181,10 +173,10 @@ class GoogleReply:
         """
         if self._reason is None:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
-        if (failure := _FAILURES.get(self._reason)) is not None:
-            said = f": {shortened(clean(self._message))}" if self._message else ""
+        if (failure := _GOOGLE_FAILURE_REASONS.get(self._reason)) is not None:
+            said = f": {truncate_api_text(clean_text(self._message))}" if self._message else ""
             raise failure(f"{self._endpoint} gave no reply ({self._reason}){said}")
-        reason = _REASONS.get(self._reason, "other")
+        reason = _GOOGLE_FINISH_REASONS.get(self._reason, "other")
         parts = [made for piece in self._pieces if (made := self._made(piece)) is not None]
         if reason in ("length", "content_filter"):
             parts = [part for part in parts if not isinstance(part, ToolCallPart) or part.malformed is None]
@@ -192,16 +184,16 @@ class GoogleReply:
             reason = "tool_calls"
         return Completed(tuple(parts), reason, self._earlier + self._usage, self._model, origin=self._origin)
 
-    def _made(self, piece: _Piece | ToolCallPart | OpaquePart) -> Part | None:
-        return piece.part(self._origin) if isinstance(piece, _Piece) else piece
+    def _made(self, piece: _StreamedGooglePart | ToolCallPart | OpaquePart) -> Part | None:
+        return piece.part(self._origin) if isinstance(piece, _StreamedGooglePart) else piece
 
 
-def read_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:
+def decode_function_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:
     """The call of a ``functionCall`` part, with what the part carries beside it."""
     call = part["functionCall"]
-    name, arguments = clean(string(call.get("name"))), clean_json(call.get("args"))
+    name, arguments = clean_text(read_string(call.get("name"))), clean_json_value(call.get("args"))
     malformed = None if isinstance(arguments, dict | None) else json.dumps(arguments, ensure_ascii=False)
-    beside = clean_json({key: value for key, value in part.items() if key != "functionCall"})
+    beside = clean_json_value({key: value for key, value in part.items() if key != "functionCall"})
     return ToolCallPart(
         id=id,
         name=name,
@@ -214,10 +206,10 @@ def read_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it; what is missing is 0."""
-    thoughts = count(usage, "thoughtsTokenCount")
+    thoughts = read_count(usage, "thoughtsTokenCount")
     return Usage(
-        input_tokens=count(usage, "promptTokenCount") + count(usage, "toolUsePromptTokenCount"),
-        output_tokens=count(usage, "candidatesTokenCount") + thoughts,
-        cached_tokens=count(usage, "cachedContentTokenCount"),
+        input_tokens=read_count(usage, "promptTokenCount") + read_count(usage, "toolUsePromptTokenCount"),
+        output_tokens=read_count(usage, "candidatesTokenCount") + thoughts,
+        cached_tokens=read_count(usage, "cachedContentTokenCount"),
         reasoning_tokens=thoughts,
     )

@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from ..errors import DefinitionError, InvalidInputError
-from ..types.files import MAX_BYTES
+from ..types.files import MAX_FILE_BYTES
 from ..types.messages import Message
-from ..types.plain_json import flaw
+from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
 from .conversation import Conversation, without_nulls
-from .encoding import clean_json
+from .encoding import clean_json_value
 from .registry import wire_format
 
-LARGEST = 2 * MAX_BYTES
+LARGEST = 2 * MAX_FILE_BYTES
 """Characters that one message may have: a file of ``MAX_BYTES`` in base64, and room beside it."""
 _REASON_CHARS = 500
 
@@ -134,10 +134,10 @@ def _plain(value: Any, bytes_mode: Literal["utf8", "base64"] = "utf8") -> Any:
     except (ValueError, RecursionError) as error:  # PydanticSerializationError
         raise ValueError(f"it cannot be written as JSON: {error}") from None
     try:
-        value = clean_json(value)
+        value = clean_json_value(value)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if why := flaw(value, LARGEST):
+    if why := find_json_flaw(value, LARGEST):
         raise ValueError(f"it must be plain JSON: {why}")
     return value
 

@@ -8,23 +8,23 @@ from typing import Any
 from ..types.plain_json import EXACT_INTEGERS
 
 
-def string(value: object) -> str:
+def read_string(value: object) -> str:
     """``value``; empty where it is no string."""
     return value if isinstance(value, str) else ""
 
 
-def array(value: object) -> list[Any]:
+def read_array(value: object) -> list[Any]:
     """``value``; empty where it is no array."""
     return value if isinstance(value, list) else []
 
 
-def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def read_object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The object under ``key``; empty where there is none."""
     value = values.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def count(values: Mapping[str, Any], key: str) -> int:
+def read_count(values: Mapping[str, Any], key: str) -> int:
     """The number under ``key``, from 0; 0 where there is none, or none that counts anything."""
     value = values.get(key)  # also infinity, which Python's parser takes
     return int(value) if isinstance(value, int | float) and 0 <= value < EXACT_INTEGERS else 0

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MalformedReplyError, ProviderError, TruncatedStreamError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean
-from .encoding import Text, clean_json, parse_arguments
+from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
+from .encoding import StreamedText, clean_json_value, parse_arguments
 from .endpoint import Endpoint, is_host_of
-from .errors import in_stream, name_refused
-from .json_values import array, count, mapping, string
-from .openai_chat_request import RESERVED, THINKING_FIELDS, encode_request, encode_settings
-from .openai_sdk import items, new_client, post, translate
-from .settings import check_canonical, check_options
+from .errors import build_stream_error, mark_refused_content
+from .json_values import read_array, read_count, read_object, read_string
+from .openai_chat_request import RESERVED_OPTIONS, THINKING_FIELDS, encode_request, encode_settings
+from .openai_sdk import create_client, post_request, read_stream, translate_error
+from .settings import check_canonical_settings, check_provider_options
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Slot:
+class ToolCallSlot:
     """A call under assembly."""
 
     index: int
@@ -52,22 +52,22 @@ class Slot:
             return False
 
 
-class CallSlots:
+class ToolCallSlots:
     """The calls of one reply."""
 
     def __init__(self) -> None:
-        self._slots: list[Slot] = []
+        self._slots: list[ToolCallSlot] = []
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def add(self, entry: Mapping[str, Any]) -> tuple[Slot, str]:
+    def add(self, entry: Mapping[str, Any]) -> tuple[ToolCallSlot, str]:
         """Take one piece; the call that it belongs to, and the piece of arguments it adds."""
         function = entry.get("function")
         function = function if isinstance(function, dict) else entry
-        call_id = clean(entry["id"]) if isinstance(entry.get("id"), str) else ""
-        name = clean(function["name"]) if isinstance(function.get("name"), str) else ""
-        arguments = _arguments(function.get("arguments"))
+        call_id = clean_text(entry["id"]) if isinstance(entry.get("id"), str) else ""
+        name = clean_text(function["name"]) if isinstance(function.get("name"), str) else ""
+        arguments = _read_arguments_piece(function.get("arguments"))
         index = entry.get("index") if isinstance(entry.get("index"), int) else None
         slot = self._find(index, call_id, name)
         slot.id = slot.id or call_id
@@ -78,15 +78,15 @@ class CallSlots:
             slot.extra = entry["extra_content"]
         return slot, arguments
 
-    def _find(self, index: int | None, id: str, name: str) -> Slot:
+    def _find(self, index: int | None, id: str, name: str) -> ToolCallSlot:
         if index is None:
             # Without an index a known id says which call; else the piece goes on with the last one.
             candidates = [slot for slot in self._slots if id and slot.id == id] or self._slots[-1:]
         else:
             candidates = [slot for slot in self._slots if slot.wire_index == index]
-        if candidates and not _begins(candidates[-1], id, name):
+        if candidates and not _starts_new_call(candidates[-1], id, name):
             return candidates[-1]
-        slot = Slot(index=len(self._slots), wire_index=index)
+        slot = ToolCallSlot(index=len(self._slots), wire_index=index)
         self._slots.append(slot)
         return slot
 
@@ -95,7 +95,7 @@ class CallSlots:
 
         ``cut``: the reply was ended before it was complete, and calls that are not are left out: nobody asked for them.
         """
-        parts = [_part(slot, origin) for slot in self._slots]
+        parts = [_build_slot_part(slot, origin) for slot in self._slots]
         if not cut:
             return parts
         begun = self._slots[-1].index if self._slots and not self._slots[-1].arguments.strip() else -1
@@ -104,7 +104,7 @@ class CallSlots:
         ]
 
 
-def _begins(last: Slot, id: str, name: str) -> bool:
+def _starts_new_call(last: ToolCallSlot, id: str, name: str) -> bool:
     """Whether a piece with ``id`` and ``name`` begins a call after ``last`` instead of going on with it."""
     if not name:
         # Ids alone do not tell: some servers make up a new one for every piece.
@@ -116,16 +116,16 @@ def _begins(last: Slot, id: str, name: str) -> bool:
     return bool(id and last.id)
 
 
-def _arguments(value: object) -> str:
+def _read_arguments_piece(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _part(slot: Slot, origin: str) -> ToolCallPart:
-    text = clean(slot.arguments)
+def _build_slot_part(slot: ToolCallSlot, origin: str) -> ToolCallPart:
+    text = clean_text(slot.arguments)
     arguments = parse_arguments(text)
-    opaque = None if slot.extra is None else {"extra_content": clean_json(slot.extra)}
+    opaque = None if slot.extra is None else {"extra_content": clean_json_value(slot.extra)}
     return ToolCallPart(
         id=slot.id,
         name=slot.name,
@@ -140,21 +140,21 @@ def _part(slot: Slot, origin: str) -> ToolCallPart:
 # What a model thought, as servers that speak chat completions stream it. OpenAI itself shows none.
 
 
-_GROWING = ("text", "summary", "data")
+_APPENDED_DETAIL_KEYS = ("text", "summary", "data")
 
 
-class Thinking:
+class StreamedThinking:
     """The thinking of one reply, under assembly."""
 
     def __init__(self) -> None:
-        self._text = Text()
+        self._text = StreamedText()
         self._field: str | None = None
         self._details: list[dict[str, Any]] = []
 
     def add(self, delta: Mapping[str, Any]) -> str:
         """Take what ``delta`` has of it; the text that can be shown."""
         if details := delta.get("reasoning_details"):
-            for detail in array(details):
+            for detail in read_array(details):
                 if isinstance(detail, Mapping):
                     self._detail(dict(detail))
         for field in THINKING_FIELDS:
@@ -167,7 +167,7 @@ class Thinking:
     def _among(self, content: list[Any]) -> str:
         """Mistral has it among the pieces of the content."""
         pieces = [piece for piece in content if isinstance(piece, Mapping) and "thinking" in piece]
-        inner = [text for piece in pieces for text in array(piece["thinking"]) if isinstance(text, Mapping)]
+        inner = [text for piece in pieces for text in read_array(piece["thinking"]) if isinstance(text, Mapping)]
         return self._text.add("".join(text["text"] for text in inner if isinstance(text.get("text"), str)))
 
     def _detail(self, detail: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class Thinking:
             self._details.append(detail)
             return
         for key, value in detail.items():
-            if key in _GROWING and isinstance(value, str) and isinstance(last.get(key), str):
+            if key in _APPENDED_DETAIL_KEYS and isinstance(value, str) and isinstance(last.get(key), str):
                 last[key] += value
             elif value is not None:
                 last[key] = value
@@ -189,7 +189,7 @@ class Thinking:
             return None
         opaque: dict[str, Any] | None = None
         if self._details:
-            opaque = {"reasoning_details": clean_json(self._details)}
+            opaque = {"reasoning_details": clean_json_value(self._details)}
         elif self._field:
             opaque = {"field": self._field}
         return ThinkingPart(text=text, provider=origin if opaque else None, opaque=opaque)
@@ -201,7 +201,7 @@ class Thinking:
 # Tolerant of what servers that call themselves compatible send; strict where a guess would lose something.
 
 
-_REASONS: dict[str, FinishReason] = {
+_CHAT_FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "max_tokens": "length",
@@ -211,7 +211,7 @@ _REASONS: dict[str, FinishReason] = {
     "refusal": "refusal",
 }
 
-_CUT = ("length", "content_filter", "refusal")
+_CHAT_CUT_REASONS = ("length", "content_filter", "refusal")
 """The reply may have ended in the middle of a call."""
 
 
@@ -221,11 +221,11 @@ class ChatReply:
     def __init__(self, endpoint: str, origin: str) -> None:
         self._endpoint = endpoint
         self._origin = origin
-        self._text = Text()
-        self._refusal = Text()
+        self._text = StreamedText()
+        self._refusal = StreamedText()
         self._annotations: list[Any] = []
-        self._thinking = Thinking()
-        self._calls = CallSlots()
+        self._thinking = StreamedThinking()
+        self._calls = ToolCallSlots()
         self._reason: str | None = None
         self._usage = Usage()
         self._model = ""
@@ -235,12 +235,12 @@ class ChatReply:
         if not isinstance(chunk, dict):
             raise MalformedReplyError(f"{self._endpoint} sent a chunk that is no JSON object: {str(chunk)[:200]!r}")
         if chunk.get("object") == "error" or chunk.get("error"):
-            raise in_stream(chunk.get("error") or chunk, "", self._endpoint)
+            raise build_stream_error(chunk.get("error") or chunk, "", self._endpoint)
         if isinstance(model := chunk.get("model"), str) and model:
             self._model = model
         if isinstance(usage := chunk.get("usage"), dict):
             self._usage = read_usage(usage)
-        for choice in array(chunk.get("choices")):
+        for choice in read_array(chunk.get("choices")):
             if isinstance(choice, dict) and not choice.get("index"):
                 yield from self._choice(choice)
 
@@ -250,12 +250,12 @@ class ChatReply:
             raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
         if thought := self._thinking.add(delta):
             yield ThinkingDelta(thought)
-        if (refusal := string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
+        if (refusal := read_string(delta.get("refusal"))) and (shown := self._refusal.add(refusal)):
             yield TextDelta(shown)
         if annotations := delta.get("annotations"):
-            self._annotations.extend(array(annotations))
+            self._annotations.extend(read_array(annotations))
         yield from self._content(delta.get("content"))
-        for entry in array(delta.get("tool_calls")):
+        for entry in read_array(delta.get("tool_calls")):
             if not isinstance(entry, dict):
                 raise MalformedReplyError(f"{self._endpoint} sent a tool call that is no JSON object")
             yield self._call(entry)
@@ -264,14 +264,14 @@ class ChatReply:
 
     def _content(self, content: object) -> Iterator[StreamEvent]:
         """Text, or a list of typed pieces, as some servers send it."""
-        for piece in array(content) if isinstance(content, list) else [content]:
-            text = string(piece) or (string(piece.get("text")) if isinstance(piece, dict) else "")
+        for piece in read_array(content) if isinstance(content, list) else [content]:
+            text = read_string(piece) or (read_string(piece.get("text")) if isinstance(piece, dict) else "")
             if text and (shown := self._text.add(text)):
                 yield TextDelta(shown)
 
     def _call(self, entry: Mapping[str, Any]) -> ToolCallDelta:
         slot, arguments = self._calls.add(entry)
-        return ToolCallDelta(index=slot.index, id=slot.id, name=slot.name, arguments=clean(arguments))
+        return ToolCallDelta(index=slot.index, id=slot.id, name=slot.name, arguments=clean_text(arguments))
 
     def complete(self) -> Completed:
         """The whole reply. Raises ``TruncatedStreamError`` when the stream never said why it ended."""
@@ -285,14 +285,14 @@ class ChatReply:
             parts.append(self._own_text(text, {"annotations": self._annotations} if self._annotations else None))
         if refusal := self._refusal.whole():
             parts.append(self._own_text(refusal, {"refusal": True}))
-        parts.extend(self._calls.parts(self._origin, cut=reason in _CUT))
+        parts.extend(self._calls.parts(self._origin, cut=reason in _CHAT_CUT_REASONS))
         return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
 
     def _own_text(self, text: str, opaque: dict[str, Any] | None) -> TextPart:
-        return TextPart(text=text, provider=self._origin if opaque else None, opaque=clean_json(opaque))
+        return TextPart(text=text, provider=self._origin if opaque else None, opaque=clean_json_value(opaque))
 
     def _finish_reason(self) -> FinishReason:
-        reason = _REASONS.get(self._reason or "", "other")
+        reason = _CHAT_FINISH_REASONS.get(self._reason or "", "other")
         if reason == "stop" and self._refusal.whole():
             return "refusal"
         return "tool_calls" if reason in ("stop", "other") and self._calls else reason
@@ -300,18 +300,18 @@ class ChatReply:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it; what is missing is 0."""
-    read = mapping(usage, "prompt_tokens_details")
-    written = mapping(usage, "completion_tokens_details")
+    read = read_object(usage, "prompt_tokens_details")
+    written = read_object(usage, "completion_tokens_details")
     return Usage(
-        input_tokens=count(usage, "prompt_tokens"),
-        output_tokens=count(usage, "completion_tokens"),
-        cached_tokens=count(read, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
-        reasoning_tokens=count(written, "reasoning_tokens"),
-        cache_write_tokens=count(read, "cache_write_tokens"),
+        input_tokens=read_count(usage, "prompt_tokens"),
+        output_tokens=read_count(usage, "completion_tokens"),
+        cached_tokens=read_count(read, "cached_tokens") or read_count(usage, "prompt_cache_hit_tokens"),
+        reasoning_tokens=read_count(written, "reasoning_tokens"),
+        cache_write_tokens=read_count(read, "cache_write_tokens"),
     )
 
 
-_NEW_NAMES = ("openai.com", "openai.azure.com")
+_MAX_COMPLETION_TOKENS_HOSTS = ("openai.com", "openai.azure.com")
 """Where newer models refuse ``max_tokens``."""
 
 
@@ -320,13 +320,13 @@ def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, A
 
     Needs no SDK, so an agent is checked where it is defined. Raises ``SettingsError``.
     """
-    given = check_canonical("openai", settings)
-    taken = dict.fromkeys(RESERVED, "perdure")
+    given = check_canonical_settings("openai", settings)
+    taken = dict.fromkeys(RESERVED_OPTIONS, "perdure")
     for wire in ("max_tokens", "max_completion_tokens"):
         taken |= {key: f"settings[{key!r}]" for key in encode_settings(given, max_tokens_name=wire)}
     if "max_tokens" in given:
         taken["max_completion_tokens"] = "settings['max_tokens']"
-    check_options("openai", provider_options, taken)
+    check_provider_options("openai", provider_options, taken)
 
 
 class OpenAIChat(Endpoint["AsyncOpenAI"]):
@@ -372,20 +372,22 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
             client, origin = await self._client(key), self.origin
             reply = ChatReply(host, origin)
             body = encode_request(request, origin=origin, max_tokens_name=self._max_tokens_wire(host))
-            async with await post(client, "/chat/completions", body) as stream:
+            async with await post_request(client, "/chat/completions", body) as stream:
                 begun = True
-                async for chunk in items(stream, host):
+                async for chunk in read_stream(stream, host):
                     for event in reply.feed(chunk):
                         yield event
             yield reply.complete()
         except Exception as error:
-            raise name_refused(self._failure(error, request, key, begun), body) from None
+            raise mark_refused_content(self._failure(error, request, key, begun), body) from None
 
     def _translate(self, error: Exception, begun: bool) -> ProviderError:
-        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
+        return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
     def _max_tokens_wire(self, host: str) -> str:
-        return self._max_tokens_name or ("max_completion_tokens" if is_host_of(host, _NEW_NAMES) else "max_tokens")
+        return self._max_tokens_name or (
+            "max_completion_tokens" if is_host_of(host, _MAX_COMPLETION_TOKENS_HOSTS) else "max_tokens"
+        )
 
     def _new_client(self, key: str) -> AsyncOpenAI:
-        return new_client(key, self.base_url, self._timeout, self._headers)
+        return create_client(key, self.base_url, self._timeout, self._headers)

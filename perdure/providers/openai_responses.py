@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MalformedReplyError, ProviderError, SettingsError, TruncatedStreamError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, Usage, clean
-from .encoding import Text
+from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, Usage, clean_text
+from .encoding import StreamedText
 from .endpoint import Endpoint
-from .errors import in_stream, name_refused
-from .json_values import count, mapping
-from .openai_responses_request import ENCRYPTED, RESERVED, encode_request, encode_settings, read_item
-from .openai_sdk import items, new_client, post, translate
-from .settings import check_canonical, check_options
+from .errors import build_stream_error, mark_refused_content
+from .json_values import read_count, read_object
+from .openai_responses_request import ENCRYPTED_REASONING, RESERVED_OPTIONS, encode_request, encode_settings, read_item
+from .openai_sdk import create_client, post_request, read_stream, translate_error
+from .settings import check_canonical_settings, check_provider_options
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 # The event that ends the response has all of it, and that counts; what came before is for those who watch.
 
 
-_INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
-_ENDS = ("completed", "incomplete", "failed", "cancelled")
+_INCOMPLETE_FINISH_REASONS: dict[str, FinishReason] = {
+    "max_output_tokens": "length",
+    "content_filter": "content_filter",
+}
+_FINAL_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 
 
 @dataclass(slots=True)
-class _Call:
+class _StreamedCall:
     index: int
     id: str
     name: str
@@ -50,10 +53,10 @@ class ResponsesReply:
         self._endpoint = endpoint
         self._origin = origin
         self._model = model
-        self._text = Text()
-        self._thinking = Text()
+        self._text = StreamedText()
+        self._thinking = StreamedText()
         self._thought_at: tuple[int, int] | None = None
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _StreamedCall] = {}
         self._done: dict[int, Mapping[str, Any]] = {}
         self._response: Mapping[str, Any] | None = None
 
@@ -70,33 +73,33 @@ class ResponsesReply:
             event = {"type": f"response.{event.get('status')}", "response": event}
         kind = event.get("type")
         if kind == "error" or (event.get("error") and not kind):
-            raise in_stream(event.get("error") or {**event, "type": None}, "", self._endpoint)
-        index = count(event, "output_index")
+            raise build_stream_error(event.get("error") or {**event, "type": None}, "", self._endpoint)
+        index = read_count(event, "output_index")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if shown := self._text.add(_string(event, "delta")):
+                if shown := self._text.add(_read_event_string(event, "delta")):
                     yield TextDelta(shown)
             case "response.reasoning_summary_text.delta":
-                yield from self._think(event, (index, count(event, "summary_index")))
+                yield from self._think(event, (index, read_count(event, "summary_index")))
             case "response.reasoning_text.delta":
                 yield from self._think(event, (index, -1))
             case "response.output_item.added":
                 yield from self._added(index, event.get("item"))
             case "response.function_call_arguments.delta":
-                yield self._argue(index, _string(event, "delta"))
+                yield self._argue(index, _read_event_string(event, "delta"))
             case "response.function_call_arguments.done":
                 if index not in self._calls or not self._calls[index].begun:
-                    yield self._argue(index, _string(event, "arguments"))
+                    yield self._argue(index, _read_event_string(event, "arguments"))
             case "response.output_item.done":
                 if isinstance(item := event.get("item"), Mapping):
                     self._done[index] = item
-            case str() if kind.removeprefix("response.") in _ENDS:
+            case str() if kind.removeprefix("response.") in _FINAL_STATUSES:
                 self._end(event.get("response"))
             case _:
                 pass  # beginnings, annotations, progress of built-in tools, and what the API will think of next
 
     def _think(self, event: Mapping[str, Any], at: tuple[int, int]) -> Iterator[StreamEvent]:
-        piece = _string(event, "delta")
+        piece = _read_event_string(event, "delta")
         if self._thought_at not in (None, at):
             piece = "\n\n" + piece  # the next part of a summary is a paragraph of its own
         self._thought_at = at
@@ -105,21 +108,25 @@ class ResponsesReply:
 
     def _added(self, index: int, item: object) -> Iterator[StreamEvent]:
         if isinstance(item, Mapping) and item.get("type") == "function_call":
-            call = _Call(len(self._calls), clean(_string(item, "call_id")), clean(_string(item, "name")))
+            call = _StreamedCall(
+                len(self._calls),
+                clean_text(_read_event_string(item, "call_id")),
+                clean_text(_read_event_string(item, "name")),
+            )
             self._calls[index] = call
             yield ToolCallDelta(call.index, call.id, call.name, "")
 
     def _argue(self, index: int, piece: str) -> ToolCallDelta:
-        call = self._calls.setdefault(index, _Call(len(self._calls), "", ""))
+        call = self._calls.setdefault(index, _StreamedCall(len(self._calls), "", ""))
         call.begun = True
-        return ToolCallDelta(call.index, call.id, call.name, clean(piece))
+        return ToolCallDelta(call.index, call.id, call.name, clean_text(piece))
 
     def _end(self, response: object) -> None:
         if not isinstance(response, Mapping):
             raise MalformedReplyError(f"{self._endpoint} ended the reply without saying how")
         if response.get("status") in ("failed", "cancelled") or response.get("error"):
             said = f"the response is {response.get('status')}"
-            raise in_stream(response.get("error") or {"message": said}, said, self._endpoint)
+            raise build_stream_error(response.get("error") or {"message": said}, said, self._endpoint)
         self._response = response
 
     def complete(self) -> Completed:
@@ -132,7 +139,7 @@ class ResponsesReply:
             tuple(parts),
             self._finish_reason(self._response, parts),
             read_usage(usage) if isinstance(usage, Mapping) else Usage(),
-            _string(self._response, "model"),
+            _read_event_string(self._response, "model"),
             origin=self._origin,
         )
 
@@ -146,7 +153,7 @@ class ResponsesReply:
                 raise MalformedReplyError(f"{self._endpoint} sent an item that is no JSON object: {str(item)[:200]!r}")
             read = read_item(item, origin=self._origin, model=self._model)
             if response.get("status") != "completed":
-                read = [part for part in read if not _broken_off(part, item)]
+                read = [part for part in read if not _is_unfinished(part, item)]
             parts.extend(read)
         return parts
 
@@ -154,14 +161,14 @@ class ResponsesReply:
         if response.get("status") != "completed":
             details = response.get("incomplete_details")
             reason = details.get("reason") if isinstance(details, Mapping) else None
-            return _INCOMPLETE.get(str(reason), "other")
+            return _INCOMPLETE_FINISH_REASONS.get(str(reason), "other")
         if any(isinstance(part, ToolCallPart) for part in parts):
             return "tool_calls"
         refused = any(isinstance(part, TextPart) and (part.opaque or {}).get("refusal") for part in parts)
         return "refusal" if refused else "stop"
 
 
-def _broken_off(part: Part, item: Mapping[str, Any]) -> bool:
+def _is_unfinished(part: Part, item: Mapping[str, Any]) -> bool:
     """Whether it is a call, or the work of a built-in tool, that the reply's early end left unfinished.
 
     A call that runs without having been finished would do something else than was meant; the API does not take back
@@ -174,25 +181,25 @@ def _broken_off(part: Part, item: Mapping[str, Any]) -> bool:
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Usage as the API counts it; what is missing is 0."""
-    read, written = mapping(usage, "input_tokens_details"), mapping(usage, "output_tokens_details")
+    read, written = read_object(usage, "input_tokens_details"), read_object(usage, "output_tokens_details")
     return Usage(
-        input_tokens=count(usage, "input_tokens"),
-        output_tokens=count(usage, "output_tokens"),
-        cached_tokens=count(read, "cached_tokens"),
-        reasoning_tokens=count(written, "reasoning_tokens"),
-        cache_write_tokens=count(read, "cache_write_tokens"),
+        input_tokens=read_count(usage, "input_tokens"),
+        output_tokens=read_count(usage, "output_tokens"),
+        cached_tokens=read_count(read, "cached_tokens"),
+        reasoning_tokens=read_count(written, "reasoning_tokens"),
+        cache_write_tokens=read_count(read, "cache_write_tokens"),
     )
 
 
-def _string(values: Mapping[str, Any], key: str) -> str:
+def _read_event_string(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key)
     return value if isinstance(value, str) else ""
 
 
-FEWEST_TOKENS = 16
+MIN_OUTPUT_TOKENS = 16
 """The API refuses a smaller ``max_output_tokens``."""
 
-_CLIENT_TOOLS = {
+_CALLER_TOOLS = {
     "function": "a tool of the agent (Agent(tools=[…]))",
     "custom": "a tool of the agent (Agent(tools=[…]))",
     "namespace": "a tool of the agent (Agent(tools=[…]))",
@@ -203,12 +210,16 @@ _CLIENT_TOOLS = {
 }
 """Tools whose calls the API expects us to answer."""
 
-_MERGED = {"include": list, "tools": list, "reasoning": dict}
+_MERGED_OPTIONS = {"include": list, "tools": list, "reasoning": dict}
 """Options that are added to what we send under the same name, and their shape."""
 
-_NO_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported|reasoning\.encrypted_content", re.IGNORECASE)
-_UNREADABLE = re.compile(r"invalid_encrypted_content|encrypted content.{0,200} could not be", re.IGNORECASE | re.DOTALL)
-_LINGER = 0.5
+_ENCRYPTION_UNSUPPORTED_TEXT = re.compile(
+    r"encrypted[ _]content is not supported|reasoning\.encrypted_content", re.IGNORECASE
+)
+_ENCRYPTION_INVALID_TEXT = re.compile(
+    r"invalid_encrypted_content|encrypted content.{0,200} could not be", re.IGNORECASE | re.DOTALL
+)
+_STREAM_END_TIMEOUT = 0.5
 """Seconds for the end of the stream behind the end of the reply. With it the connection can be used again."""
 
 
@@ -219,19 +230,21 @@ def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, A
     of the agent; ``["include"]`` is added to ours, and ``["reasoning"]`` (``{"summary": "auto"}``) to
     ``reasoning_effort``. Needs no SDK, so an agent is checked where it is defined. Raises ``SettingsError``.
     """
-    given = check_canonical("openai-responses", settings)
-    if given.get("max_tokens", FEWEST_TOKENS) < FEWEST_TOKENS:
-        raise SettingsError(f"Setting 'max_tokens' for provider 'openai-responses' is at least {FEWEST_TOKENS}.")
-    taken = dict(RESERVED) | {key: f"settings[{key!r}]" for key in encode_settings(given) if key not in _MERGED}
+    given = check_canonical_settings("openai-responses", settings)
+    if given.get("max_tokens", MIN_OUTPUT_TOKENS) < MIN_OUTPUT_TOKENS:
+        raise SettingsError(f"Setting 'max_tokens' for provider 'openai-responses' is at least {MIN_OUTPUT_TOKENS}.")
+    taken = dict(RESERVED_OPTIONS) | {
+        key: f"settings[{key!r}]" for key in encode_settings(given) if key not in _MERGED_OPTIONS
+    }
     if "max_tokens" in given:
         taken["max_output_tokens"] = "settings['max_tokens']"
-    check_options("openai-responses", provider_options, taken)
-    _check_merged(given, provider_options)
+    check_provider_options("openai-responses", provider_options, taken)
+    _check_merged_options(given, provider_options)
 
 
-def _check_merged(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _check_merged_options(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     about = "for provider 'openai-responses'"
-    for key, shape in _MERGED.items():
+    for key, shape in _MERGED_OPTIONS.items():
         if not isinstance(options.get(key, shape()), shape):
             raise SettingsError(f"provider_options[{key!r}] {about} is a {shape.__name__}, not {options[key]!r}.")
     if "reasoning_effort" in given and "effort" in options.get("reasoning", {}):
@@ -242,9 +255,9 @@ def _check_merged(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if not isinstance(kind, str):
             raise SettingsError(f"provider_options['tools'] {about} has objects with a type, not {tool!r}.")
-        if kind in _CLIENT_TOOLS:
+        if kind in _CALLER_TOOLS:
             raise SettingsError(
-                f"provider_options['tools'] {about}: {kind!r} is {_CLIENT_TOOLS[kind]}.",
+                f"provider_options['tools'] {about}: {kind!r} is {_CALLER_TOOLS[kind]}.",
                 hint="What the API runs itself is given here, for instance {'type': 'web_search'}.",
             )
 
@@ -292,7 +305,7 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
             reply = ResponsesReply(host, origin=self.origin, model=request.model)
             async with await self._post(client, request, bodies) as stream:
                 begun = True
-                events = items(stream, host)
+                events = read_stream(stream, host)
                 async for event in events:
                     for delta in reply.feed(event):
                         yield delta
@@ -300,16 +313,16 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
                         break
                 # The reply is whole and paid for: whatever becomes of the connection now does not matter.
                 with contextlib.suppress(Exception):
-                    async with asyncio.timeout(_LINGER):
+                    async with asyncio.timeout(_STREAM_END_TIMEOUT):
                         async for _ in events:
                             pass
             yield reply.complete()
         except Exception as error:
             found = self._failure(error, request, key, begun)
-            raise name_refused(found, bodies[-1] if bodies else None) from None
+            raise mark_refused_content(found, bodies[-1] if bodies else None) from None
 
     def _translate(self, error: Exception, begun: bool) -> ProviderError:
-        return translate(error, begun=begun, endpoint=self.host, key_name=self.key_name)
+        return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
     async def _post(self, client: AsyncOpenAI, request: ModelRequest, bodies: list[bytes]) -> AsyncStream[object]:
         """Ask, and ask once more without what the API refuses before anything is paid for.
@@ -321,19 +334,19 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
         from openai import BadRequestError  # imported by the client before
 
         origin, encrypted = self.origin, request.model not in self._plain_models
-        insists = ENCRYPTED in request.provider_options.get("include", ())
+        insists = ENCRYPTED_REASONING in request.provider_options.get("include", ())
         while True:
             try:
                 bodies.append(encode_request(request, origin=origin, encrypted=encrypted))
-                return await post(client, "/responses", bodies[-1])
+                return await post_request(client, "/responses", bodies[-1])
             except BadRequestError as error:
-                if encrypted and not insists and _NO_ENCRYPTION.search(str(error)):
+                if encrypted and not insists and _ENCRYPTION_UNSUPPORTED_TEXT.search(str(error)):
                     self._plain_models.add(request.model)
                     encrypted = False
-                elif origin and _UNREADABLE.search(str(error)):
+                elif origin and _ENCRYPTION_INVALID_TEXT.search(str(error)):
                     origin = ""  # nobody's: everything opaque is foreign to it
                 else:
                     raise
 
     def _new_client(self, key: str) -> AsyncOpenAI:
-        return new_client(key, self.base_url, self._timeout, self._headers)
+        return create_client(key, self.base_url, self._timeout, self._headers)

@@ -21,9 +21,16 @@ from ..errors import (
     ProviderConnectionError,
     ProviderError,
 )
-from .encoding import EventData, parse_answer
+from .encoding import EventStreamParser, parse_reply_json
 from .endpoint import CONNECT_TIMEOUT
-from .errors import by_status, connection, in_stream, timed_out, transport_error, what
+from .errors import (
+    build_connection_error,
+    build_status_error,
+    build_stream_error,
+    build_timeout_error,
+    describe_error,
+    translate_transport_error,
+)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
@@ -33,45 +40,45 @@ if TYPE_CHECKING:
 # The translation of what the openai SDK raises into ``perdure.errors``, for both of its formats.
 
 
-def translate(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
+def translate_error(error: Exception, *, begun: bool, endpoint: str, key_name: str = "the key") -> ProviderError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` and ``key_name`` are for people."""
     import openai  # imported with the first call, not with perdure
 
     if isinstance(error, openai.APIResponseValidationError):
         return MalformedReplyError(f"{endpoint} sent a reply of the wrong shape: {error.message}")
     if isinstance(error, openai.APIStatusError):
-        return by_status(error.status_code, error.body, error.response.headers, endpoint, key_name=key_name)
+        return build_status_error(error.status_code, error.body, error.response.headers, endpoint, key_name=key_name)
     if isinstance(error, openai.APITimeoutError):
-        return timed_out(error, begun, endpoint)
+        return build_timeout_error(error, begun, endpoint)
     if isinstance(error, openai.APIConnectionError):
-        return connection(error.__cause__ or error, begun, endpoint)
+        return build_connection_error(error.__cause__ or error, begun, endpoint)
     if isinstance(error, openai.APIError):
-        return in_stream(error.body, error.message, endpoint, key_name=key_name)
+        return build_stream_error(error.body, error.message, endpoint, key_name=key_name)
     if isinstance(error, openai.ContentFilterFinishReasonError):
         return ContentFilterError(f"{endpoint}: the content filter refused the reply")
     if isinstance(error, openai.LengthFinishReasonError):
-        return MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({what(error)})")
-    return transport_error(error, begun, endpoint) or _rest(error, endpoint)
+        return MalformedReplyError(f"{endpoint} sent a reply that cannot be read ({describe_error(error)})")
+    return translate_transport_error(error, begun, endpoint) or _translate_rare_openai_error(error, endpoint)
 
 
-def _rest(error: Exception, endpoint: str) -> ProviderError:
+def _translate_rare_openai_error(error: Exception, endpoint: str) -> ProviderError:
     """Exceptions of the SDK that no call of ours raises today, and strangers."""
     import openai  # see above
 
     if isinstance(error, openai.WebSocketConnectionClosedError | openai.WebSocketQueueFullError):
-        return ProviderConnectionError(f"{endpoint}: {what(error)}")
+        return ProviderConnectionError(f"{endpoint}: {describe_error(error)}")
     if type(error).__name__ == "SubjectTokenProviderError":
-        return AuthenticationError(f"{endpoint}: {what(error)}")
+        return AuthenticationError(f"{endpoint}: {describe_error(error)}")
     if isinstance(error, openai.OpenAIError | openai.InvalidWebhookSignatureError):
-        return BadRequestError(f"{endpoint}: {what(error)}")
-    return ProviderError(f"{endpoint}: unexpected {what(error)}")
+        return BadRequestError(f"{endpoint}: {describe_error(error)}")
+    return ProviderError(f"{endpoint}: unexpected {describe_error(error)}")
 
 
-_REST = 0.1
+_BODY_END_TIMEOUT = 0.1
 """Seconds that the body has to end behind the last event: then the connection may be used again."""
 
 
-def new_client(key: str, base_url: str, timeout: float, headers: Mapping[str, str]) -> AsyncOpenAI:
+def create_client(key: str, base_url: str, timeout: float, headers: Mapping[str, str]) -> AsyncOpenAI:
     """A client that does not retry. Imports the SDK: call it in a thread."""
     from openai import AsyncOpenAI, Timeout
 
@@ -81,18 +88,18 @@ def new_client(key: str, base_url: str, timeout: float, headers: Mapping[str, st
         max_retries=0,
         timeout=Timeout(timeout, connect=min(CONNECT_TIMEOUT, timeout)),
         default_headers=headers,
-        http_client=_http_client(),
+        http_client=_build_openai_http_client(),
     )
 
 
-def _http_client() -> DefaultAsyncHttpxClient | None:
+def _build_openai_http_client() -> DefaultAsyncHttpxClient | None:
     """The SDK's aiohttp client, whose parser is not Python; its default where aiohttp is not installed."""
     from openai import DefaultAioHttpClient
 
     return DefaultAioHttpClient() if find_spec("aiohttp") is not None else None
 
 
-async def post(client: AsyncOpenAI, path: str, body: bytes) -> AsyncStream[object]:
+async def post_request(client: AsyncOpenAI, path: str, body: bytes) -> AsyncStream[object]:
     """The stream of the answer, its items plain JSON values. Raises what the SDK raises."""
     from openai import AsyncStream
 
@@ -106,29 +113,29 @@ async def post(client: AsyncOpenAI, path: str, body: bytes) -> AsyncStream[objec
     )
 
 
-async def items(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[object]:
+async def read_stream(stream: AsyncStream[object], endpoint: str) -> AsyncIterator[object]:
     """The stream's items; the one whole reply where the server ignored that a stream was asked for.
 
     Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be read.
     """
     kind = cast("str", stream.response.headers.get("content-type", "")).partition(";")[0].strip().lower()
     if kind == "application/json":
-        yield parse_answer(await stream.response.aread(), endpoint)
+        yield parse_reply_json(await stream.response.aread(), endpoint)
     elif kind == "text/html":
         raise MalformedReplyError(f"{endpoint} answered with a web page", hint="Check base_url: it often ends in /v1.")
     else:
-        events, body = EventData(), stream.response.aiter_bytes()
+        events, body = EventStreamParser(), stream.response.aiter_bytes()
         async for piece in body:
             for data in events.feed(piece):
                 if data.startswith("[DONE]"):
-                    await _read_to_end(body)
+                    await _drain_body(body)
                     return
-                yield parse_answer(data, endpoint)
+                yield parse_reply_json(data, endpoint)
 
 
-async def _read_to_end(body: AsyncIterator[bytes]) -> None:
+async def _drain_body(body: AsyncIterator[bytes]) -> None:
     """The reply is whole: whatever becomes of the connection now does not matter."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(_REST):
+        async with asyncio.timeout(_BODY_END_TIMEOUT):
             async for _ in body:
                 pass

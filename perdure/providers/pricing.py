@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import DefinitionError
 from ..types.messages import Usage
 from .endpoint import Endpoint, is_host_of
-from .registry import ALIASES, get_provider
+from .registry import PROVIDER_ALIASES, get_provider
 
 if TYPE_CHECKING:
     import genai_prices
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 # Prices that an author gives: of models that the price list does not have, or that cost something else here.
 
 
-ANY = "*"
+ANY_MODEL = "*"
 """In the place of a model's name: every model of the provider that has no price of its own."""
-_UNIT = 1_000_000
-_prices: dict[tuple[str, str], Price] = {}
+_TOKENS_PER_PRICE = 1_000_000
+_registered_prices: dict[tuple[str, str], Price] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Price:
         written = min(usage.cache_write_tokens, usage.input_tokens - cached)
         fresh = usage.input_tokens - cached - written
         dollars = fresh * self.input + cached * self.cached + written * self.cache_write
-        return (dollars + usage.output_tokens * self.output) / _UNIT
+        return (dollars + usage.output_tokens * self.output) / _TOKENS_PER_PRICE
 
 
 def register_price(
@@ -84,35 +84,35 @@ def register_price(
         float(input if cached is None else cached),
         float(input if cache_write is None else cache_write),
     )
-    _prices[ALIASES.get(provider, provider), name] = price
+    _registered_prices[PROVIDER_ALIASES.get(provider, provider), name] = price
 
 
-def registered(provider: str, *models: str) -> Price | None:
+def find_registered_price(provider: str, *models: str) -> Price | None:
     """The price that an author gave; ``models``: the names of one model, the likeliest first."""
-    provider = ALIASES.get(provider, provider)
-    found = (_prices.get((provider, name)) for name in (*models, ANY))
+    provider = PROVIDER_ALIASES.get(provider, provider)
+    found = (_registered_prices.get((provider, name)) for name in (*models, ANY_MODEL))
     return next((price for price in found if price is not None), None)
 
 
-_LISTED_AS = {"openai-chat": "openai", "openai-responses": "openai"}
-_BUILT_IN = ("openai", "openai-chat", "openai-responses", "anthropic", "google")
-ASK_AGAIN = 60.0
+_PRICE_LIST_IDS = {"openai-chat": "openai", "openai-responses": "openai"}
+_BUILT_IN_PROVIDERS = ("openai", "openai-chat", "openai-responses", "anthropic", "google")
+UNLISTED_SECONDS = 60.0
 """Seconds until the list is asked again for a model that it does not know: it may learn of it."""
-_MOST = 256
+_MAX_UNLISTED = 256
 """Tokens that a rate is asked for: prices are per million, so nothing is rounded."""
 
 
-class _Seller(NamedTuple):
+class _PriceSource(NamedTuple):
     """Whose prices count: a name in the list, or else the one whose API has the address."""
 
     id: str
     url: str | None
 
 
-_unknown: dict[tuple[_Seller, str], float] = {}
+_unlisted_until: dict[tuple[_PriceSource, str], float] = {}
 
 
-class _Counts(NamedTuple):
+class _TokenCounts(NamedTuple):
     """What is paid for; ``cached`` and ``written`` are parts of ``input``."""
 
     input: int = 0
@@ -121,7 +121,7 @@ class _Counts(NamedTuple):
     written: int = 0
 
 
-class _Rates(NamedTuple):
+class _TokenRates(NamedTuple):
     """Dollars per call, and per million tokens of each kind."""
 
     fee: float
@@ -131,33 +131,33 @@ class _Rates(NamedTuple):
     output: float
 
 
-def cost_usd(provider: str, model: str, usage: Usage, asked: str | None = None) -> float | None:
+def calculate_cost_usd(provider: str, model: str, usage: Usage, asked: str | None = None) -> float | None:
     """US dollars, or None where no price is registered and the price list does not have the model.
 
     ``provider`` is a registered name. One that the list does not know is priced as the API behind it. ``model`` is what
     the API calls it, and ``asked`` what the agent does: a price is registered by that name.
     """
     names = (model,) if asked is None or asked == model else (model, asked)
-    if (own := registered(provider, *names)) is not None:
+    if (own := find_registered_price(provider, *names)) is not None:
         return own.of(usage)
-    prices = (_listed(provider, name, usage) for name in names)
+    prices = (_calculate_listed_cost(provider, name, usage) for name in names)
     return next((price for price in prices if price is not None), None)
 
 
-def _listed(provider: str, model: str, usage: Usage) -> float | None:
+def _calculate_listed_cost(provider: str, model: str, usage: Usage) -> float | None:
     """By the price list."""
     cached = min(usage.cached_tokens, usage.input_tokens)
     written = min(usage.cache_write_tokens, usage.input_tokens - cached)
-    counts = _Counts(usage.input_tokens, usage.output_tokens, cached, written)
-    for seller in _sellers(provider):
-        if _is_unknown(seller, model):
+    counts = _TokenCounts(usage.input_tokens, usage.output_tokens, cached, written)
+    for seller in _find_price_sources(provider):
+        if _is_unlisted(seller, model):
             continue
         try:
-            rates = _rates(seller, model)
+            rates = _load_token_rates(seller, model)
             if rates is None:
-                return _price(seller, model, counts)
+                return _query_price(seller, model, counts)
         except Exception:  # a price is a comment on the run: the reply that was paid for counts
-            _unknown[seller, model] = monotonic() + ASK_AGAIN
+            _unlisted_until[seller, model] = monotonic() + UNLISTED_SECONDS
             continue
         tokens = (
             (counts.input - cached - written) * rates.fresh
@@ -165,7 +165,7 @@ def _listed(provider: str, model: str, usage: Usage) -> float | None:
             + written * rates.written
             + counts.output * rates.output
         )
-        return rates.fee + tokens / _UNIT
+        return rates.fee + tokens / _TOKENS_PER_PRICE
     return None
 
 
@@ -174,20 +174,20 @@ def has_price(provider: str, model: str) -> bool:
 
     Providers of others are registered when somebody likes, and what their models are called is theirs to say.
     """
-    return provider not in _BUILT_IN or cost_usd(provider, model, Usage()) is not None
+    return provider not in _BUILT_IN_PROVIDERS or calculate_cost_usd(provider, model, Usage()) is not None
 
 
-def _is_unknown(seller: _Seller, model: str) -> bool:
+def _is_unlisted(seller: _PriceSource, model: str) -> bool:
     """Whether the list did not know the model a short while ago."""
-    if len(_unknown) > _MOST:
-        _unknown.clear()
-    return _unknown.get((seller, model), 0.0) > monotonic()
+    if len(_unlisted_until) > _MAX_UNLISTED:
+        _unlisted_until.clear()
+    return _unlisted_until.get((seller, model), 0.0) > monotonic()
 
 
-def _sellers(provider: str) -> list[_Seller]:
+def _find_price_sources(provider: str) -> list[_PriceSource]:
     """Who may have the price of a provider's models, the likeliest first."""
-    named = [_Seller(_LISTED_AS.get(provider, provider), None)]
-    if provider in _BUILT_IN:
+    named = [_PriceSource(_PRICE_LIST_IDS.get(provider, provider), None)]
+    if provider in _BUILT_IN_PROVIDERS:
         return named
     try:
         endpoint = get_provider(provider)
@@ -196,12 +196,12 @@ def _sellers(provider: str) -> list[_Seller]:
     if not isinstance(endpoint, Endpoint):
         return named
     if is_host_of(endpoint.host, endpoint.official_hosts):
-        return [_Seller(_LISTED_AS.get(endpoint.format, endpoint.format), None)]
-    return [_Seller("", endpoint.base_url), *named]
+        return [_PriceSource(_PRICE_LIST_IDS.get(endpoint.format, endpoint.format), None)]
+    return [_PriceSource("", endpoint.base_url), *named]
 
 
 @lru_cache(maxsize=256)
-def _rates(seller: _Seller, model: str) -> _Rates | None:
+def _load_token_rates(seller: _PriceSource, model: str) -> _TokenRates | None:
     """What a million tokens cost; None where the price is not a plain product of them.
 
     Kept, because a look at the list takes 80 µs of CPU, in a worker 0.2 ms and more. Prices with tiers, or of a time of
@@ -210,20 +210,20 @@ def _rates(seller: _Seller, model: str) -> _Rates | None:
     import genai_prices  # takes a while: with the first price, not with perdure
     from genai_prices.types import ModelPrice, TieredPrices
 
-    prices = _calculated(seller, model, genai_prices.Usage()).model.prices
+    prices = _query_price_list(seller, model, genai_prices.Usage()).model.prices
     if not isinstance(prices, ModelPrice) or any(isinstance(value, TieredPrices) for value in vars(prices).values()):
         return None
-    fee = _price(seller, model, _Counts())
+    fee = _query_price(seller, model, _TokenCounts())
     each = (
-        _Counts(input=_UNIT),
-        _Counts(input=_UNIT, cached=_UNIT),
-        _Counts(input=_UNIT, written=_UNIT),
-        _Counts(output=_UNIT),
+        _TokenCounts(input=_TOKENS_PER_PRICE),
+        _TokenCounts(input=_TOKENS_PER_PRICE, cached=_TOKENS_PER_PRICE),
+        _TokenCounts(input=_TOKENS_PER_PRICE, written=_TOKENS_PER_PRICE),
+        _TokenCounts(output=_TOKENS_PER_PRICE),
     )
-    return _Rates(fee, *(_price(seller, model, counts) - fee for counts in each))
+    return _TokenRates(fee, *(_query_price(seller, model, counts) - fee for counts in each))
 
 
-def _price(seller: _Seller, model: str, counts: _Counts) -> float:
+def _query_price(seller: _PriceSource, model: str, counts: _TokenCounts) -> float:
     import genai_prices
 
     usage = genai_prices.Usage(
@@ -232,10 +232,10 @@ def _price(seller: _Seller, model: str, counts: _Counts) -> float:
         cache_read_tokens=counts.cached,
         cache_write_tokens=counts.written,
     )
-    return float(_calculated(seller, model, usage).total_price)
+    return float(_query_price_list(seller, model, usage).total_price)
 
 
-def _calculated(seller: _Seller, model: str, usage: genai_prices.Usage) -> PriceCalculation:
+def _query_price_list(seller: _PriceSource, model: str, usage: genai_prices.Usage) -> PriceCalculation:
     import genai_prices
 
     if seller.url is None:

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from ..errors import DefinitionError, SettingsError, TruncatedStreamError
 from ..ports import ModelRequest, StreamEvent
-from ..types.redaction import Redaction, address_secrets, option_secrets
+from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .encoding import encode_json
-from .endpoint import missing_sdk
-from .settings import check_canonical, check_options
+from .endpoint import build_missing_sdk_error
+from .settings import check_canonical_settings, check_provider_options
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from pydantic_ai.settings import ModelSettings
 
 
-_NAME = "pydantic-ai"
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_WIRE = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
+_PYDANTIC_AI = "pydantic-ai"
+_PYDANTIC_AI_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_MODEL_SETTING_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 """Canonical settings that pydantic-ai calls otherwise."""
-_DEEPEST = 5
+_MAX_CREDENTIAL_DEPTH = 5
 """Objects between a model and its credentials: wrapper, fallback, model, provider, client."""
-_OURS = dict.fromkeys(("max_retries", "tool_choice"), "perdure")
+_RESERVED_MODEL_SETTINGS = dict.fromkeys(("max_retries", "tool_choice"), "perdure")
 
 
 def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
@@ -39,13 +39,17 @@ def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, A
 
     Which of them a model then takes is pydantic-ai's to say. Needs no SDK. Raises ``SettingsError``.
     """
-    given = check_canonical(_NAME, settings)
-    if given.get("reasoning_effort", "low") not in _EFFORTS:
+    given = check_canonical_settings(_PYDANTIC_AI, settings)
+    if given.get("reasoning_effort", "low") not in _PYDANTIC_AI_EFFORTS:
         raise SettingsError(
-            f"Setting 'reasoning_effort' for provider {_NAME!r} is one of {', '.join(_EFFORTS)}, "
+            f"Setting 'reasoning_effort' for provider {_PYDANTIC_AI!r} is one of {', '.join(_PYDANTIC_AI_EFFORTS)}, "
             f"not {given['reasoning_effort']!r}."
         )
-    check_options(_NAME, provider_options, _OURS | {_WIRE.get(key, key): f"settings[{key!r}]" for key in given})
+    check_provider_options(
+        _PYDANTIC_AI,
+        provider_options,
+        _RESERVED_MODEL_SETTINGS | {_MODEL_SETTING_NAMES.get(key, key): f"settings[{key!r}]" for key in given},
+    )
 
 
 class PydanticAIModel:
@@ -85,19 +89,19 @@ class PydanticAIModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``RuntimeSetupError`` where pydantic-ai is not installed."""
         begun, endpoint, model = False, request.model, None
-        await asyncio.to_thread(_load)
+        await asyncio.to_thread(_import_pydantic_ai)
         from pydantic_ai.messages import ModelResponse
 
-        from .pydantic_ai_convert import Events, completed, cut_short, translate
+        from .pydantic_ai_conversion import StreamEventConverter, build_completed, is_cut_short, translate_error
 
         try:
             model = await self._model(request.model)
             host = urlsplit(model.base_url or "").hostname
             endpoint = host or f"{model.system} ({model.model_name})"
-            origin = f"{_NAME}-{model.system}" + (f"@{host}" if host else "")
-            events = Events()
+            origin = f"{_PYDANTIC_AI}-{model.system}" + (f"@{host}" if host else "")
+            events = StreamEventConverter()
             async with AsyncExitStack() as stack:
-                answer = await _ask(stack, model, request, origin)
+                answer = await _request_model_reply(stack, model, request, origin)
                 begun = True
                 if isinstance(answer, ModelResponse):
                     response = answer
@@ -106,12 +110,12 @@ class PydanticAIModel:
                         for ours in events.feed(event):
                             yield ours
                     response = answer.get()
-            if response.state == "incomplete" or cut_short(answer, response, model.profile):
+            if response.state == "incomplete" or is_cut_short(answer, response, model.profile):
                 raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
-            yield completed(response, origin)
+            yield build_completed(response, origin)
         except Exception as error:
-            secrets = (*option_secrets(request.provider_options), *_secrets(model))
-            raise Redaction(secrets).redact_error(translate(error, begun=begun, endpoint=endpoint)) from None
+            secrets = (*find_option_secrets(request.provider_options), *_list_model_secrets(model))
+            raise Redaction(secrets).redact_error(translate_error(error, begun=begun, endpoint=endpoint)) from None
 
     async def aclose(self) -> None:
         """Give back the connections that the models have opened themselves; the next call opens new ones."""
@@ -129,41 +133,43 @@ class PydanticAIModel:
         return self._models[name]
 
 
-def _secrets(part: object, depth: int = 0) -> Iterator[str]:
+def _list_model_secrets(part: object, depth: int = 0) -> Iterator[str]:
     """Credentials and header values of a model, as far as they are attributes of it, its provider or their clients.
 
     What a vendor's SDK keeps elsewhere (AWS profiles, Google's service accounts) is not known here.
     """
     held = getattr(part, "__dict__", {})
-    yield from option_secrets(held)  # api_key, auth_token, _custom_headers, settings
+    yield from find_option_secrets(held)  # api_key, auth_token, _custom_headers, settings
     for name in ("base_url", "_base_url"):
-        yield from address_secrets(str(held.get(name, "")))
+        yield from find_address_secrets(str(held.get(name, "")))
     for name in ("wrapped", "models", "provider", "_provider", "client", "_client"):
         value = held.get(name)
         for inner in value if isinstance(value, list | tuple) else (value,):
-            if inner is not None and depth < _DEEPEST:
-                yield from _secrets(inner, depth + 1)
+            if inner is not None and depth < _MAX_CREDENTIAL_DEPTH:
+                yield from _list_model_secrets(inner, depth + 1)
 
 
-def _load() -> None:
+def _import_pydantic_ai() -> None:
     """Import it: seconds the first time, so in a thread."""
     try:
         from pydantic_ai import direct  # noqa: F401  # the package, and what is used of it
     except ModuleNotFoundError as error:
-        raise missing_sdk(_NAME, "pydantic-ai-slim" if error.name == "pydantic_ai" else error.name) from None
+        raise build_missing_sdk_error(
+            _PYDANTIC_AI, "pydantic-ai-slim" if error.name == "pydantic_ai" else error.name
+        ) from None
 
 
-async def _ask(
+async def _request_model_reply(
     stack: AsyncExitStack, model: Model, request: ModelRequest, origin: str
 ) -> StreamedResponse | ModelResponse:
     """The open stream, closed with ``stack``; the whole ``ModelResponse`` of a model that cannot stream."""
     from pydantic_ai import direct
 
-    from .pydantic_ai_convert import encode_messages
+    from .pydantic_ai_conversion import encode_messages
 
     asked: dict[str, Any] = {
-        "model_settings": _settings(model, request),
-        "model_request_parameters": _parameters(request),
+        "model_settings": _build_model_settings(model, request),
+        "model_request_parameters": _build_request_parameters(request),
         "instrument": False,
     }
     messages = encode_messages(request, origin, model.profile)
@@ -173,7 +179,7 @@ async def _ask(
         return await direct.model_request(model, messages, **asked)
 
 
-def _parameters(request: ModelRequest) -> ModelRequestParameters:
+def _build_request_parameters(request: ModelRequest) -> ModelRequestParameters:
     from pydantic_ai import ToolDefinition
     from pydantic_ai.models import ModelRequestParameters
 
@@ -190,8 +196,10 @@ def _parameters(request: ModelRequest) -> ModelRequestParameters:
     )
 
 
-def _settings(model: Model, request: ModelRequest) -> ModelSettings:
-    said: dict[str, Any] = {_WIRE.get(key, key): value for key, value in request.settings.items() if value is not None}
+def _build_model_settings(model: Model, request: ModelRequest) -> ModelSettings:
+    said: dict[str, Any] = {
+        _MODEL_SETTING_NAMES.get(key, key): value for key, value in request.settings.items() if value is not None
+    }
     if isinstance(stop := said.get("stop_sequences"), str):
         said["stop_sequences"] = [stop]
     if said.get("thinking") == "none":

@@ -17,20 +17,20 @@ from weakref import WeakKeyDictionary
 from ..errors import DefinitionError, ProviderError
 from ..ports import Completed, ModelRef, Provider, StreamEvent
 from ..types.messages import FinishReason, Part, Usage
-from .endpoint import Endpoint, missing_sdk
-from .errors import transport_error, what
+from .endpoint import Endpoint, build_missing_sdk_error
+from .errors import describe_error, translate_transport_error
 
 # ---
 # What an author's provider is held to: one async generator method, known events, errors that say what to do.
 
 
-METHOD = "A provider is one async generator method: async def stream(self, request): yield …"
+PROVIDER_HINT = "A provider is one async generator method: async def stream(self, request): yield …"
 
-_TEXTS = ("text", "id", "name", "arguments")
+_DELTA_TEXT_FIELDS = ("text", "id", "name", "arguments")
 """Fields of deltas."""
-_EVENTS = get_args(StreamEvent)
-_PARTS = get_args(get_args(Part)[0])
-_REASONS = get_args(FinishReason)
+_STREAM_EVENT_TYPES = get_args(StreamEvent)
+_REPLY_PART_TYPES = get_args(get_args(Part)[0])
+_FINISH_REASON_VALUES = get_args(FinishReason)
 
 
 def check_stream(which: str, provider: object) -> None:
@@ -40,61 +40,67 @@ def check_stream(which: str, provider: object) -> None:
     """
     stream = getattr(provider, "stream", None)
     if not callable(stream):
-        raise DefinitionError(f"{which} has no stream method: {provider!r:.100}.", hint=METHOD)
+        raise DefinitionError(f"{which} has no stream method: {provider!r:.100}.", hint=PROVIDER_HINT)
     if inspect.iscoroutinefunction(stream):
-        raise DefinitionError(f"The stream method of {which} is a coroutine: it has no yield.", hint=METHOD)
+        raise DefinitionError(f"The stream method of {which} is a coroutine: it has no yield.", hint=PROVIDER_HINT)
     if inspect.isgeneratorfunction(stream):
-        raise DefinitionError(f"The stream method of {which} is not async.", hint=METHOD)
+        raise DefinitionError(f"The stream method of {which} is not async.", hint=PROVIDER_HINT)
 
 
 def check_event(model: ModelRef, event: object) -> None:
     """Whether ``event`` is one that a stream has. Raises ``ProviderError``, which another attempt does not mend."""
-    if not isinstance(event, _EVENTS):
-        raise _misfit(
+    if not isinstance(event, _STREAM_EVENT_TYPES):
+        raise _build_contract_error(
             model, f"yielded {event!r:.100}", "Yield TextDelta, ThinkingDelta, ToolCallDelta, last Completed."
         )
     if not isinstance(event, Completed):
-        if not all(isinstance(getattr(event, name), str) for name in _TEXTS if hasattr(event, name)):
-            raise _misfit(
+        if not all(isinstance(getattr(event, name), str) for name in _DELTA_TEXT_FIELDS if hasattr(event, name)):
+            raise _build_contract_error(
                 model, f"yielded {event!r:.100}", "What a delta says is text, where there is none an empty one."
             )
         return
-    if not isinstance(event.parts, list | tuple) or not all(isinstance(part, _PARTS) for part in event.parts):
+    if not isinstance(event.parts, list | tuple) or not all(
+        isinstance(part, _REPLY_PART_TYPES) for part in event.parts
+    ):
         hint = 'For instance Completed((TextPart(text="Hello."),)).'
-        raise _misfit(model, f"completed a reply whose parts are {event.parts!r:.100}", hint)
+        raise _build_contract_error(model, f"completed a reply whose parts are {event.parts!r:.100}", hint)
     if not isinstance(event.usage, Usage):
-        raise _misfit(model, f"gave {event.usage!r:.100} for usage", "For instance Usage(input_tokens=7).")
-    if event.finish_reason not in _REASONS:
-        raise _misfit(
-            model, f"gave {event.finish_reason!r:.100} for finish_reason", f"It is one of {', '.join(_REASONS)}."
+        raise _build_contract_error(
+            model, f"gave {event.usage!r:.100} for usage", "For instance Usage(input_tokens=7)."
+        )
+    if event.finish_reason not in _FINISH_REASON_VALUES:
+        raise _build_contract_error(
+            model,
+            f"gave {event.finish_reason!r:.100} for finish_reason",
+            f"It is one of {', '.join(_FINISH_REASON_VALUES)}.",
         )
 
 
-def unexpected(model: ModelRef, error: Exception, *, begun: bool) -> ProviderError:
+def translate_unexpected_error(model: ModelRef, error: Exception, *, begun: bool) -> ProviderError:
     """What an exception means that is no ``PerdureError``: what lies under the SDKs is known, anything else may pass.
 
     ``begun``: the reply had started.
     """
-    found = transport_error(error, begun, str(model))
+    found = translate_transport_error(error, begun, str(model))
     if found is None:
         hint = "A provider raises ProviderError alone: its classes say whether to try again (perdure.errors)."
-        found = ProviderError(f"the provider of {model} raised {what(error)}", hint=hint)
+        found = ProviderError(f"the provider of {model} raised {describe_error(error)}", hint=hint)
         found.retryable = True
     return found
 
 
-def _misfit(model: ModelRef, did: str, hint: str) -> ProviderError:
+def _build_contract_error(model: ModelRef, did: str, hint: str) -> ProviderError:
     return ProviderError(f"the provider of {model} {did}", hint=f"{hint} See perdure.ports.")
 
 
 ProviderFactory = Callable[[], Provider]
 
-ALIASES = {"openai-chat": "openai"}
+PROVIDER_ALIASES = {"openai-chat": "openai"}
 """Other names of providers."""
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltIn:
+class BuiltInProvider:
     """A provider that comes with perdure: its module is loaded when it is first used, or its settings are checked."""
 
     module: str
@@ -105,8 +111,8 @@ class BuiltIn:
 
     def __call__(self) -> Provider:
         """The provider. Raises ``RuntimeSetupError`` where the SDK is not installed."""
-        if not _installed(self.sdk):
-            raise missing_sdk(self.extra, self.sdk)
+        if not _is_sdk_installed(self.sdk):
+            raise build_missing_sdk_error(self.extra, self.sdk)
         made: Provider = getattr(self.load(), self.cls)()
         return made
 
@@ -116,13 +122,13 @@ class BuiltIn:
 
 
 _factories: dict[str, ProviderFactory] = {
-    "openai": BuiltIn("openai_chat", "OpenAIChat", "openai", "openai"),
-    "openai-responses": BuiltIn("openai_responses", "OpenAIResponses", "openai", "openai"),
-    "anthropic": BuiltIn("anthropic", "Anthropic", "anthropic", "anthropic"),
-    "google": BuiltIn("google", "Google", "google.genai", "google"),
+    "openai": BuiltInProvider("openai_chat", "OpenAIChat", "openai", "openai"),
+    "openai-responses": BuiltInProvider("openai_responses", "OpenAIResponses", "openai", "openai"),
+    "anthropic": BuiltInProvider("anthropic", "Anthropic", "anthropic", "anthropic"),
+    "google": BuiltInProvider("google", "Google", "google.genai", "google"),
 }
 _providers: dict[str, Provider] = {}
-_users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+_worker_counts: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """How many workers of an event loop use the providers."""
 
 
@@ -146,13 +152,13 @@ def register_provider(name: str, provider: Provider | ProviderFactory) -> None:
     else:
         raise DefinitionError(
             f"The provider {name!r} has no stream method and is no factory: {provider!r}.",
-            hint=METHOD,
+            hint=PROVIDER_HINT,
         )
 
 
-def known_providers() -> tuple[str, ...]:
+def list_providers() -> tuple[str, ...]:
     """Names that a model may begin with, in order."""
-    return tuple(sorted({*_factories, *_providers, *ALIASES}))
+    return tuple(sorted({*_factories, *_providers, *PROVIDER_ALIASES}))
 
 
 def get_provider(name: str) -> Provider:
@@ -161,7 +167,7 @@ def get_provider(name: str) -> Provider:
     Raises ``DefinitionError`` for an unknown name, or where the factory gives no provider; ``RuntimeSetupError`` for an
     SDK that is not installed.
     """
-    name = _canonical(name)
+    name = _resolve_provider_name(name)
     if name not in _providers:
         made = _factories[name]()
         check_stream(f"provider {name!r}, as its factory made it,", made)
@@ -175,8 +181,8 @@ def wire_format(name: str) -> tuple[str, str]:
 
     Of a built-in provider nothing is loaded: it is taken for the vendor's own API. Raises ``DefinitionError``.
     """
-    name = _canonical(name)
-    if isinstance(_factories.get(name), BuiltIn):
+    name = _resolve_provider_name(name)
+    if isinstance(_factories.get(name), BuiltInProvider):
         return name, name
     provider = get_provider(name)
     return (provider.format, provider.origin) if isinstance(provider, Endpoint) else ("", "")
@@ -188,9 +194,9 @@ def parse_model(model: str) -> tuple[str, str]:
     if not colon or not provider or not name or name != name.strip():
         raise DefinitionError(
             f"A model is named provider:model, for instance 'openai:gpt-5', not {model!r}.",
-            hint=f"Known providers: {', '.join(known_providers())}.",
+            hint=f"Known providers: {', '.join(list_providers())}.",
         )
-    _canonical(provider)
+    _resolve_provider_name(provider)
     return provider, name
 
 
@@ -199,29 +205,29 @@ def check_settings(name: str, settings: Mapping[str, Any], provider_options: Map
 
     Needs no SDK. Raises ``SettingsError``; ``DefinitionError`` for an unknown provider.
     """
-    name = _canonical(name)
+    name = _resolve_provider_name(name)
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None
     made = _factories.get(name)
-    check = getattr(made.load() if isinstance(made, BuiltIn) else get_provider(name), "check_settings", None)
+    check = getattr(made.load() if isinstance(made, BuiltInProvider) else get_provider(name), "check_settings", None)
     if check is not None:
         check(settings, provider_options)
 
 
 @asynccontextmanager
-async def using_providers() -> AsyncIterator[None]:
+async def keep_providers_open() -> AsyncIterator[None]:
     """Keep the providers' connections open for the length of the block.
 
     Several workers of one event loop share them: the last that leaves closes them, or it would cut the others' replies,
     which were paid for.
     """
     loop = asyncio.get_running_loop()
-    _users[loop] = _users.get(loop, 0) + 1
+    _worker_counts[loop] = _worker_counts.get(loop, 0) + 1
     try:
         yield
     finally:
-        _users[loop] -= 1
-        if not _users[loop]:
-            del _users[loop]
+        _worker_counts[loop] -= 1
+        if not _worker_counts[loop]:
+            del _worker_counts[loop]
             await close_providers()
 
 
@@ -235,19 +241,19 @@ async def close_providers() -> None:
                 await closing
 
 
-def _canonical(name: str) -> str:
+def _resolve_provider_name(name: str) -> str:
     if name in _factories or name in _providers:
         return name
-    if name in ALIASES:
-        return ALIASES[name]
-    close = difflib.get_close_matches(name, known_providers(), 1)
+    if name in PROVIDER_ALIASES:
+        return PROVIDER_ALIASES[name]
+    close = difflib.get_close_matches(name, list_providers(), 1)
     raise DefinitionError(
-        f"Unknown provider {name!r}. Known providers: {', '.join(known_providers())}.",
+        f"Unknown provider {name!r}. Known providers: {', '.join(list_providers())}.",
         hint=f"Did you mean {close[0]!r}?" if close else "register_provider(name, provider) makes one known.",
     )
 
 
-def _installed(package: str) -> bool:
+def _is_sdk_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:

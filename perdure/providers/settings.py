@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import SettingsError
 
-SUPPORT: dict[str, tuple[str, ...]] = {
+SETTING_PROVIDERS: dict[str, tuple[str, ...]] = {
     "temperature": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
     "top_p": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
     "max_tokens": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
@@ -20,7 +20,7 @@ SUPPORT: dict[str, tuple[str, ...]] = {
     "reasoning_effort": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
 }
 """Every canonical setting, and the providers that have it."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of ``reasoning_effort``; a provider may have fewer."""
 
 
@@ -32,7 +32,7 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_stop(value: object) -> bool:
+def _is_stop_setting(value: object) -> bool:
     texts = value if isinstance(value, list | tuple) else [value]
     return bool(texts) and all(isinstance(text, str) and text for text in texts)
 
@@ -42,33 +42,33 @@ def _is_metadata(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
 
-_SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+_SETTING_SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "temperature": ("a number", _is_number),
     "top_p": ("a number", _is_number),
     "max_tokens": ("a whole number above 0", lambda value: _is_integer(value) and value > 0),  # type: ignore[operator]  # _is_integer says that it is an int
     "top_k": ("a whole number", _is_integer),
-    "stop": ("a text or a list of texts, none of them empty", _is_stop),
+    "stop": ("a text or a list of texts, none of them empty", _is_stop_setting),
     "seed": ("a whole number", _is_integer),
     "metadata": ("a dictionary of texts by names", _is_metadata),
-    "reasoning_effort": (f"one of {', '.join(EFFORTS)}", lambda value: value in EFFORTS),
+    "reasoning_effort": (f"one of {', '.join(REASONING_EFFORTS)}", lambda value: value in REASONING_EFFORTS),
 }
 
 
-def check_canonical(provider: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def check_canonical_settings(provider: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """``settings`` without what is None. Raises ``SettingsError`` naming key, ``provider`` and who has it."""
     given = {key: value for key, value in settings.items() if value is not None}
     for key, value in given.items():
-        if key not in SUPPORT:
+        if key not in SETTING_PROVIDERS:
             raise SettingsError(
-                f"Unknown setting {key!r} for provider {provider!r}. Settings are: {', '.join(SUPPORT)}.",
+                f"Unknown setting {key!r} for provider {provider!r}. Settings are: {', '.join(SETTING_PROVIDERS)}.",
                 hint=f"A parameter of one API alone goes unchanged through provider_options={{{key!r}: …}}.",
             )
-        if provider not in SUPPORT[key]:
+        if provider not in SETTING_PROVIDERS[key]:
             raise SettingsError(
-                f"Provider {provider!r} has no setting {key!r}; supported by: {', '.join(SUPPORT[key])}.",
+                f"Provider {provider!r} has no setting {key!r}; supported by: {', '.join(SETTING_PROVIDERS[key])}.",
                 hint=f"An endpoint that takes it anyway gets it through provider_options={{{key!r}: …}}.",
             )
-        shape, fits = _SHAPES[key]
+        shape, fits = _SETTING_SHAPES[key]
         if not fits(value):
             raise SettingsError(
                 f"Setting {key!r} for provider {provider!r} is {shape}, not {value!r:.100}.",
@@ -77,7 +77,7 @@ def check_canonical(provider: str, settings: Mapping[str, Any]) -> dict[str, Any
     return given
 
 
-def check_options(provider: str, options: Mapping[str, Any], taken: Mapping[str, str]) -> None:
+def check_provider_options(provider: str, options: Mapping[str, Any], taken: Mapping[str, str]) -> None:
     """Refuse options that meet what the adapter sets itself: ``taken`` has wire names, and what sets them.
 
     Raises ``SettingsError``, also for options that are not JSON.

@@ -14,7 +14,7 @@ from .event_stream import EventsStage, FailuresStage
 from .hooks import HookStage
 from .inline_tools import InlineStage
 from .interceptor import StageInterceptor, TracingStage, compose_model, compose_tool
-from .journal import JournalStage, PaidStage
+from .journal import JournalStage, ReplyCacheStage
 from .prepare import PrepareStage
 from .transcript import TranscriptStage
 
@@ -24,8 +24,8 @@ __all__ = [
     "HookStage",
     "InlineStage",
     "JournalStage",
-    "PaidStage",
     "PrepareStage",
+    "ReplyCacheStage",
     "StageInterceptor",
     "TracingStage",
     "TranscriptStage",

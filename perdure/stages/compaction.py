@@ -14,36 +14,53 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..agent.agent import Agent
-from ..agent.validation import checked_models
+from ..agent.validation import validate_models
 from ..errors import ContextLengthError
-from ..loop.compaction import BYTES as BYTES_OF_TOKEN
-from ..loop.compaction import SUMMARY_ID, Fold, cut, last, tokens_of, tokens_of_all
+from ..loop.compaction import BYTES_PER_TOKEN as BYTES_OF_TOKEN
+from ..loop.compaction import (
+    SUMMARY_ID,
+    ConversationView,
+    estimate_message_tokens,
+    estimate_tokens,
+    find_tail_start,
+    truncate_text,
+)
 from ..ports import Cache, ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
-from ..types.compaction import Compactions, Summarise
-from ..types.messages import FilePart, Message, Part, Replaced, TextPart, ToolCallPart, ToolResultPart, Usage, clean
-from ..types.wire import Compacted, ModelOutput, ToolOutput
+from ..types.compaction import CompactionSettings, Summarise
+from ..types.messages import (
+    FilePart,
+    Message,
+    Part,
+    Replaced,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    Usage,
+    clean_text,
+)
+from ..types.wire import CompactionResult, ModelOutput, ToolOutput
 
 # ---
 # Summaries: how a model is asked for one, and what stands in a transcript in the place of what it tells.
 
 
-PROMPT = (
+SUMMARY_PROMPT = (
     "Sum up the conversation so far, for an assistant that goes on with it and will see nothing else of it. Keep what "
     "the user asked for, with every condition, in the user's words where they matter; what was done and found out, "
     "with names, numbers, paths and identifiers exactly as they are; what was decided, and why; what failed; what was "
     "going on last, and what is left to do. Write the summary and nothing else, as plain text. Call no tool."
 )
 """What a model is told; ``Compaction.summarise(prompt=…)`` takes its place."""
-_TEXT = "[The conversation up to here was summed up to save space. The summary:]\n\n{summary}"
-_LONGEST = 8_000  # characters of one text in a conversation that is given as text
-_SHORTEST = 1_000  # of a text that is not cut down any more to be taken
+_SUMMARY_TEMPLATE = "[The conversation up to here was summed up to save space. The summary:]\n\n{summary}"
+_MAX_PART_CHARS = 8_000  # characters of one text in a conversation that is given as text
+_MIN_TRUNCATED_CHARS = 1_000  # of a text that is not cut down any more to be taken
 
 
-def summary_message(summary: str, output: ModelOutput, replaced: Replaced) -> Message:
+def build_summary_message(summary: str, output: ModelOutput, replaced: Replaced) -> Message:
     """What stands in the conversation in the place of what was summed up."""
     return Message(
         role="user",
-        parts=(TextPart(text=_TEXT.format(summary=clean(summary))),),
+        parts=(TextPart(text=_SUMMARY_TEMPLATE.format(summary=clean_text(summary))),),
         id=SUMMARY_ID,
         by="perdure",
         model=output.model or None,
@@ -53,7 +70,7 @@ def summary_message(summary: str, output: ModelOutput, replaced: Replaced) -> Me
     )
 
 
-class Summing:
+class Summariser:
     """Has one model sum up one conversation, in as many calls as that takes."""
 
     def __init__(self, call: ModelCall, next: NextModel, asked: Summarise) -> None:
@@ -62,12 +79,12 @@ class Summing:
         self.model = ""
         self._call = call
         self._next = next
-        self._prompt = asked.prompt or PROMPT
+        self._prompt = asked.prompt or SUMMARY_PROMPT
         self._own = asked.model is None
         # Nothing of it is part of the conversation that somebody follows.
-        call.asking, call.emit = _silent, _silent
+        call.asking, call.emit = _discard_notification, _discard_notification
         if not self._own:
-            call.agent = _asking(call.agent, asked.model)
+            call.agent = _copy_agent_with_model(call.agent, asked.model)
 
     async def of(self, old: Sequence[Message], sent: Sequence[Message]) -> str:
         """The summary of ``old``; empty where the model gave none. ``sent``: what the model was sent of it last.
@@ -83,11 +100,11 @@ class Summing:
             except ContextLengthError:
                 pass
             else:
-                if _vetoed(reply):
+                if _is_vetoed_reply(reply):
                     return ""
                 if not reply.tool_calls and reply.text.strip():
                     return reply.text.strip()
-        return await self._in_pieces([text for message in old if (text := as_text(message))])
+        return await self._in_pieces([text for message in old if (text := format_message_text(message))])
 
     async def _in_pieces(self, texts: list[str]) -> str:
         """All at once; or the first half, and its summary with the second. Two that are too long together are cut: each
@@ -101,10 +118,10 @@ class Summing:
                 first = await self._in_pieces(texts[:half])
                 return await self._in_pieces([f"[summary of what was before]\n{first}", *texts[half:]]) if first else ""
             longest = max(map(len, texts), default=0)
-            if longest < _SHORTEST:
+            if longest < _MIN_TRUNCATED_CHARS:
                 raise
-            return await self._in_pieces([cut(text, longest // 2) for text in texts])
-        return "" if _vetoed(reply) else reply.text.strip()
+            return await self._in_pieces([truncate_text(text, longest // 2) for text in texts])
+        return "" if _is_vetoed_reply(reply) else reply.text.strip()
 
     def _plain(self, conversation: str) -> ModelRequest:
         request = self._call.request
@@ -129,41 +146,43 @@ class Summing:
         return reply
 
 
-def _vetoed(reply: Message) -> bool:
+def _is_vetoed_reply(reply: Message) -> bool:
     """Whether a hook has answered in the model's place: what it says is no summary."""
     return str(reply.finish_reason) == "veto"
 
 
-def as_text(message: Message) -> str:
+def format_message_text(message: Message) -> str:
     """``message`` for a model that is told about it."""
-    lines = [line for part in message.parts if (line := _line(part))]
+    lines = [line for part in message.parts if (line := _format_part_text(part))]
     return "\n".join([f"[{message.role}]", *lines]) if lines else ""
 
 
-def _line(part: Part) -> str:
+def _format_part_text(part: Part) -> str:
     if isinstance(part, TextPart):
-        return cut(part.text, _LONGEST)
+        return truncate_text(part.text, _MAX_PART_CHARS)
     if isinstance(part, ToolCallPart):
-        return f"(calls {part.name} with {cut(json.dumps(part.arguments, ensure_ascii=False), _LONGEST)})"
+        return (
+            f"(calls {part.name} with {truncate_text(json.dumps(part.arguments, ensure_ascii=False), _MAX_PART_CHARS)})"
+        )
     if isinstance(part, ToolResultPart):
-        said = [cut(part.content, _LONGEST), *_files(part.files)]
+        said = [truncate_text(part.content, _MAX_PART_CHARS), *_format_file_labels(part.files)]
         return f"({'error' if part.is_error else 'result'} of {part.name}:) " + " ".join(said)
-    return " ".join(_files([part])) if isinstance(part, FilePart) else ""
+    return " ".join(_format_file_labels([part])) if isinstance(part, FilePart) else ""
 
 
-def _files(files: Iterable[FilePart]) -> list[str]:
+def _format_file_labels(files: Iterable[FilePart]) -> list[str]:
     return [f"[file {file.name or file.media_type}]" for file in files]
 
 
-def _asking(agent: Agent, model: object) -> Agent:
+def _copy_agent_with_model(agent: Agent, model: object) -> Agent:
     """``agent`` with another model, and nothing of what was said to its own."""
     other = copy.copy(agent)
-    other.chain = checked_models(agent.name, model)
+    other.chain = validate_models(agent.name, model)
     other.settings, other.provider_options = {}, {}
     return other
 
 
-def _silent(_: object) -> None:
+def _discard_notification(_: object) -> None:
     """Nobody follows."""
 
 
@@ -173,9 +192,9 @@ logger = logging.getLogger("perdure.worker")
 class CompactionStage:
     """Does what ``Agent(compaction=…)`` says; nothing for an agent without."""
 
-    def __init__(self, cache: Cache[_Kept]) -> None:
+    def __init__(self, cache: Cache[_CachedView]) -> None:
         """``cache`` keeps the views of conversations; of others they are made anew, with the same outcome."""
-        self._folds = Folds(cache)
+        self._folds = ConversationViewCache(cache)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call."""
@@ -189,40 +208,40 @@ class CompactionStage:
         try:
             reply = await next(call)
         except ContextLengthError as error:
-            error.ways = _left(call, ways, fold)
+            error.ways = _list_remaining_compactions(call, ways, fold)
             raise
         if ways.summarise is not None and reply.message is not None:
-            reply.due = _is_due(call, ways.summarise, reply.message)
+            reply.due = _is_summary_due(call, ways.summarise, reply.message)
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do."""
         return await next(call)
 
-    def _view(self, call: ModelCall, ways: Compactions) -> Fold | None:
+    def _view(self, call: ModelCall, ways: CompactionSettings) -> ConversationView | None:
         """Put the view into the request."""
         request = call.request
         assert request is not None, "the iteration stage makes it"
         if not ways.has_view:
             return None
-        recorded = len(_spoken(call.prefix))
+        recorded = len(_drop_system_messages(call.prefix))
         fold = self._folds.of(call.input.context_id, ways, call.input.tighter or 0, request.messages[:recorded])
         fold.feed(request.messages[recorded:])
         call.request = replace(request, messages=fold.view())
         return fold
 
-    async def _rewritten(self, call: ModelCall, next: NextModel, ways: Compactions) -> ModelReply:
-        said, asked = _spoken(call.prefix), ways.summarise
+    async def _rewritten(self, call: ModelCall, next: NextModel, ways: CompactionSettings) -> ModelReply:
+        said, asked = _drop_system_messages(call.prefix), ways.summarise
         if asked is None:  # the agent's code has changed since it was decided
             return ModelReply(ModelOutput(), None)
-        begin = _kept_from(said, asked.keep_last >> 2 * (call.input.tighter or 0))
+        begin = _find_kept_start(said, asked.keep_last >> 2 * (call.input.tighter or 0))
         old, kept = said[:begin], said[begin:]
-        if not _worth(old):
+        if not _has_unsummarised_message(old):
             return ModelReply(ModelOutput(), None)
         self._view(call, ways)
         assert call.request is not None, "the iteration stage makes it"
         sent = list(call.request.messages)
-        summing = Summing(call, next, asked)
+        summing = Summariser(call, next, asked)
         text = await summing.of(old, sent[: -len(kept)] if kept else sent)
         output = ModelOutput(usage=summing.usage, cost_usd=summing.cost_usd, model=summing.model)
         if not text:
@@ -230,107 +249,109 @@ class CompactionStage:
             return ModelReply(output, None)
         assert call.head is not None, "messages stand in a node"
         replaced = Replaced(head=call.head, messages=len(call.prefix), kept=len(kept))
-        summary = summary_message(text, output, replaced)
+        summary = build_summary_message(text, output, replaced)
         system = [message for message in call.prefix if message.role == "system"][-1:]
         rewritten = [*system, summary, *kept]
-        compacted = Compacted(
+        compacted = CompactionResult(
             replaces=call.head,
             messages_before=len(call.prefix),
             messages_after=len(rewritten),
-            **_tokens(said, rewritten),
+            **_estimate_token_change(said, rewritten),
         )
         return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten=rewritten)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedView:
     """The fold of a run."""
 
-    ways: Compactions
+    ways: CompactionSettings
     tighter: int
-    fold: Fold
+    fold: ConversationView
     bytes: int = 0
     """Of what it has read, about."""
 
-    def fits(self, ways: Compactions, tighter: int, recorded: Sequence[Message]) -> bool:
+    def fits(self, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
         """Whether it has read the beginning of ``recorded``, and reads it in this way."""
         if (self.ways, self.tighter) != (ways, tighter) or len(self.fold.read) > len(recorded):
             return False
         return all(a is b for a, b in zip(self.fold.read, recorded, strict=False))
 
 
-class Folds:
+class ConversationViewCache:
     """The folds of recorded conversations, by run: the next call reads on where the last one stopped.
 
     A fold is used only where it has read the very messages that it is asked about, so what comes out never depends on
     what is kept.
     """
 
-    def __init__(self, cache: Cache[_Kept]) -> None:
+    def __init__(self, cache: Cache[_CachedView]) -> None:
         self._cache = cache
 
-    def of(self, run: str, ways: Compactions, tighter: int, recorded: Sequence[Message]) -> Fold:
+    def of(self, run: str, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> ConversationView:
         """A fold that has read ``recorded``, to read on with."""
         kept = self._cache.get(run)
         if kept is None or not kept.fits(ways, tighter, recorded):
-            kept = _Kept(ways, tighter, Fold(ways, tighter))
+            kept = _CachedView(ways, tighter, ConversationView(ways, tighter))
         new = recorded[len(kept.fold.read) :]
         kept.fold.feed(new)
-        kept.bytes += sum(map(bytes_of, new))
+        kept.bytes += sum(map(estimate_message_bytes, new))
         self._cache.put(run, kept, kept.bytes)
         return kept.fold.copy()
 
 
-def bytes_of(message: Message) -> int:
+def estimate_message_bytes(message: Message) -> int:
     """About what it takes in memory."""
-    return 500 + BYTES_OF_TOKEN * tokens_of(message)
+    return 500 + BYTES_OF_TOKEN * estimate_message_tokens(message)
 
 
-def _spoken(messages: Sequence[Message]) -> list[Message]:
+def _drop_system_messages(messages: Sequence[Message]) -> list[Message]:
     """Without system prompts: these are given apart."""
     return [message for message in messages if message.role != "system"]
 
 
-def _worth(old: Sequence[Message]) -> bool:
+def _has_unsummarised_message(old: Sequence[Message]) -> bool:
     """Whether there is anything in it that is not a summary already."""
     return any(message.replaces is None for message in old)
 
 
-def _kept_from(said: Sequence[Message], keep: int) -> int:
+def _find_kept_start(said: Sequence[Message], keep: int) -> int:
     """Where the ``keep`` last messages begin; fewer, where they are all that there is and yet too much."""
-    while not _worth(said[: (begin := last(said, keep))]) and keep:
+    while not _has_unsummarised_message(said[: (begin := find_tail_start(said, keep))]) and keep:
         keep >>= 2
     return begin
 
 
-def _left(call: ModelCall, ways: Compactions, fold: Fold | None) -> tuple[str, ...]:
+def _list_remaining_compactions(
+    call: ModelCall, ways: CompactionSettings, fold: ConversationView | None
+) -> tuple[str, ...]:
     """By which ways the call may be made shorter."""
-    said, left = _spoken(call.prefix), []
-    if ways.summarise is not None and _worth(said[: last(said, 0)]):
+    said, left = _drop_system_messages(call.prefix), []
+    if ways.summarise is not None and _has_unsummarised_message(said[: find_tail_start(said, 0)]):
         left.append("summarise")
     if fold is not None and fold.can_tighten:
         left.append("window")
     return tuple(left)
 
 
-def _is_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
+def _is_summary_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
     """Whether the next call may be too long, and a summary would make it much shorter."""
     usage = reply.usage
     if usage is not None and usage.input_tokens:
         tokens = usage.input_tokens + usage.output_tokens
     else:
         assert call.request is not None, "it was asked"
-        tokens = tokens_of_all(call.request.messages) + tokens_of(reply)
+        tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
     if tokens < asked.at:
         return False
-    said = [*_spoken(call.prefix), *_spoken(call.fresh), reply]
-    old = said[: last(said, asked.keep_last)]
-    return _worth(old) and tokens_of_all(old) >= asked.at // 4
+    said = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.fresh), reply]
+    old = said[: find_tail_start(said, asked.keep_last)]
+    return _has_unsummarised_message(old) and estimate_tokens(old) >= asked.at // 4
 
 
-def _tokens(said: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
+def _estimate_token_change(said: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
     """Of the conversation as its last reply was counted, else an estimate; and what that makes of the new one."""
-    before, after = tokens_of_all(said), tokens_of_all(rewritten)
+    before, after = estimate_tokens(said), estimate_tokens(rewritten)
     usage = next((message.usage for message in reversed(said) if message.usage is not None), None)
     if usage is not None and usage.input_tokens:
         before, after = usage.total_tokens, after * usage.total_tokens // before

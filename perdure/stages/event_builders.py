@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..agent.xml import to_xml
-from ..loop.containment import withheld_before
 from ..loop.finish import REMINDER_ID
-from ..loop.lifecycle import PAUSING
+from ..loop.lifecycle import PAUSING_ERRORS
+from ..loop.refused_content import find_last_withheld
 from ..ports import ModelCall, ModelReply, NewEvent, ToolCall, timestamp
-from ..types.approvals import Decided
+from ..types.approvals import ApprovalOutcome
 from ..types.events import (
     ApprovalDecided,
     ApprovalReminded,
@@ -41,42 +41,42 @@ from ..types.events import (
     ToolStarted,
     TurnEvent,
 )
-from ..types.interface import FINISH_TOOL, Response, plain_output
+from ..types.interface import FINISH_TOOL, Response, parse_output
 from ..types.limits import LimitUse
 from ..types.messages import FilePart, TextPart
-from ..types.plain_json import size
+from ..types.plain_json import measure_json
 from ..types.tool_calls import (
-    After,
-    Answered,
-    AsActivity,
-    AsCallback,
-    AsRemote,
-    AsSubagent,
-    Before,
+    ActivityCall,
+    AfterExternalCall,
+    AnsweredCall,
+    BeforeExternalCall,
     Call,
-    Cleared,
-    Inline,
+    CallbackCall,
+    Clearance,
+    InlineCall,
     Question,
-    Refused,
+    RefusedCall,
+    RemoteCall,
+    SubagentCall,
 )
 from ..types.wire import (
     INLINE_BYTES,
     MODEL_ACTIVITY,
-    TOOL_ACTIVITY,
+    TOOL_ACTIVITY_PREFIX,
     ModelInput,
     ModelOutput,
     NewMessage,
     NewResult,
     ToolOutput,
 )
-from .retries import Verdict
-from .transcript import by_reference
+from .retries import RetryDecision
+from .transcript import move_file_to_blob
 
 # ---
 # What there is to say of approvals: that a call waits, and what was decided.
 
 
-def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
+def build_approvals_requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The calls of a reply that wait for somebody. ``said`` is what every event has."""
     for call in output.calls:
         if call.approval is not None:
@@ -92,21 +92,21 @@ def requested(output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
             yield NewEvent(event)
 
 
-def asked_again(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
+def build_approvals_reminded(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The calls of which somebody is reminded."""
     for one in task.reminders or ():
         event = ApprovalReminded(**said, **one.model_dump())
         yield NewEvent(event, key=f"reminded/{task.scope}/{task.op}/{one.call_id}")
 
 
-def taken_back(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
+def build_approvals_revoked(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
     """Standing approvals that somebody took back."""
     for one in task.revoked:
         event = ApprovalRevoked(**said, name=one.tool, by=one.by, revoked_at=one.at, approved_by=one.approved_by)
         yield NewEvent(event, key=f"revoked/{task.scope}/{one.tool}/{one.at}")
 
 
-def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any]) -> NewEvent:
+def build_approval_decided(how: ApprovalOutcome, call_id: str, name: str, key: str, said: dict[str, Any]) -> NewEvent:
     """What came of the wait; ``key`` names the call."""
     event = ApprovalDecided(
         **said,
@@ -123,7 +123,7 @@ def decided(how: Decided, call_id: str, name: str, key: str, said: dict[str, Any
 # What there is to say of branches: that they begin, and what they came to.
 
 
-def branches_begun(task: ModelInput, output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
+def build_branches_started(task: ModelInput, output: ModelOutput, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The branches that a step waits for. ``said`` is what every event has."""
     for place, one in enumerate(output.branches):
         event = BranchStarted(
@@ -137,7 +137,7 @@ def branches_begun(task: ModelInput, output: ModelOutput, said: dict[str, Any]) 
         yield NewEvent(event)
 
 
-def branches_ended(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
+def build_branches_completed(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]:
     """What the branches came to that the step has waited for."""
     for one in task.branches:
         event = BranchCompleted(
@@ -157,14 +157,14 @@ def branches_ended(task: ModelInput, said: dict[str, Any]) -> Iterator[NewEvent]
 # What the events of one call share.
 
 
-def facts(call: ModelCall | ToolCall) -> dict[str, Any]:
+def build_event_fields(call: ModelCall | ToolCall) -> dict[str, Any]:
     """What every event of ``call`` has."""
     task = call.input
     now = timestamp(datetime.now(UTC))
     return {"context_id": task.context_id, "task_id": task.task_id or None, "at": now, "attempt": call.attempt}
 
 
-def result_key(scope: str, head: str | None, call_id: str) -> str:
+def build_result_event_key(scope: str, head: str | None, call_id: str) -> str:
     """The same for the tool and for the model call that is given the result: a call has one, whoever says it first."""
     return f"result/{scope}/{head}/{call_id}"
 
@@ -177,15 +177,15 @@ def result_key(scope: str, head: str | None, call_id: str) -> str:
 # leaves both as they were for the next.
 
 
-def given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
+def build_input_events(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
     """The messages that join the conversation, and results that no tool recorded: of refused or stopped calls."""
     task, count = call.input, 0
     head = task.head if task.behind is None else task.behind or None  # as the first of these calls said it
     for item in task.new:
         if isinstance(item, NewResult):
             if item.decided is not None:
-                key = result_key(task.scope, head, item.call_id)
-                yield decided(item.decided, item.call_id, item.name, key, said)
+                key = build_result_event_key(task.scope, head, item.call_id)
+                yield build_approval_decided(item.decided, item.call_id, item.name, key, said)
                 if item.decided.state == "approved":  # a client was to run it since then
                     yield NewEvent(ToolStarted(**said, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
@@ -198,24 +198,24 @@ def given(call: ModelCall, said: dict[str, Any]) -> Iterator[NewEvent]:
                     is_error=item.is_error,
                     answered_by=item.answered_by or None,
                 )
-                yield NewEvent(result, key=result_key(task.scope, head, item.call_id))
+                yield NewEvent(result, key=build_result_event_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
             digest = hashlib.sha256(plain.encode()).hexdigest()[:16]  # a reset run may be told something else
-            yield NewEvent(_injected(item, said), key=f"said/{task.scope}/{head}/{count}/{digest}")
+            yield NewEvent(_build_message_injected(item, said), key=f"said/{task.scope}/{head}/{count}/{digest}")
             count += 1
 
 
-def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
+def _build_message_injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
     content = item.content
     said = {**said, "id": item.id, "by": item.by}
     if isinstance(content, str):
-        plain = plain_output(content) if item.typed else None
+        plain = parse_output(content) if item.typed else None
         return MessageInjected(**said, content=to_xml(plain) if isinstance(plain, dict) else content)
     if not isinstance(content, tuple):
         return MessageInjected(**said, blob=content)
     texts = [part for part in content if isinstance(part, TextPart)]
-    files = tuple(by_reference(part)[0] for part in content if isinstance(part, FilePart))
+    files = tuple(move_file_to_blob(part)[0] for part in content if isinstance(part, FilePart))
     blob = next((part.blob for part in texts if part.blob is not None), None)
     return MessageInjected(**said, content="".join(part.text for part in texts), blob=blob, files=files)
 
@@ -224,40 +224,44 @@ def _injected(item: NewMessage, said: dict[str, Any]) -> MessageInjected:
 # What there is to say of questions: that a call waits for an answer, and who has given one.
 
 
-def handed(task: ModelInput, output: ModelOutput, said: dict[str, Any], owner: str) -> Iterator[NewEvent]:
+def build_external_call_events(
+    task: ModelInput, output: ModelOutput, said: dict[str, Any], owner: str
+) -> Iterator[NewEvent]:
     """The calls of a reply that other workers or a client are to run, and nothing stands between.
 
     They are handed over with the reply, under the ``owner`` of the model call. Of the others their own activities say
     so: of those that somebody has to approve, that hooks are to see, or that a limit holds back.
     """
-    for call in begin_at_once(task, output):
-        begins = ToolStarted(**said, call_id=call.id, name=call.name, arguments=_shown(call.arguments))
+    for call in select_immediate_external_calls(task, output):
+        begins = ToolStarted(
+            **said, call_id=call.id, name=call.name, arguments=_omit_large_event_arguments(call.arguments)
+        )
         yield NewEvent(begins, key=f"tool/{owner}/{call.id}")
-        if isinstance(how := call.disposition, AsCallback):
+        if isinstance(how := call.disposition, CallbackCall):
             yield NewEvent(_question_asked(said, call.id, call.name, how, arguments=call.arguments))
 
 
-def begin_at_once(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
+def select_immediate_external_calls(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
     """The calls that are handed over as soon as the reply is recorded; limits count as the loop does (``admit``)."""
     bounds = [one.tool_calls for one in (output.limits.run, output.limits.turn) if one and one.tool_calls is not None]
     left = task.calls_left if task.calls_left is not None else min(bounds, default=math.inf)
     ways = [call.disposition for call in output.calls]
-    left -= sum(isinstance(how, Inline) or (isinstance(how, AsActivity) and how.inline) for how in ways)
+    left -= sum(isinstance(how, InlineCall) or (isinstance(how, ActivityCall) and how.inline) for how in ways)
     for call in output.calls:
         how = call.disposition
-        if isinstance(how, Inline | Refused | Answered) or (isinstance(how, AsActivity) and how.inline):
+        if isinstance(how, InlineCall | RefusedCall | AnsweredCall) or (isinstance(how, ActivityCall) and how.inline):
             continue
         left -= 1
-        if left < 0 or call.approval is not None or not isinstance(how, AsRemote | AsCallback):
+        if left < 0 or call.approval is not None or not isinstance(how, RemoteCall | CallbackCall):
             continue
         if not how.around.before:
             yield call
 
 
-def cleared(call: ToolCall, how: Cleared, said: dict[str, Any]) -> NewEvent:
+def build_callback_asked(call: ToolCall, how: Clearance, said: dict[str, Any]) -> NewEvent:
     """A client is to run the call, as nothing stands before it any more."""
     task = call.input
-    assert isinstance(task.side, Before), "it is looked at"
+    assert isinstance(task.side, BeforeExternalCall), "it is looked at"
     arguments = dict(call.arguments) if how.arguments is None else how.arguments
     event = _question_asked(said, task.call_id, task.name, task.side, arguments=arguments)
     return NewEvent(event, key=f"asked/{call.key}")
@@ -267,7 +271,7 @@ def _question_asked(
     said: dict[str, Any],
     call_id: str,
     name: str,
-    terms: Question | AsCallback | Before,
+    terms: Question | CallbackCall | BeforeExternalCall,
     *,
     arguments: dict[str, Any] | None = None,
 ) -> QuestionAsked:
@@ -275,8 +279,8 @@ def _question_asked(
     return QuestionAsked(**said, call_id=call_id, name=name, form=terms.form, expires_in=terms.expires, **what)
 
 
-def _shown(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if size(arguments) > INLINE_BYTES else arguments
+def _omit_large_event_arguments(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if measure_json(arguments) > INLINE_BYTES else arguments
 
 
 def build_question_asked(call: ToolCall, question: Question, said: dict[str, Any]) -> NewEvent:
@@ -304,83 +308,86 @@ def build_question_answered(call: ToolCall, said: dict[str, Any]) -> NewEvent:
 # What there is to say of a tool call: that it begins, and what it came to.
 
 
-def tool_begins(call: ToolCall) -> list[NewEvent]:
+def build_tool_start_events(call: ToolCall) -> list[NewEvent]:
     """The tool begins, or begins again after a lost worker; and who had approved it."""
     task = call.input
     if task.answers:  # it began before it asked
-        return [build_question_answered(call, facts(call))]
-    if isinstance(task.side, After):  # it has begun elsewhere
+        return [build_question_answered(call, build_event_fields(call))]
+    if isinstance(task.side, AfterExternalCall):  # it has begun elsewhere
         return []
     if task.approval is None:
-        return [_tool_started(call)]
-    key = result_key(task.scope, task.head, task.call_id)
-    return [decided(task.approval, task.call_id, task.name, key, facts(call)), _tool_started(call)]
+        return [_build_tool_started(call)]
+    key = build_result_event_key(task.scope, task.head, task.call_id)
+    return [
+        build_approval_decided(task.approval, task.call_id, task.name, key, build_event_fields(call)),
+        _build_tool_started(call),
+    ]
 
 
-def _tool_started(call: ToolCall) -> NewEvent:
+def _build_tool_started(call: ToolCall) -> NewEvent:
     task = call.input
-    arguments = None if size(dict(call.arguments)) > INLINE_BYTES else dict(call.arguments)
-    event = ToolStarted(**facts(call), call_id=task.call_id, name=task.name, arguments=arguments)
+    arguments = None if measure_json(dict(call.arguments)) > INLINE_BYTES else dict(call.arguments)
+    event = ToolStarted(**build_event_fields(call), call_id=task.call_id, name=task.name, arguments=arguments)
     # A call that is run elsewhere begins once, however often the worker looks at it before.
-    began = f"began/{result_key(task.scope, task.head, task.call_id)}"
+    began = f"began/{build_result_event_key(task.scope, task.head, task.call_id)}"
     return NewEvent(event, key=f"tool/{call.owner}" if task.side is None else began)
 
 
-def tool_ended(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
+def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
     """What the call came to: a result, or a question; or it is handed over to whoever runs it."""
     task = call.input
     if output.question is not None:
-        return [build_question_asked(call, output.question, facts(call))]
+        return [build_question_asked(call, output.question, build_event_fields(call))]
     if output.cleared is not None:
-        asked = isinstance(task.side, Before) and task.side.client
-        return [cleared(call, output.cleared, facts(call))] if asked else []
+        asked = isinstance(task.side, BeforeExternalCall) and task.side.client
+        return [build_callback_asked(call, output.cleared, build_event_fields(call))] if asked else []
     event = ToolCompleted(
-        **facts(call),
+        **build_event_fields(call),
         call_id=task.call_id,
         name=task.name,
         content=output.content or "",
         blob=output.blob,
         files=output.files,
         is_error=output.is_error,
-        answered_by=(task.side.answered_by or None) if isinstance(task.side, After) else None,
+        answered_by=(task.side.answered_by or None) if isinstance(task.side, AfterExternalCall) else None,
     )
-    return [NewEvent(event, key=result_key(task.scope, task.head, task.call_id))]
+    return [NewEvent(event, key=build_result_event_key(task.scope, task.head, task.call_id))]
 
 
-def began(call: ModelCall) -> list[NewEvent]:
+def build_iteration_start_events(call: ModelCall) -> list[NewEvent]:
     """What is so as soon as the call begins: run and turn are under way, and what the model is told."""
-    task, said = call.input, facts(call)
+    task, said = call.input, build_event_fields(call)
     events: list[NewEvent] = []
     if task.iteration <= 1:
         events.append(NewEvent(RunEvent(**said, state="started", agent=task.agent), key=f"run/{task.scope}"))
         if task.task_id:
             events.append(NewEvent(TurnEvent(**said, state="started"), key=f"turn/{task.task_id}"))
-    events += taken_back(task, said)
-    events += given(call, said)
-    events += branches_ended(task, said)
+    events += build_approvals_revoked(task, said)
+    events += build_input_events(call, said)
+    events += build_branches_completed(task, said)
     if task.limit is not None:
-        events.append(_limit(call, task.limit))
+        events.append(_build_limit_reached(call, task.limit))
     return events
 
 
 def build_model_started(call: ModelCall, model: str, place: int = 0) -> NewEvent:
     """``model`` is asked; of a chain of models, as number ``place`` from 0."""
-    event = ModelStarted(**facts(call), iteration=call.input.iteration, model=model)
+    event = ModelStarted(**build_event_fields(call), iteration=call.input.iteration, model=model)
     return NewEvent(event, key=f"asked/{call.owner}/{place}")
 
 
-def retracted(call: ModelCall, reason: str) -> NewEvent:
+def build_model_retracted(call: ModelCall, reason: str) -> NewEvent:
     """What was streamed so far does not count."""
-    return NewEvent(ModelRetracted(**facts(call), iteration=call.input.iteration, reason=reason))
+    return NewEvent(ModelRetracted(**build_event_fields(call), iteration=call.input.iteration, reason=reason))
 
 
 def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     """The reply is whole; with an answer the turn has ended, and a session waits."""
-    task, output, said = call.input, reply.output, facts(call)
+    task, output, said = call.input, reply.output, build_event_fields(call)
     if task.purpose == "compact":
-        return list(_compacted(call, reply))
+        return list(_build_conversation_compacted(call, reply))
     if output.branches:
-        return list(branches_begun(task, output, said))
+        return list(build_branches_started(task, output, said))
     completed = ModelCompleted(
         **said,
         iteration=task.iteration,
@@ -394,16 +401,16 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         head=output.head,
     )
     steps = [NewEvent(step.model_copy(update=said)) for step in call.steps]
-    events = [*steps, *_withheld(call, reply), NewEvent(completed)]
+    events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
-        events += _delegated(call, reply)
-        events += requested(output, said)
-        events += handed(task, output, said, call.owner)
+        events += _build_subagents_started(call, reply)
+        events += build_approvals_requested(output, said)
+        events += build_external_call_events(task, output, said, call.owner)
     for one in output.calls:
-        if isinstance(one.disposition, Answered) and one.name != FINISH_TOOL:
+        if isinstance(one.disposition, AnsweredCall) and one.name != FINISH_TOOL:
             how = one.disposition
             told = ToolCompleted(**said, call_id=one.id, name=one.name, content=how.text, is_error=how.is_error)
-            events.append(NewEvent(told, key=result_key(task.scope, output.head, one.id)))
+            events.append(NewEvent(told, key=build_result_event_key(task.scope, output.head, one.id)))
     if output.finish is None:
         return events
     reason = "limit" if task.purpose == "force_finish" else output.finish_reason
@@ -417,30 +424,30 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         usage=task.used + output.usage,
         cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
     )
-    events.append(_turn_ended(turn))
+    events.append(_build_turn_ended(turn))
     if task.mode == "session":
         events.append(NewEvent(RunEvent(**said, state="waiting", agent=task.agent)))
     return events
 
 
-def _withheld(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+def _build_messages_withheld(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
     """What this reply is the first to be given without."""
     task, now = call.input, reply.message.withheld if reply.message is not None else ()
-    before = {one.key for one in withheld_before([*call.prefix, *call.fresh])} if now else ()
+    before = {one.key for one in find_last_withheld([*call.prefix, *call.fresh])} if now else ()
     for one in now:
         if one.key not in before:
-            event = MessageWithheld(**facts(call), **one.model_dump(exclude={"key"}))
+            event = MessageWithheld(**build_event_fields(call), **one.model_dump(exclude={"key"}))
             yield NewEvent(event, key=f"withheld/{task.scope}/{task.op}/{one.key}")
 
 
-def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
     """The calls of other agents, which begin as soon as this is recorded: what happens in them is in their own runs."""
     task = call.input
     for index, one in enumerate(reply.output.calls):
-        if isinstance(one.disposition, AsSubagent):
+        if isinstance(one.disposition, SubagentCall):
             child = f"{task.context_id}/{task.op + 1 + index}"  # as the loop numbers it (loop/apply.py)
             began = ToolStarted(
-                **facts(call),
+                **build_event_fields(call),
                 call_id=one.id,
                 name=one.name,
                 arguments=one.arguments,
@@ -450,7 +457,7 @@ def _delegated(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
             yield NewEvent(began, key=f"tool/{call.owner}/{one.id}")
 
 
-def _compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+def _build_conversation_compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
     """The conversation was summed up; nothing where there was nothing to sum up."""
     output = reply.output
     done = output.compacted
@@ -458,13 +465,15 @@ def _compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
         counts = done.model_dump(exclude={"replaces"})
         paid: dict[str, Any] = {"model": output.model, "usage": output.usage, "cost_usd": output.cost_usd}
         yield NewEvent(
-            ConversationCompacted(**facts(call), **counts, **paid, head=output.head, head_before=done.replaces)
+            ConversationCompacted(
+                **build_event_fields(call), **counts, **paid, head=output.head, head_before=done.replaces
+            )
         )
 
 
-def closed(call: ModelCall) -> list[NewEvent]:
+def build_closing_events(call: ModelCall) -> list[NewEvent]:
     """How the run, or only its turn, ended, where that is for the loop to say."""
-    task, said = call.input, facts(call)
+    task, said = call.input, build_event_fields(call)
     closing = task.closing
     if closing is None:
         return []
@@ -472,7 +481,7 @@ def closed(call: ModelCall) -> list[NewEvent]:
     response = Response.model_validate(closing.response or {})
     events: list[NewEvent] = []
     if closing.limit is not None:
-        events.append(_limit(call, closing.limit))
+        events.append(_build_limit_reached(call, closing.limit))
     if closing.status == "paused":
         reason = str(closing.limit)
         paused = RunEvent(**said, state="paused", agent=task.agent, reason=reason)
@@ -491,7 +500,7 @@ def closed(call: ModelCall) -> list[NewEvent]:
             cost_usd=response.cost_usd,
             unanswered=response.unanswered,
         )
-        events.append(_turn_ended(turn, task.op))
+        events.append(_build_turn_ended(turn, task.op))
     if closing.status != "waiting":
         execution = call.owner.partition("/")[0]
         run = RunEvent(**said, **why, state=closing.status, agent=task.agent)
@@ -501,30 +510,30 @@ def closed(call: ModelCall) -> list[NewEvent]:
     return events
 
 
-def reminded(call: ModelCall) -> Iterator[NewEvent]:
+def build_reminder_events(call: ModelCall) -> Iterator[NewEvent]:
     """The calls that still wait."""
-    return asked_again(call.input, facts(call))
+    return build_approvals_reminded(call.input, build_event_fields(call))
 
 
-def _turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
+def _build_turn_ended(turn: TurnEvent, op: int = 0) -> NewEvent:
     """The call that gave the answer may have said so already, and a message may have extended the turn since: maybe
     without a model call, and then the ending ``op`` says so once more."""
     more = f"/{op}" if turn.unanswered else ""
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 
 
-def _limit(call: ModelCall, use: LimitUse) -> NewEvent:
-    event = LimitReached(**facts(call), kind=use.name, scope=use.scope, limit=use.allowed, used=use.used)
+def _build_limit_reached(call: ModelCall, use: LimitUse) -> NewEvent:
+    event = LimitReached(**build_event_fields(call), kind=use.name, scope=use.scope, limit=use.allowed, used=use.used)
     return NewEvent(event, key=f"limit/{call.input.task_id}/{use.name}/{use.scope}/{use.allowed}")
 
 
-def failed(call: ModelCall | ToolCall, found: Verdict) -> list[NewEvent]:
+def build_failure_events(call: ModelCall | ToolCall, found: RetryDecision) -> list[NewEvent]:
     """The attempt failed; what it streamed does not count, and the run may have to wait for an operator."""
-    said, final = facts(call), not found.retry
+    said, final = build_event_fields(call), not found.retry
     tool = call.input if isinstance(call, ToolCall) else None
     error = ErrorEvent(
         **said,
-        activity=f"{TOOL_ACTIVITY}{tool.name}" if tool else MODEL_ACTIVITY,
+        activity=f"{TOOL_ACTIVITY_PREFIX}{tool.name}" if tool else MODEL_ACTIVITY,
         error_type=found.kind,
         error=found.message,
         final=final and not found.ways,  # the same call is made again with a shorter conversation
@@ -535,8 +544,8 @@ def failed(call: ModelCall | ToolCall, found: Verdict) -> list[NewEvent]:
     if isinstance(call, ModelCall) and call.input.purpose == "remind":
         return events  # the run waits on
     if isinstance(call, ModelCall):
-        events.append(retracted(call, found.kind))
-    if final and found.kind in PAUSING:
+        events.append(build_model_retracted(call, found.kind))
+    if final and found.kind in PAUSING_ERRORS:
         reason = f"{found.kind}: {found.message}"
         events.append(NewEvent(RunEvent(**said, state="paused", agent=call.input.agent, reason=reason)))
     return events

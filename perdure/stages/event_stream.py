@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from ..errors import StoreError, TranscriptCorruptedError
 from ..ports import (
-    Batch,
     Completed,
-    Events,
+    EventBatch,
+    EventLog,
     ModelCall,
     ModelReply,
     NewEvent,
@@ -31,24 +31,35 @@ from ..ports import (
     ThinkingDelta,
     ToolCall,
     ToolCallDelta,
-    token,
+    build_batch_token,
 )
-from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, event_body
+from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
-from ..types.messages import FilePart, Message, clean
+from ..types.messages import FilePart, Message, clean_text
 from ..types.wire import INLINE_BYTES, MODEL_ACTIVITY, ToolOutput
-from .event_builders import began, build_model_started, build_reply_events, closed, facts, failed, reminded, retracted
-from .retries import agent_missing, verdict
+from .event_builders import (
+    build_closing_events,
+    build_event_fields,
+    build_failure_events,
+    build_iteration_start_events,
+    build_model_retracted,
+    build_model_started,
+    build_reminder_events,
+    build_reply_events,
+)
+from .retries import decide_retry, measure_agent_missing
 
 # ---
 # The events of a call as the store is given them.
 
 
-def batch_of(
+def build_event_batch(
     call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
-) -> Batch:
+) -> EventBatch:
     """Of the conversation that ``call`` is of, where its events stand. See ``Batch`` for ``token`` and ``advances``."""
-    return Batch(call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None)
+    return EventBatch(
+        call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None
+    )
 
 
 # ---
@@ -57,31 +68,31 @@ def batch_of(
 # A message that a hook withholds, or fails at, must not be read in the events either.
 
 
-def taken_out(events: list[NewEvent]) -> list[NewEvent]:
+def pop_injected_events(events: list[NewEvent]) -> list[NewEvent]:
     """Take the events of users' messages out of ``events``."""
     said = [one for one in events if isinstance(one.event, MessageInjected)]
     events[:] = [one for one in events if not isinstance(one.event, MessageInjected)]
     return said
 
 
-def as_heard(said: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
+def update_injected_events(said: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
     """The events of ``messages``, which are those of ``said`` in their order, or some of them."""
-    return list(_paired(list(said), messages))
+    return list(_match_injected_events(list(said), messages))
 
 
-def _paired(said: list[NewEvent], messages: Sequence[Message]) -> Iterator[NewEvent]:
+def _match_injected_events(said: list[NewEvent], messages: Sequence[Message]) -> Iterator[NewEvent]:
     for message in messages:
-        while said and _id(said[0]) != message.id:  # the conversation had heard it before
+        while said and _get_injected_message_id(said[0]) != message.id:  # the conversation had heard it before
             said.pop(0)
         if said:
-            yield _of(said.pop(0), message)
+            yield _update_injected_event(said.pop(0), message)
 
 
-def _id(new: NewEvent) -> str | None:
+def _get_injected_message_id(new: NewEvent) -> str | None:
     return new.event.id if isinstance(new.event, MessageInjected) else None
 
 
-def _of(new: NewEvent, message: Message) -> NewEvent:
+def _update_injected_event(new: NewEvent, message: Message) -> NewEvent:
     """The same event, saying what the message says now; of a text that is large, its beginning."""
     event = new.event
     assert isinstance(event, MessageInjected), "no other was taken out"
@@ -100,19 +111,19 @@ def _of(new: NewEvent, message: Message) -> NewEvent:
 
 logger = logging.getLogger("perdure.worker")
 
-AGAIN = 1.0
+WRITE_RETRY_DELAY = 1.0
 """Seconds until a store that failed is asked again."""
-PATIENCE = 1.0
+LAST_WRITE_TIMEOUT = 1.0
 """Seconds that a call which has failed waits for its last events; what is not there by then is not needed."""
 
-_under_way: set[asyncio.Future[bool]] = set()
+_pending_writes: set[asyncio.Future[bool]] = set()
 """Writes that nobody may wait for any more; an event loop forgets tasks that nobody holds."""
 
 
-class Writer:
+class BatchWriter:
     """Writes what ``take`` gives when it is time; None is nothing. A batch that failed is written again as it was."""
 
-    def __init__(self, store: Events, take: Callable[[], Batch | None], interval: float) -> None:
+    def __init__(self, store: EventLog, take: Callable[[], EventBatch | None], interval: float) -> None:
         """``interval``: seconds from the end of one write to the next."""
         self._store = store
         self._take = take
@@ -121,7 +132,7 @@ class Writer:
         self._due = 0.0
         self._writing: asyncio.Future[bool] | None = None
         self._stopped = False
-        self.unwritten: Batch | None = None
+        self.unwritten: EventBatch | None = None
         """What was taken and is not known to be written."""
         self.late = False
         """The store says that another attempt has taken over."""
@@ -147,7 +158,7 @@ class Writer:
     async def settled(self) -> None:
         """Until what is being written is written, for a while at most."""
         if self._writing is not None:
-            await asyncio.wait([self._writing], timeout=PATIENCE)
+            await asyncio.wait([self._writing], timeout=LAST_WRITE_TIMEOUT)
 
     def _write(self) -> None:
         self._timer = None
@@ -155,7 +166,7 @@ class Writer:
         if batch is None or self._stopped:
             return
         self.unwritten = batch
-        self._writing = start(self._store, batch)
+        self._writing = start_batch_write(self._store, batch)
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[bool]) -> None:
@@ -164,7 +175,7 @@ class Writer:
         if writing.cancelled():
             self.stop()
         elif error := writing.exception():
-            delay = AGAIN
+            delay = WRITE_RETRY_DELAY
             if not isinstance(error, StoreError):
                 self.stop()
         else:
@@ -175,26 +186,26 @@ class Writer:
         self.within(delay)
 
 
-def start(store: Events, batch: Batch) -> asyncio.Future[bool]:
+def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool]:
     """Write ``batch`` whoever waits for it. That it failed is no fault of the call: a line in the log."""
     writing = asyncio.ensure_future(store.append(batch))
-    _under_way.add(writing)
-    writing.add_done_callback(_over)
+    _pending_writes.add(writing)
+    writing.add_done_callback(_finish_batch_write)
     return writing
 
 
-def _over(writing: asyncio.Future[bool]) -> None:
-    _under_way.discard(writing)
+def _finish_batch_write(writing: asyncio.Future[bool]) -> None:
+    _pending_writes.discard(writing)
     if not writing.cancelled() and (error := writing.exception()) is not None:
         # What is not a failure of the store is a fault in the engine, and somebody should hear of it.
         level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
         logger.log(level, "events could not be written: %s: %s", type(error).__name__, error)
 
 
-async def say(store: Events, batch: Batch) -> None:
+async def write_last_batch(store: EventLog, batch: EventBatch) -> None:
     """Write ``batch`` for a call that has failed. Waits for a while at most, and raises nothing."""
     if batch.events:
-        await asyncio.wait([start(store, batch)], timeout=PATIENCE)
+        await asyncio.wait([start_batch_write(store, batch)], timeout=LAST_WRITE_TIMEOUT)
 
 
 # ---
@@ -204,7 +215,7 @@ async def say(store: Events, batch: Batch) -> None:
 class FailuresStage:
     """Records the errors of attempts, inline tools' each as their own. Passes every error on."""
 
-    def __init__(self, store: Events) -> None:
+    def __init__(self, store: EventLog) -> None:
         self._store = store
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
@@ -212,7 +223,7 @@ class FailuresStage:
         try:
             return await next(call)
         except Exception as error:
-            await self._say(call, error, token(call.asked_at, call.attempt))
+            await self._say(call, error, build_batch_token(call.asked_at, call.attempt))
             raise
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
@@ -220,55 +231,58 @@ class FailuresStage:
         try:
             return await next(call)
         except Exception as error:
-            await self._say(call, error, token(call.asked_at))
+            await self._say(call, error, build_batch_token(call.asked_at))
             raise
 
     async def _say(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
         if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
             return  # it is down, or not the run's
-        events = [*call.pending, *failed(call, verdict(error, call.attempt, agent_missing(error)))]
+        events = [
+            *call.pending,
+            *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
+        ]
         advances = isinstance(call, ModelCall)
-        await say(self._store, batch_of(call, events, token, advances=advances))
+        await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
 
 
 DELTA_INTERVAL = 0.025
 """Seconds between two writes, and from the first delta to the first."""
-SILENCE = 0.1
+FIRST_WRITE_DELAY = 0.1
 """Seconds until it is written that a call has begun of which nothing has come yet."""
-MOST = 1024 * 1024
+MAX_QUEUED_CHARS = 1024 * 1024
 """Characters that wait for the store. A reply that gets further ahead of it is followed no longer, only completed."""
 
-Kind = Literal["text", "thinking", "tool_call"]
+DeltaKind = Literal["text", "thinking", "tool_call"]
 
 
 @dataclass(slots=True)
-class _Piece:
+class _QueuedDelta:
     """Adjacent deltas of one text, one thinking or one call's arguments."""
 
-    kind: Kind
+    kind: DeltaKind
     index: int
     at: str
     texts: list[str] = field(default_factory=list)
 
 
-class Feed:
+class ModelEventFeed:
     """Of one attempt. All methods belong to the worker's event loop, and none but ``settled`` waits."""
 
-    def __init__(self, store: Events, call: ModelCall, *, stream: bool = True) -> None:
+    def __init__(self, store: EventLog, call: ModelCall, *, stream: bool = True) -> None:
         """Without ``stream`` nothing is written before the outcome, and no deltas at all."""
         self._call = call
         self._stream = stream
-        self._waiting: list[NewEvent | _Piece] = list(call.pending)
+        self._waiting: list[NewEvent | _QueuedDelta] = list(call.pending)
         call.pending.clear()
         self._size = 0
-        self._offsets: dict[tuple[Kind, int], int] = {}
+        self._offsets: dict[tuple[DeltaKind, int], int] = {}
         self._calls: dict[int, tuple[str, str]] = {}
         self._models = 0
         self.streamed = False
         """Whether deltas may have been written."""
-        self._writer = Writer(store, self._take, DELTA_INTERVAL)
+        self._writer = BatchWriter(store, self._take, DELTA_INTERVAL)
         if stream:
-            self._writer.within(SILENCE)
+            self._writer.within(FIRST_WRITE_DELAY)
 
     def asking(self, model: str) -> None:
         """``model`` is asked now."""
@@ -308,16 +322,16 @@ class Feed:
         """Until a write that was begun before ``stop`` is over, for a while at most."""
         await self._writer.settled()
 
-    def _add(self, kind: Kind, index: int, text: str) -> None:
+    def _add(self, kind: DeltaKind, index: int, text: str) -> None:
         if not self._stream or self._writer.late:
             return
         last = self._waiting[-1] if self._waiting else None
-        if not (isinstance(last, _Piece) and last.kind == kind and last.index == index):
-            last = _Piece(kind, index, facts(self._call)["at"])
+        if not (isinstance(last, _QueuedDelta) and last.kind == kind and last.index == index):
+            last = _QueuedDelta(kind, index, build_event_fields(self._call)["at"])
             self._waiting.append(last)
         last.texts.append(text)
         self._size += len(text)
-        if self._size > MOST:
+        if self._size > MAX_QUEUED_CHARS:
             self._stream = False
             self._drop_deltas()
             return
@@ -328,11 +342,11 @@ class Feed:
         self._drop_deltas()
         self._offsets.clear()
         self._calls.clear()
-        said = facts(self._call)
+        said = build_event_fields(self._call)
         failed = ErrorEvent(**said, activity=MODEL_ACTIVITY, error_type=event.error_type, error=event.error)
         self._waiting.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models}"))
         # Dropped by the store where nothing was streamed.
-        undone = retracted(self._call, event.error_type)
+        undone = build_model_retracted(self._call, event.error_type)
         self._waiting.append(replace(undone, key=f"undone/{self._call.owner}/{self._models}"))
         self.asking(event.model)
         if self._stream:
@@ -342,23 +356,25 @@ class Feed:
         self._waiting = [one for one in self._waiting if isinstance(one, NewEvent)]
         self._size = 0
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> EventBatch | None:
         if not self._waiting:
             return None
         events = [one if isinstance(one, NewEvent) else self._delta(one) for one in self._waiting]
         self._waiting, self._size = [], 0
-        return batch_of(self._call, events, token(self._call.asked_at, self._call.attempt), advances=True)
+        return build_event_batch(
+            self._call, events, build_batch_token(self._call.asked_at, self._call.attempt), advances=True
+        )
 
-    def _delta(self, piece: _Piece) -> NewEvent:
+    def _delta(self, piece: _QueuedDelta) -> NewEvent:
         self.streamed = True
-        text = clean("".join(piece.texts))
+        text = clean_text("".join(piece.texts))
         at = piece.kind, piece.index
         offset = self._offsets.get(at, 0)
         self._offsets[at] = offset + len(text)
         call_id, name = self._calls[piece.index] if piece.kind == "tool_call" else ("", "")
         inside = self._call.agent.output_type.inside if name == FINISH_TOOL and self._call.agent else None
         event = ModelDelta(
-            **{**facts(self._call), "at": piece.at},
+            **{**build_event_fields(self._call), "at": piece.at},
             iteration=self._call.input.iteration,
             kind=piece.kind,
             text=text,
@@ -379,16 +395,16 @@ PROGRESS_INTERVAL = 0.1
 """Seconds between two writes, and until the first: a tool that is done by then adds none."""
 
 
-class Progress:
+class ProgressFeed:
     """Of one call. Made, and stopped, on the worker's event loop."""
 
-    def __init__(self, store: Events, call: ToolCall) -> None:
+    def __init__(self, store: EventLog, call: ToolCall) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._latest: NewEvent | None = None
         self._stopped = False
-        self._writer = Writer(store, self._take, PROGRESS_INTERVAL)
+        self._writer = BatchWriter(store, self._take, PROGRESS_INTERVAL)
 
     def say(self, message: str, data: Any) -> None:
         """``data`` is plain JSON. From any thread; what comes after the end of the call is dropped.
@@ -397,8 +413,10 @@ class Progress:
         outcome it would keep that from being recorded.
         """
         task = self._call.input
-        event = ToolProgress(**facts(self._call), call_id=task.call_id, name=task.name, message=message, data=data)
-        if (size := len(event_body(event))) > INLINE_BYTES:
+        event = ToolProgress(
+            **build_event_fields(self._call), call_id=task.call_id, name=task.name, message=message, data=data
+        )
+        if (size := len(encode_event_body(event))) > INLINE_BYTES:
             raise ValueError(f"progress: it has {size:,} bytes as JSON and may have {INLINE_BYTES:,}")
         with self._lock:
             if self._stopped:
@@ -415,13 +433,13 @@ class Progress:
         self._writer.stop()
         return [latest] if latest else []
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> EventBatch | None:
         with self._lock:
             latest, self._latest = self._latest, None
         if latest is None:
             return None
         # Of all attempts the same: a late word of a tool whose result the model has been given is dropped.
-        return batch_of(self._call, [latest], token(self._call.asked_at))
+        return build_event_batch(self._call, [latest], build_batch_token(self._call.asked_at))
 
 
 # ---
@@ -442,7 +460,7 @@ class EventsStage:
 
     def __init__(
         self,
-        store: Events,
+        store: EventLog,
         stopped_by_run: Callable[[], bool],
         *,
         stream: bool = True,
@@ -457,24 +475,26 @@ class EventsStage:
         """Around a model call, the recording of an ending, or a reminder."""
         if call.input.purpose == "remind":
             reply = await next(call)
-            reply.commit = replace(reply.commit, events=Batch(call.input.context_id, list(reminded(call))))
+            reply.commit = replace(
+                reply.commit, events=EventBatch(call.input.context_id, list(build_reminder_events(call)))
+            )
             return reply
-        call.pending += began(call)
-        said = taken_out(call.pending) if self._changed_by_hooks(call.input.agent) else []
+        call.pending += build_iteration_start_events(call)
+        said = pop_injected_events(call.pending) if self._changed_by_hooks(call.input.agent) else []
         if call.input.purpose == "close":
-            call.heard = lambda messages: call.pending.extend(as_heard(said, messages))
+            call.heard = lambda messages: call.pending.extend(update_injected_events(said, messages))
             reply = await next(call)
-            return self._with_events(call, reply, closed(call))
-        feed = Feed(self._store, call, stream=self._stream)
+            return self._with_events(call, reply, build_closing_events(call))
+        feed = ModelEventFeed(self._store, call, stream=self._stream)
         call.asking, call.emit = feed.asking, feed.emit
-        call.heard = lambda messages: feed.add(as_heard(said, messages))
+        call.heard = lambda messages: feed.add(update_injected_events(said, messages))
         try:
             reply = await next(call)
         except asyncio.CancelledError:
             call.pending += feed.stop()
             if feed.streamed:
                 await feed.settled()
-                await say(self._store, self._undone(call))
+                await write_last_batch(self._store, self._undone(call))
             raise
         except Exception:
             call.pending += feed.stop()
@@ -485,19 +505,19 @@ class EventsStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call that may act. The journal stage says that it begins, and what it comes to."""
-        progress = Progress(self._store, call)
+        progress = ProgressFeed(self._store, call)
         call.progress = progress.say
         try:
             return await next(call)
         finally:
             call.pending += progress.stop()
 
-    def _undone(self, call: ModelCall) -> Batch:
+    def _undone(self, call: ModelCall) -> EventBatch:
         reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
-        events = [*call.pending, retracted(call, reason)]
-        return batch_of(call, events, token(call.asked_at, call.attempt), advances=True)
+        events = [*call.pending, build_model_retracted(call, reason)]
+        return build_event_batch(call, events, build_batch_token(call.asked_at, call.attempt), advances=True)
 
     def _with_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
-        batch = batch_of(call, [*call.pending, *events], token(call.asked_at), advances=True)
+        batch = build_event_batch(call, [*call.pending, *events], build_batch_token(call.asked_at), advances=True)
         reply.commit = replace(reply.commit, events=batch)
         return reply

@@ -15,12 +15,12 @@ from typing import Any
 from ..agent.agent import Agent
 from ..agent.overrides import check_agent_settings
 from ..errors import DefinitionError, HookError
-from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
-from ..hooks.dispatch import by_reference, reply_from, request_from
+from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
+from ..hooks.dispatch import extract_file_blobs, read_hook_reply, read_hook_request
 from ..ports import ModelCall, ModelReply, ModelRequest, NextModel, NextTool, ToolCall
-from ..types.messages import Message, TextPart, Usage, clean
+from ..types.messages import Message, TextPart, Usage, clean_text
 from ..types.wire import ModelOutput, ToolOutput
-from .tool_hooks import FindTool, ToolContexts, ToolHooks
+from .tool_hooks import FindTool, ToolContextFactory, ToolHookRunner
 
 
 class HookStage:
@@ -32,22 +32,22 @@ class HookStage:
 
     def __init__(
         self,
-        run: Run,
+        run: AuthorRunner,
         find_agent: Callable[[str], Agent],
         find_tool: FindTool,
-        contexts: ToolContexts,
+        contexts: ToolContextFactory,
         worker: HookSet | None = None,
     ) -> None:
         self._run = run
         self._worker = HookSet() if worker is None else worker
-        self._tools = ToolHooks(run, find_agent, find_tool, contexts, self._worker)
+        self._tools = ToolHookRunner(run, find_agent, find_tool, contexts, self._worker)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
         before = self._on("before_llm_call", call)
         if before and (veto := await self._before(before, call)) is not None:
             summing = call.input.purpose == "compact"  # why there is none is no summary
-            return ModelReply(ModelOutput(), Message(role="assistant") if summing else _vetoed(veto))
+            return ModelReply(ModelOutput(), Message(role="assistant") if summing else _build_veto_reply(veto))
         reply = await next(call)
         if (after := self._on("after_llm_call", call)) and reply.message is not None:
             reply.message = await self._after(after, call, reply.message)
@@ -57,27 +57,27 @@ class HookStage:
         """Around a tool call."""
         return await self._tools.around(call, next)
 
-    def _on(self, event: Event, call: ModelCall) -> tuple[Hook, ...]:
+    def _on(self, event: HookEvent, call: ModelCall) -> tuple[Hook, ...]:
         agent: Agent = call.agent
         return (*self._worker.on(event), *agent.hooks.on(event))
 
     async def _before(self, hooks: tuple[Hook, ...], call: ModelCall) -> Veto | None:
         """Change the request; or what says that there is none."""
         agent: Agent = call.agent
-        given: Given = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.told}
+        given: HookArguments = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.told}
         vetoes: list[Veto] = []
 
         def show(request: ModelRequest) -> None:
             given.update(request=request, messages=tuple(request.messages), tools=tuple(request.tools))
 
-        def take(hook: Hook, returned: Any, given: Given) -> bool:
-            found = request_from(hook, returned, given["request"])
+        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
+            found = read_hook_request(hook, returned, given["request"])
             if isinstance(found, Veto):
                 vetoes.append(found)
                 return True
             if found is not given["request"]:
-                _check_settings(hook, agent, found)
-                show(_with_files(found))
+                _check_hook_settings(hook, agent, found)
+                show(_move_request_files_to_blobs(found))
             return False
 
         assert call.request is not None, "the iteration stage makes the request"
@@ -86,13 +86,13 @@ class HookStage:
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
         messages = tuple(call.request.messages)
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))
-        await fire_all(self._run, hooks, given, take)
+        await run_hooks(self._run, hooks, given, take)
         call.request = given["request"]
         return vetoes[0] if vetoes else None
 
     async def _after(self, hooks: tuple[Hook, ...], call: ModelCall, reply: Message) -> Message:
         assert call.request is not None, "it was asked"
-        given: Given = {
+        given: HookArguments = {
             "messages": tuple(call.request.messages),
             "usage": reply.usage,
             "cost_usd": reply.cost_usd,
@@ -102,24 +102,24 @@ class HookStage:
             "response": reply,
         }
 
-        def take(hook: Hook, returned: Any, given: Given) -> None:
-            found = reply_from(hook, returned, given["reply"])
+        def take(hook: Hook, returned: Any, given: HookArguments) -> None:
+            found = read_hook_reply(hook, returned, given["reply"])
             if found is not given["reply"]:
                 found = found.model_copy(update={"parts": tuple(call.ids.of_hook(found.parts))})
                 given.update(reply=found, response=found)
 
-        await fire_all(self._run, hooks, given, take)
+        await run_hooks(self._run, hooks, given, take)
         changed: Message = given["reply"]
         return changed
 
 
-def _vetoed(veto: Veto) -> Message:
+def _build_veto_reply(veto: Veto) -> Message:
     """What stands in the transcript in the place of the reply that nobody was asked for."""
-    said = (TextPart(text=clean(str(veto.reason))),)
+    said = (TextPart(text=clean_text(str(veto.reason))),)
     return Message(role="assistant", parts=said, finish_reason="veto", usage=Usage(), cost_usd=0.0)
 
 
-def _check_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
+def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
     """Those of an agent are checked when it is defined; these can only be checked now."""
     given: Any = SimpleNamespace(
         chain=agent.chain, settings=request.settings, provider_options=request.provider_options
@@ -132,9 +132,9 @@ def _check_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
         ) from None
 
 
-def _with_files(request: ModelRequest) -> ModelRequest:
+def _move_request_files_to_blobs(request: ModelRequest) -> ModelRequest:
     """``request`` with the bytes of files, where a hook put some into its messages, beside them."""
-    messages, blobs = by_reference(request.messages)
+    messages, blobs = extract_file_blobs(request.messages)
     if not blobs:
         return request
     return replace(request, messages=messages, files={**request.files, **{blob.hash: blob.body for blob in blobs}})

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
-from ..types.plain_json import size
-from ..types.tool_calls import AsActivity, Call, Inline
+from ..types.plain_json import measure_json
+from ..types.tool_calls import ActivityCall, Call, InlineCall
 from ..types.wire import OUTPUT_BYTES, AgentLimits, CallFacts, ModelOutput, ToolInput, ToolOutput
-from .journal_keys import tool_key
+from .journal_keys import build_tool_key
 
-BUDGET = 20.0
+INLINE_SECONDS = 20.0
 """Seconds for all inline tools of one reply; what has not begun by then becomes an ordinary call."""
 
 
@@ -33,7 +33,7 @@ class InlineStage:
         reply = await next(call)
         if call.input.purpose == "force_finish":  # the loop runs no call of such a reply
             return reply
-        if any(_is_inline(asked) for asked in reply.output.calls):
+        if any(_is_inline_call(asked) for asked in reply.output.calls):
             reply.output = await self._finish(call, reply.output)
         return reply
 
@@ -42,29 +42,29 @@ class InlineStage:
         return await next(call)
 
     async def _finish(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
-        until = self._clock() + BUDGET
-        calls, left = list(output.calls), _allowed(call.input.calls_left, output.limits)
+        until = self._clock() + INLINE_SECONDS
+        calls, left = list(output.calls), _count_inline_calls_left(call.input.calls_left, output.limits)
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         try:
             for index, asked in enumerate(calls):
                 # A tool that was cancelled comes back with a result that says so: the next must not begin.
-                if _is_inline(asked) and left > 0 and self._clock() < until and not task.cancelling():
+                if _is_inline_call(asked) and left > 0 and self._clock() < until and not task.cancelling():
                     left -= 1
                     calls[index] = done = await self._one(call, output, index)
-                    if isinstance(done.disposition, Inline) and done.disposition.aborted is not None:
+                    if isinstance(done.disposition, InlineCall) and done.disposition.aborted is not None:
                         break  # the run ends
         except asyncio.CancelledError:
             # The reply is paid for and recorded: hand it over, and let the workflow close what is left.
             pass
-        return output.model_copy(update={"calls": tuple(_fit(calls))})
+        return output.model_copy(update={"calls": tuple(_omit_large_results(calls))})
 
     async def _one(self, call: ModelCall, output: ModelOutput, index: int) -> Call:
         asked = output.calls[index]
         how = asked.disposition
-        assert isinstance(how, AsActivity), "only such calls are inline"
+        assert isinstance(how, ActivityCall), "only such calls are inline"
         task = ToolInput(
-            **call.input.model_dump(include=_FACTS),
+            **call.input.model_dump(include=_CALL_FACT_FIELDS),
             # The number that the loop gives this call (loop/apply.py), and with it the journal key: one that was begun
             # here and becomes an activity, because this worker stops, is known there as begun.
             op=call.input.op + 1 + index,
@@ -79,7 +79,7 @@ class InlineStage:
         )
         inner = ToolCall(
             task,
-            tool_key(task),
+            build_tool_key(task),
             f"{call.owner}/{asked.id}",
             call.attempt,
             auth=call.auth,
@@ -91,11 +91,11 @@ class InlineStage:
             return asked.model_copy(update={"disposition": how.model_copy(update={"inline": False})})
         aborted = result.content if result.status == "aborted" else None
         content = None if aborted else result.content
-        done = Inline(key=result.key, content=content, blob=result.blob, is_error=result.is_error, aborted=aborted)
+        done = InlineCall(key=result.key, content=content, blob=result.blob, is_error=result.is_error, aborted=aborted)
         return asked.model_copy(update={"disposition": done})
 
 
-def _allowed(left: int | None, limits: AgentLimits) -> float:
+def _count_inline_calls_left(left: int | None, limits: AgentLimits) -> float:
     """How many calls may run here; the loop refuses or holds back the others. Before the run knows its limits (None)
     none of its calls has run.
     """
@@ -105,20 +105,20 @@ def _allowed(left: int | None, limits: AgentLimits) -> float:
     return min(most, default=math.inf)
 
 
-def _fit(calls: Iterable[Call]) -> Iterator[Call]:
+def _omit_large_results(calls: Iterable[Call]) -> Iterator[Call]:
     """Results that do not fit into history together are there by their journal key alone."""
     left = OUTPUT_BYTES
     for call in calls:
         how = call.disposition
-        if isinstance(how, Inline) and how.content is not None:
-            left -= size(how.content)
+        if isinstance(how, InlineCall) and how.content is not None:
+            left -= measure_json(how.content)
             if left < 0:
                 call = call.model_copy(update={"disposition": how.model_copy(update={"content": None})})
         yield call
 
 
-_FACTS = set(CallFacts.model_fields) - {"op"}
+_CALL_FACT_FIELDS = set(CallFacts.model_fields) - {"op"}
 
 
-def _is_inline(asked: Call) -> bool:
-    return isinstance(asked.disposition, AsActivity) and asked.disposition.inline
+def _is_inline_call(asked: Call) -> bool:
+    return isinstance(asked.disposition, ActivityCall) and asked.disposition.inline

@@ -21,10 +21,10 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from ..errors import PerdureError
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, Stage, ToolCall, timestamp
-from ..types.interface import PENDING
+from ..types.interface import PENDING_ATTRIBUTE
 from ..types.wire import MODEL_ACTIVITY, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
-from .journal_keys import tool_key
-from .retries import Heartbeat, Verdict, agent_missing, verdict
+from .journal_keys import build_tool_key
+from .retries import Heartbeat, RetryDecision, decide_retry, measure_agent_missing
 
 # ---
 # Stages around a call, composed by hand: the first stage is the outermost.
@@ -48,23 +48,23 @@ def compose_tool(stages: Sequence[Stage], call: NextTool) -> NextTool:
 # Which search attributes a run may keep up to date, and if its memo: said with its replies, behind the journal.
 
 
-Indexed = Callable[[], Awaitable[tuple[str, ...] | None]]
+FindSearchAttributes = Callable[[], Awaitable[tuple[str, ...] | None]]
 """The attributes that the namespace of the present activity has; None where it cannot be told."""
 
 
-def says_indexed(call: ModelCall, output: ModelOutput) -> bool:
+def needs_search_attributes(call: ModelCall, output: ModelOutput) -> bool:
     """Whether the run is told with this reply: it needs to know before it first waits, and again now and then."""
     if call.input.purpose not in ("call", "force_finish"):
         return False
     return call.input.iteration <= 1 or any(one.approval is not None for one in output.calls)
 
 
-def said_indexed(call: ModelCall, output: ModelOutput, names: tuple[str, ...] | None) -> ModelOutput:
+def attach_search_attributes(call: ModelCall, output: ModelOutput, names: tuple[str, ...] | None) -> ModelOutput:
     """``output`` with ``names``, where the run is told of them. What is recorded is the same in every namespace."""
-    if not says_indexed(call, output):
+    if not needs_search_attributes(call, output):
         return output
     # Without that attribute nobody would find what the memo says, nor know whether it is all there is.
-    return output.model_copy(update={"indexed": names, "noted": PENDING in (names or ())})
+    return output.model_copy(update={"indexed": names, "noted": PENDING_ATTRIBUTE in (names or ())})
 
 
 logger = logging.getLogger("perdure.worker")
@@ -77,7 +77,7 @@ class StageInterceptor(Interceptor):
         self,
         stages: Callable[[], Sequence[Stage]],
         ours: Callable[[Callable[..., Any]], bool],
-        indexed: Indexed | None = None,
+        indexed: FindSearchAttributes | None = None,
     ) -> None:
         self._stages = stages
         self._ours = ours
@@ -85,10 +85,10 @@ class StageInterceptor(Interceptor):
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
-        return _Border(next, self._stages(), self._ours, self._indexed)
+        return _StageInboundInterceptor(next, self._stages(), self._ours, self._indexed)
 
 
-class _Border(ActivityInboundInterceptor):
+class _StageInboundInterceptor(ActivityInboundInterceptor):
     """JSON to calls and back, heartbeats, and errors as Temporal knows them; inside, the stages.
 
     They are one link of Temporal's chain, not one each: nobody can stand between them, and links are made anew for
@@ -100,7 +100,7 @@ class _Border(ActivityInboundInterceptor):
         next: ActivityInboundInterceptor,
         stages: Sequence[Stage],
         ours: Callable[[Callable[..., Any]], bool],
-        indexed: Indexed | None,
+        indexed: FindSearchAttributes | None,
     ) -> None:
         super().__init__(next)
         self._around = stages
@@ -112,13 +112,15 @@ class _Border(ActivityInboundInterceptor):
             return await self.next.execute_activity(input)
         async with Heartbeat():
             try:
-                output = await self._through(_parse(input), input)
+                output = await self._through(_parse_activity_input(input), input)
             except ApplicationError:
                 raise
             except Exception as error:
                 if not isinstance(error, PerdureError):
                     logger.exception("%s failed", activity.info().activity_type)
-                raise _as_temporal(verdict(error, activity.info().attempt, agent_missing(error))) from None
+                raise _build_application_error(
+                    decide_retry(error, activity.info().attempt, measure_agent_missing(error))
+                ) from None
         return output.model_dump(mode="json", exclude_none=True)
 
     async def _through(self, call: ModelCall | ToolCall, input: ExecuteActivityInput) -> ModelOutput | ToolOutput:
@@ -129,12 +131,12 @@ class _Border(ActivityInboundInterceptor):
         if isinstance(call, ToolCall):
             return await compose_tool(self._around, bare)(call)
         output = (await compose_model(self._around, bare)(call)).output
-        if self._indexed is None or not says_indexed(call, output):
+        if self._indexed is None or not needs_search_attributes(call, output):
             return output
-        return said_indexed(call, output, await self._indexed())
+        return attach_search_attributes(call, output, await self._indexed())
 
 
-def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
+def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     info = activity.info()
     owner = f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}"
     asked_at = timestamp(info.scheduled_time)
@@ -145,10 +147,10 @@ def _parse(input: ExecuteActivityInput) -> ModelCall | ToolCall:
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
     task = ToolInput.model_validate(plain)
-    return ToolCall(task, tool_key(task), owner, info.attempt, task.arguments or {}, asked_at=asked_at)
+    return ToolCall(task, build_tool_key(task), owner, info.attempt, task.arguments or {}, asked_at=asked_at)
 
 
-def _as_temporal(verdict: Verdict) -> ApplicationError:
+def _build_application_error(verdict: RetryDecision) -> ApplicationError:
     """What Temporal is told: the class by its name, whether to try again, and when."""
     return ApplicationError(
         verdict.message,
@@ -164,14 +166,14 @@ def _as_temporal(verdict: Verdict) -> ApplicationError:
 
 
 # Attribute names of the OpenTelemetry GenAI conventions (v1.37); kept here because they still move between versions.
-_OPERATION = "gen_ai.operation.name"
-_AGENT = "gen_ai.agent.name"
-_CONVERSATION = "gen_ai.conversation.id"
-_MODEL = "gen_ai.response.model"
-_INPUT_TOKENS = "gen_ai.usage.input_tokens"
-_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-_TOOL = "gen_ai.tool.name"
-_CALL = "gen_ai.tool.call.id"
+_SPAN_OPERATION = "gen_ai.operation.name"
+_SPAN_AGENT = "gen_ai.agent.name"
+_SPAN_CONVERSATION = "gen_ai.conversation.id"
+_SPAN_MODEL = "gen_ai.response.model"
+_SPAN_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+_SPAN_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+_SPAN_TOOL = "gen_ai.tool.name"
+_SPAN_TOOL_CALL = "gen_ai.tool.call.id"
 
 
 class TracingStage:
@@ -190,9 +192,9 @@ class TracingStage:
         with self._span("chat", call.input, call.attempt) as span:
             reply = await next(call)
             if span is not None:
-                span.set_attribute(_MODEL, reply.output.model)
-                span.set_attribute(_INPUT_TOKENS, reply.output.usage.input_tokens)
-                span.set_attribute(_OUTPUT_TOKENS, reply.output.usage.output_tokens)
+                span.set_attribute(_SPAN_MODEL, reply.output.model)
+                span.set_attribute(_SPAN_INPUT_TOKENS, reply.output.usage.input_tokens)
+                span.set_attribute(_SPAN_OUTPUT_TOKENS, reply.output.usage.output_tokens)
             return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
@@ -201,8 +203,8 @@ class TracingStage:
         operation = "execute_tool" if side is None else f"{side.kind}_tool_call"
         with self._span(operation, call.input, call.attempt) as span:
             if span is not None:
-                span.set_attribute(_TOOL, call.input.name)
-                span.set_attribute(_CALL, call.input.call_id)
+                span.set_attribute(_SPAN_TOOL, call.input.name)
+                span.set_attribute(_SPAN_TOOL_CALL, call.input.call_id)
             output = await next(call)
             if span is not None:
                 span.set_attribute("perdure.is_error", output.is_error)
@@ -212,9 +214,9 @@ class TracingStage:
         if self._tracer is None:
             return nullcontext()
         attributes = {
-            _OPERATION: operation,
-            _AGENT: facts.agent,
-            _CONVERSATION: facts.context_id,
+            _SPAN_OPERATION: operation,
+            _SPAN_AGENT: facts.agent,
+            _SPAN_CONVERSATION: facts.context_id,
             "perdure.op": facts.op,
             "perdure.attempt": attempt,
         }

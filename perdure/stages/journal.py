@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from ..agent.agent import Agent
 from ..errors import MemoryChangedError, StoreError
-from ..hooks import Event, HookSet
+from ..hooks import HookEvent, HookSet
 from ..ports import (
     Blob,
     Claim,
@@ -36,14 +36,14 @@ from ..ports import (
     Outcome,
     ToolCall,
 )
-from ..ports.test_seams import reached
+from ..ports.test_seams import reach_point
 from ..types.messages import Data, Message
 from ..types.wire import INLINE_BYTES, ModelOutput, ToolOutput
-from .event_builders import tool_begins, tool_ended
-from .event_stream import batch_of
-from .journal_keys import model_key, read_outcome
+from .event_builders import build_tool_end_events, build_tool_start_events
+from .event_stream import build_event_batch
+from .journal_keys import build_model_key, parse_outcome
 
-LAST_TRY = 10.0
+CANCELLED_COMMIT_TIMEOUT = 10.0
 """Seconds that a cancelled activity still tries to record what it has paid for."""
 
 
@@ -59,33 +59,33 @@ class JournalStage:
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """The recorded outcome, or that of ``next``, recorded."""
-        key = model_key(call.input)
+        key = build_model_key(call.input)
         recorded = (await self._journal.find([key])).get(key)
         if recorded is not None:
-            return ModelReply(read_outcome(ModelOutput, recorded, key), message=None)
+            return ModelReply(parse_outcome(ModelOutput, recorded, key), message=None)
         paid = call.input.purpose not in ("close", "remind")
         if paid:
-            reached("model.begun")
+            reach_point("model.begun")
         reply = await next(call)
         if paid:
-            reached("model.answered")
+            reach_point("model.answered")
         body = reply.output.model_dump_json(exclude_none=True).encode()
-        read_outcome(ModelOutput, body, key)  # what could not be read back later is not recorded
+        parse_outcome(ModelOutput, body, key)  # what could not be read back later is not recorded
         outcome = Outcome(key, "model", body)
         first = await self._record(replace(reply.commit, outcome=outcome, memory=tuple(call.writes)))
         if paid:
-            reached("model.recorded")
+            reach_point("model.recorded")
         if first != body:  # another attempt was quicker; what it said is what counts
-            reply.output = read_outcome(ModelOutput, first, key)
+            reply.output = parse_outcome(ModelOutput, first, key)
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The recorded outcome, or that of ``next`` if it may act, recorded."""
-        begins = batch_of(call, tool_begins(call))
+        begins = build_event_batch(call, build_tool_start_events(call))
         again = call.input.idempotent or call.input.side is not None  # hooks alone, which may run again
         claim = await self._journal.claim(call.key, call.owner, again=again, events=begins)
         if claim.outcome is not None:
-            return read_outcome(ToolOutput, claim.outcome, call.key)
+            return parse_outcome(ToolOutput, claim.outcome, call.key)
         while True:
             try:
                 return await self._acted(call, claim, next)
@@ -97,18 +97,18 @@ class JournalStage:
 
     async def _acted(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
         """Run it, and record what it came to. Raises ``MemoryChangedError`` where it has to run once more."""
-        output = _given_up(call, claim) or await _act(call, next)
-        output, blobs = _fit(output)
+        output = _build_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
+        output, blobs = _move_large_content_to_blob(output)
         body = output.model_dump_json(exclude_none=True).encode()
-        read_outcome(ToolOutput, body, call.key)  # what could not be read back later is not recorded
+        parse_outcome(ToolOutput, body, call.key)  # what could not be read back later is not recorded
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
         # One that asks runs again from its start, and so do the hooks around it.
         memory = () if output.status == "asking" else (*call.kept, *(() if output.is_error else call.writes))
         outcome = Outcome(call.key, "tool", body)
-        events = batch_of(call, [*call.pending, *tool_ended(call, output)])
+        events = build_event_batch(call, [*call.pending, *build_tool_end_events(call, output)])
         first = await self._record(Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events))
-        reached("tool.recorded")
-        return output if first == body else read_outcome(ToolOutput, first, call.key)
+        reach_point("tool.recorded")
+        return output if first == body else parse_outcome(ToolOutput, first, call.key)
 
     async def _record(self, commit: Commit) -> bytes:
         """Write ``commit``, whatever comes: a cancelled activity sees it written first."""
@@ -117,9 +117,11 @@ class JournalStage:
         except asyncio.CancelledError:
             # It may be written, or about to be: asked again, the store says what is recorded.
             try:
-                return await asyncio.wait_for(self._insist(commit), LAST_TRY)
+                return await asyncio.wait_for(self._insist(commit), CANCELLED_COMMIT_TIMEOUT)
             except TimeoutError:
-                raise StoreError(f"cancelled, and the store did not take the outcome within {LAST_TRY:g} s") from None
+                raise StoreError(
+                    f"cancelled, and the store did not take the outcome within {CANCELLED_COMMIT_TIMEOUT:g} s"
+                ) from None
 
     async def _insist(self, commit: Commit) -> bytes:
         """Write ``commit`` as soon as the store takes it.
@@ -144,14 +146,14 @@ class JournalStage:
                 return first
 
 
-async def _act(call: ToolCall, next: NextTool) -> ToolOutput:
-    reached("tool.claimed")
+async def _run_claimed_tool(call: ToolCall, next: NextTool) -> ToolOutput:
+    reach_point("tool.claimed")
     output = await next(call)
-    reached("tool.acted")
+    reach_point("tool.acted")
     return output
 
 
-def _given_up(call: ToolCall, claim: Claim) -> ToolOutput | None:
+def _build_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
     """What the model is told of a call that began, whose end nobody saw, and that may not run (once more)."""
     name, retries = call.input.name, call.input.retries
     if claim.state == "begun":
@@ -169,7 +171,7 @@ def _given_up(call: ToolCall, claim: Claim) -> ToolOutput | None:
     return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")
 
 
-def _fit(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
+def _move_large_content_to_blob(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
     """Results above the threshold go to the store whole, and to history by reference."""
     if output.content is None or len(output.content) * 4 <= INLINE_BYTES:
         return output, []
@@ -196,15 +198,15 @@ def _fit(output: ToolOutput) -> tuple[ToolOutput, list[Blob]]:
 
 logger = logging.getLogger("perdure.worker")
 
-CHANGES: Event = "after_llm_call"
+REPLY_CHANGING_HOOK: HookEvent = "after_llm_call"
 """Hooks that may change a reply before it is stored."""
-BEHIND: tuple[Event, ...] = ("before_subagent", "on_approval", "on_finish")
+REPLY_READING_HOOKS: tuple[HookEvent, ...] = ("before_subagent", "on_approval", "on_finish")
 """The others that run when a reply is there."""
-LAST = 20
+HASHED_MESSAGES = 20
 """Messages of a conversation that, with their number, say which request it is: all of a long one would take a while."""
 
 
-class Kept(Protocol):
+class ReplyCacheStore(Protocol):
     """What the stage asks of a store."""
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
@@ -216,7 +218,7 @@ class Kept(Protocol):
         ...
 
 
-class Paid(Data):
+class CachedReply(Data):
     """A reply that no outcome has yet."""
 
     call: str
@@ -226,15 +228,15 @@ class Paid(Data):
     message: Message
 
 
-def namespace(run_id: str) -> str:
+def build_reply_namespace(run_id: str) -> str:
     """Of the replies of a conversation that are kept."""
     return f"paid:{run_id}"
 
 
-class PaidStage:
+class ReplyCacheStage:
     """Keeps replies while hooks and output validators look at them; see the module for what it does not keep."""
 
-    def __init__(self, store: Kept, worker: HookSet | None = None) -> None:
+    def __init__(self, store: ReplyCacheStore, worker: HookSet | None = None) -> None:
         self._store = store
         self._worker = HookSet() if worker is None else worker
 
@@ -244,17 +246,21 @@ class PaidStage:
         if not self._is_seen(agent):
             return await next(call)
         assert call.request is not None, "the iteration stage makes it"
-        place, key, asked = namespace(call.input.context_id), model_key(call.input), request_key(agent, call.request)
+        place, key, asked = (
+            build_reply_namespace(call.input.context_id),
+            build_model_key(call.input),
+            hash_request(agent, call.request),
+        )
         kept = await self._store.recall_all(place)
         call.writes += [MemoryWrite(place, at, None) for at in kept]
         summing = call.input.purpose == "compact"  # one call of the run asks several times
-        for one in filter(None, map(_read, kept.values())):
+        for one in filter(None, map(_parse_cached_reply, kept.values())):
             if one.request == asked or (one.call == key and not summing):
                 call.asking(agent.model)
                 return ModelReply(ModelOutput(), one.message)
         reply = await next(call)
         if reply.message is not None:
-            paid = Paid(call=key, request=asked, message=reply.message)
+            paid = CachedReply(call=key, request=asked, message=reply.message)
             at = f"{key[:32]}:{asked[:16]}"
             await self._keep(MemoryWrite(place, at, paid.model_dump_json(exclude_none=True).encode()))
             call.writes.append(MemoryWrite(place, at, None))
@@ -267,9 +273,9 @@ class PaidStage:
     def _is_seen(self, agent: Agent) -> bool:
         """Whether code of the author's looks at replies, and may fail, or be slow; and none may change them."""
         sets = [some for some in (self._worker, agent.hooks) if some]
-        if any(some.on(CHANGES) for some in sets):
+        if any(some.on(REPLY_CHANGING_HOOK) for some in sets):
             return False
-        return bool(agent.output_validators) or any(some.on(event) for some in sets for event in BEHIND)
+        return bool(agent.output_validators) or any(some.on(event) for some in sets for event in REPLY_READING_HOOKS)
 
     async def _keep(self, write: MemoryWrite) -> None:
         """A store that is down now may be there when the hooks are done, and the outcome is what counts."""
@@ -279,15 +285,15 @@ class PaidStage:
             logger.warning("a reply is not kept before its hooks run: %s", error)
 
 
-def _read(body: bytes) -> Paid | None:
+def _parse_cached_reply(body: bytes) -> CachedReply | None:
     """What is kept; None where another version of perdure wrote it, in a way that this one does not know."""
     try:
-        return Paid.model_validate_json(body)
+        return CachedReply.model_validate_json(body)
     except ValidationError:
         return None
 
 
-def request_key(agent: Agent, request: ModelRequest) -> str:
+def hash_request(agent: Agent, request: ModelRequest) -> str:
     """What the model is asked, and which one."""
     said = request.messages
     asked: dict[str, Any] = {
@@ -297,7 +303,10 @@ def request_key(agent: Agent, request: ModelRequest) -> str:
         "choice": request.tool_choice,
         "settings": request.settings,
         "options": request.provider_options,
-        "messages": [len(said), *(one.model_dump(mode="json", exclude_defaults=True) for one in said[-LAST:])],
+        "messages": [
+            len(said),
+            *(one.model_dump(mode="json", exclude_defaults=True) for one in said[-HASHED_MESSAGES:]),
+        ],
     }
     text = json.dumps(asked, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -12,10 +12,10 @@ from ..errors import TranscriptCorruptedError
 from ..types.messages import Data
 from ..types.wire import ModelInput, ToolInput
 
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
+_encode_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
 
 
-def model_key(task: ModelInput) -> str:
+def build_model_key(task: ModelInput) -> str:
     """Key of a model call: its scope and number, and what the model is asked.
 
     Who decided on a call, and when, is left out: after a Temporal reset the same is decided at another time.
@@ -24,19 +24,19 @@ def model_key(task: ModelInput) -> str:
         "agent": task.agent,
         "purpose": task.purpose,
         "head": task.head,
-        "new": [{"kind": item.kind, **_given(item, "decided")} for item in task.new],
+        "new": [{"kind": item.kind, **_dump_without_defaults(item, "decided")} for item in task.new],
         "overrides": task.overrides,
-        "closing": _given(task.closing) if task.closing else None,
+        "closing": _dump_without_defaults(task.closing) if task.closing else None,
         **({} if task.tighter is None else {"tighter": task.tighter}),
         **({} if task.pinned is None else {"pinned": task.pinned.hash}),
-        **({"branches": [_given(one) for one in task.branches]} if task.branches else {}),
+        **({"branches": [_dump_without_defaults(one) for one in task.branches]} if task.branches else {}),
         **({} if task.auth_context is None else {"auth_context": task.auth_context}),
         **({} if task.auth_ref is None else {"auth_ref": task.auth_ref}),
     }
-    return _key(task.scope, task.op, "model", digest)
+    return _hash_journal_key(task.scope, task.op, "model", digest)
 
 
-def tool_key(task: ToolInput) -> str:
+def build_tool_key(task: ToolInput) -> str:
     """Key of a tool call: its scope and number, the call and its arguments, and the values that it was answered so far.
 
     Arguments too large for history stand in the node of ``head``, whose hash covers them.
@@ -45,35 +45,35 @@ def tool_key(task: ToolInput) -> str:
         "call_id": task.call_id,
         "name": task.name,
         "arguments": task.arguments if task.arguments is not None else task.head,
-        **({"answers": [_given(one, "by", "at") for one in task.answers]} if task.answers else {}),
-        **({} if task.side is None else {"side": {"kind": task.side.kind, **_given(task.side)}}),
+        **({"answers": [_dump_without_defaults(one, "by", "at") for one in task.answers]} if task.answers else {}),
+        **({} if task.side is None else {"side": {"kind": task.side.kind, **_dump_without_defaults(task.side)}}),
     }
-    return _key(task.scope, task.op, "tool", digest)
+    return _hash_journal_key(task.scope, task.op, "tool", digest)
 
 
-def call_key(task: ToolInput) -> str:
+def build_first_run_key(task: ToolInput) -> str:
     """The key of the call's first run: the same for all of its runs, whatever was answered in between, and for what is
     done before and after it."""
-    return tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
+    return build_tool_key(task.model_copy(update={"answers": (), "side": None}) if task.answers or task.side else task)
 
 
-def _given(data: Data, *without: str) -> dict[str, Any]:
+def _dump_without_defaults(data: Data, *without: str) -> dict[str, Any]:
     """Without defaults: a field that a later version adds must not change the keys of calls that do not use it."""
     return data.model_dump(exclude_defaults=True, exclude=set(without))
 
 
-def _key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
-    return hashlib.sha256(_canonical([scope, op, kind, digest]).encode()).hexdigest()
+def _hash_journal_key(scope: str, op: int, kind: str, digest: dict[str, Any]) -> str:
+    return hashlib.sha256(_encode_canonical_json([scope, op, kind, digest]).encode()).hexdigest()
 
 
 # ---
 # Recorded outcomes, read back.
 
 
-M = TypeVar("M", bound=BaseModel)
+OutputT = TypeVar("OutputT", bound=BaseModel)
 
 
-def read_outcome(kind: type[M], body: bytes, key: str) -> M:
+def parse_outcome(kind: type[OutputT], body: bytes, key: str) -> OutputT:
     """The outcome of journal entry ``key``. Raises ``TranscriptCorruptedError``, by which the run waits."""
     try:
         return kind.model_validate_json(body)

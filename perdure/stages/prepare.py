@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Chain, ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall, TranscriptChain
 from ..types.messages import BlobRef
-from ..types.tool_calls import After
+from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput
-from .journal_keys import call_key
-from .transcript import check_store, unreadable
+from .journal_keys import build_first_run_key
+from .transcript import check_store_id, format_unreadable_result
 
 
 class PrepareStage:
@@ -26,7 +26,7 @@ class PrepareStage:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: TranscriptChain,
         store_id: str,
         find_agent: Callable[[str], object],
         authorise: Callable[[CallFacts], Awaitable[object]] | None = None,
@@ -44,25 +44,25 @@ class PrepareStage:
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Raises ``AgentNotFoundError``, ``StoreMismatchError``, ``TranscriptCorruptedError``, ``AuthContextError``."""
-        check_store(call.input, self._store_id)
+        check_store_id(call.input, self._store_id)
         self._find_agent(call.input.agent)
         if call.auth is None:
             call.auth = await self._auth(call.input)
-        call.first_key = call_key(call.input) if call.input.answers or call.input.side else ""
+        call.first_key = build_first_run_key(call.input) if call.input.answers or call.input.side else ""
         if call.input.arguments is None:
             call.arguments = await self._arguments(call)
-        if isinstance(side := call.input.side, After):
+        if isinstance(side := call.input.side, AfterExternalCall):
             call.arguments = call.arguments if side.arguments is None else side.arguments
             if side.blob is not None:
                 call.input = call.input.model_copy(update={"side": await self._returned(side, side.blob)})
         return await next(call)
 
-    async def _returned(self, side: After, blob: BlobRef) -> After:
+    async def _returned(self, side: AfterExternalCall, blob: BlobRef) -> AfterExternalCall:
         """With the text of its blob, which a client has named: where nobody has it, that is for the model to hear."""
         try:
             return side.model_copy(update={"text": await self._chain.resolve_blob(blob), "blob": None})
         except TranscriptCorruptedError as error:
-            text = unreadable(error)
+            text = format_unreadable_result(error)
             return side.model_copy(update={"text": text, "blob": None, "is_error": True, "error_type": "ToolError"})
 
     async def _auth(self, task: CallFacts) -> object:

@@ -23,16 +23,16 @@ from ..errors import (
 from ..ports import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 from ..tools.results import CUT
 from ..types.limits import LONGEST_SECONDS, Limits
-from ..types.messages import clean
+from ..types.messages import clean_text
 from ..types.wire import ToolOutput
 
-INTERVAL = 0.5
+HEARTBEAT_INTERVAL = 0.5
 """Seconds between heartbeats: a cancellation arrives with the answer to one, and an interrupt is to stop a call within
 a second. A tenth of the timeout (workflows/options.py), and what the SDK lets through (worker/plugin.py)."""
 
-_AGENT_MISSING = "agent missing since"
+_AGENT_MISSING_SINCE = "agent missing since"
 
-_current: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
+_current_heartbeat: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
 
 
 class Heartbeat:
@@ -44,7 +44,7 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Heartbeat:
-        self._token = _current.set(self)
+        self._token = _current_heartbeat.set(self)
         self._beat = activity.heartbeat
         for details in activity.info().heartbeat_details:  # of the attempt before, or what that one kept of its own
             if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
@@ -58,7 +58,7 @@ class Heartbeat:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        _current.reset(self._token)
+        _current_heartbeat.reset(self._token)
 
     def note(self, *details: object) -> None:
         """What the next heartbeats say; shown as the reason of a stuck run."""
@@ -90,7 +90,7 @@ class Heartbeat:
         self._send()
 
     def _later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick, context=self._context)
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL, self._tick, context=self._context)
 
     def _tick(self) -> None:
         self._send()
@@ -100,44 +100,44 @@ class Heartbeat:
         self._beat(*self._details, *([{"kept": self._kept}] if self._kept else []))
 
 
-def note(reason: str) -> None:
+def report_waiting(reason: str) -> None:
     """Say in the heartbeats of the current activity, if there is one, why it waits; "" when it no longer does."""
-    if (current := _current.get()) is not None:
+    if (current := _current_heartbeat.get()) is not None:
         current.note(*([{"waiting": reason}] if reason else []))
 
 
-def remembered(name: str) -> int | None:
+def get_attempt_value(name: str) -> int | None:
     """What the attempts of the current activity have remembered under ``name``; None where there is no activity."""
-    current = _current.get()
+    current = _current_heartbeat.get()
     return None if current is None else current.kept(name)
 
 
-def remember(name: str, value: int) -> bool:
+def set_attempt_value(name: str, value: int) -> bool:
     """Have the activity's next attempt know ``value``. Whether there is an activity."""
-    if (current := _current.get()) is not None:
+    if (current := _current_heartbeat.get()) is not None:
         current.keep(name, value)
     return current is not None
 
 
-def agent_missing(error: Exception) -> float:
+def measure_agent_missing(error: Exception) -> float:
     """Seconds since the first of the activity's attempts that did not find its agent, this one having failed with
     ``error``. By the server's clock: each attempt may run on another machine."""
-    if (current := _current.get()) is None:
+    if (current := _current_heartbeat.get()) is None:
         return 0.0
     now, since = activity.info().started_time.timestamp(), 0
     if isinstance(error, AgentNotFoundError):
-        since = current.kept(_AGENT_MISSING) or int(now)
-    current.keep(_AGENT_MISSING, since)
+        since = current.kept(_AGENT_MISSING_SINCE) or int(now)
+    current.keep(_AGENT_MISSING_SINCE, since)
     return now - since if since else 0.0
 
 
-def reporter() -> Callable[..., None]:
+def build_heartbeat_reporter() -> Callable[..., None]:
     """What a tool's ``ctx.heartbeat`` does in the current activity: nothing where there is none."""
-    current = _current.get()
-    return current.reporter() if current is not None else _nothing
+    current = _current_heartbeat.get()
+    return current.reporter() if current is not None else _ignore_heartbeat
 
 
-def _nothing(*details: object) -> None:
+def _ignore_heartbeat(*details: object) -> None:
     """No activity, no heartbeat."""
 
 
@@ -145,7 +145,7 @@ def _nothing(*details: object) -> None:
 # What one model call may take over all its attempts (``Limits``): past it, the last error fails the run.
 
 
-FAILED = "failed_attempts"
+FAILED_ATTEMPTS_KEY = "failed_attempts"
 """What the heartbeats of a model call say of its attempts so far. Temporal keeps the last details of an attempt for the
 next one, so the count survives the worker."""
 
@@ -170,22 +170,22 @@ class BudgetStage:
             return await next(call)
         limits = self._limits(call.input.agent)
         whole = limits.call_seconds
-        left = whole if whole is None or call.attempt == 1 else max(0.0, whole - _elapsed(call))
+        left = whole if whole is None or call.attempt == 1 else max(0.0, whole - _measure_elapsed(call))
         try:
             async with asyncio.timeout(left) as clock:
                 return await next(call)
         except TimeoutError:
             if not clock.expired() or whole is None:
                 raise
-            spent = f"{_duration(whole)} (call_timeout)"
-            raise _final(ProviderTimeoutError("the reply was not complete"), spent) from None
+            spent = f"{_format_seconds(whole)} (call_timeout)"
+            raise _mark_final(ProviderTimeoutError("the reply was not complete"), spent) from None
         except ProviderError as error:
             if not error.retryable:  # whoever can do without (a summary in pieces) has failed at nothing
                 raise
             bounded = bound_wait(error, limits.retry_seconds)
             failed = self._count(call, obeyed=error.retry_after is not None and not bounded)
-            if (why := exhausted(limits, failed, _elapsed(call), error.retry_after)) is not None:
-                raise _final(error, why) from None
+            if (why := describe_exhausted_limit(limits, failed, _measure_elapsed(call), error.retry_after)) is not None:
+                raise _mark_final(error, why) from None
             raise
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
@@ -195,9 +195,9 @@ class BudgetStage:
     def _count(self, call: ModelCall, *, obeyed: bool) -> int:
         """How many attempts have failed, this one included unless the wait that the provider asks for is ``obeyed``."""
         of_call = call.owner.rpartition("/")[0]
-        before = remembered(FAILED)
+        before = get_attempt_value(FAILED_ATTEMPTS_KEY)
         failed = (self._failed.get(of_call, 0) if before is None else before) + (not obeyed)
-        if not remember(FAILED, failed):
+        if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
             self._failed[of_call] = failed
         return failed
 
@@ -208,14 +208,12 @@ def bound_wait(error: ProviderError, longest: float) -> bool:
     if asked is None or asked <= longest:
         return False
     error.retry_after = longest
-    error.message = (
-        f"the provider asks to wait {_duration(asked)}, and retry_wait allows {_duration(longest)}: {error.message}"
-    )
+    error.message = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}: {error.message}"
     error.args = (error.message,)
     return True
 
 
-def exhausted(limits: Limits, failed: int, elapsed: float, delay: float | None) -> str | None:
+def describe_exhausted_limit(limits: Limits, failed: int, elapsed: float, delay: float | None) -> str | None:
     """What is used up, in words; None while another attempt may be made ``delay`` seconds from now."""
     if limits.attempts is not None and failed >= limits.attempts:
         return f"{failed} attempt{'s' if failed > 1 else ''} (attempts)"
@@ -223,11 +221,11 @@ def exhausted(limits: Limits, failed: int, elapsed: float, delay: float | None) 
     if whole is None or elapsed + (delay or 0.0) < whole:
         return None
     if elapsed >= whole:
-        return f"{_duration(whole)} (call_timeout)"
-    return f"{_duration(elapsed)}, as it is to wait {_duration(delay or 0.0)} more of {_duration(whole)} (call_timeout)"
+        return f"{_format_seconds(whole)} (call_timeout)"
+    return f"{_format_seconds(elapsed)}, as it is to wait {_format_seconds(delay or 0.0)} more of {_format_seconds(whole)} (call_timeout)"
 
 
-def _final(error: ProviderError, spent: str) -> ProviderError:
+def _mark_final(error: ProviderError, spent: str) -> ProviderError:
     """``error`` as the last one: not tried again."""
     error.retryable = False
     error.message = f"gave up after {spent}: {error.message}"
@@ -235,12 +233,12 @@ def _final(error: ProviderError, spent: str) -> ProviderError:
     return error
 
 
-def _elapsed(call: ModelCall) -> float:
+def _measure_elapsed(call: ModelCall) -> float:
     """Seconds since the first attempt was scheduled."""
     return monotonic() - call.scheduled
 
 
-def _duration(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -270,7 +268,7 @@ LONGEST_DELAY = float(LONGEST_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryDecision:
     """What a failed attempt means."""
 
     kind: str
@@ -288,7 +286,7 @@ class Verdict:
         return ({"compaction": list(self.ways)},) if self.ways else ()
 
 
-def verdict(error: Exception, attempt: int, missing: float = 0.0) -> Verdict:
+def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryDecision:
     """Of attempt number ``attempt`` (from 1) that failed with ``error``. ``missing``: seconds without the agent.
 
     What is no ``PerdureError`` is a fault in the engine, or in an author's prompt function: tried again, but not for
@@ -300,16 +298,16 @@ def verdict(error: Exception, attempt: int, missing: float = 0.0) -> Verdict:
         ToolsetError: TOOLSET_ATTEMPTS,
     }.get(type(error))
     if not isinstance(error, PerdureError):
-        return Verdict(type(error).__name__, _short(str(error)), attempt < UNEXPECTED_ATTEMPTS)
+        return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), attempt < UNEXPECTED_ATTEMPTS)
     retry = error.retryable and (most is None or attempt < most)
     if isinstance(error, AgentNotFoundError):
         retry = missing < AGENT_SECONDS
     delay = error.retry_after if isinstance(error, ProviderError) else None
     delay = None if delay is None else min(delay, LONGEST_DELAY)
     ways = error.ways if isinstance(error, ContextLengthError) else ()
-    return Verdict(type(error).__name__, _short(str(error)), retry, delay, ways)
+    return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), retry, delay, ways)
 
 
-def _short(text: str) -> str:
-    text = clean(text)  # else Temporal's client could not send it, nor say whether to try again
+def _truncate_failure_text(text: str) -> str:
+    text = clean_text(text)  # else Temporal's client could not send it, nor say whether to try again
     return text if len(text) <= FAILURE_CHARS else text[:FAILURE_CHARS] + CUT

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from ..agent.agent import Agent
 from ..errors import AbortError
-from ..hooks import Event, Given, Hook, HookSet, Run, Veto, fire_all
-from ..hooks.dispatch import arguments_from, by_reference, same
-from ..hooks.hook import OF_TOOLS
+from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks
+from ..hooks.dispatch import extract_file_blobs, is_same_json, read_hook_arguments
+from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import NextTool, ToolCall
-from ..tools import ArgumentsError, Tool, ToolContext, error_text, read_result
-from ..tools.memory import Writes
-from ..types.messages import FilePart, Message, ToolResultPart, clean
-from ..types.tool_calls import After, Around
+from ..tools import ArgumentsError, Tool, ToolContext, format_error, read_result
+from ..tools.memory import MemoryWrites
+from ..types.messages import FilePart, Message, ToolResultPart, clean_text
+from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput
 
 logger = logging.getLogger("perdure.worker")
@@ -30,19 +30,24 @@ FindTool = Callable[[str, str], Tool | None]
 """The tool that an agent's call means, by their names."""
 
 
-class ToolContexts(Protocol):
+class ToolContextFactory(Protocol):
     """Makes contexts of tool calls."""
 
-    def __call__(self, call: ToolCall, writes: Writes) -> ToolContext[Any]:
+    def __call__(self, call: ToolCall, writes: MemoryWrites) -> ToolContext[Any]:
         """One whose memory writes into ``writes``."""
         ...
 
 
-class ToolHooks:
+class ToolHookRunner:
     """See :class:`~perdure.stages.hooks.HookStage`."""
 
     def __init__(
-        self, run: Run, find_agent: Callable[[str], Agent], find_tool: FindTool, contexts: ToolContexts, worker: HookSet
+        self,
+        run: AuthorRunner,
+        find_agent: Callable[[str], Agent],
+        find_tool: FindTool,
+        contexts: ToolContextFactory,
+        worker: HookSet,
     ) -> None:
         self._run = run
         self._find_agent = find_agent
@@ -55,24 +60,26 @@ class ToolHooks:
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
         sets = [some for some in (self._worker, agent.hooks, *([tool.hooks] if tool is not None else [])) if some]
-        hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in OF_TOOLS if sets}
+        hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in TOOL_HOOK_EVENTS if sets}
         if not any(hooks.values()):
             return await next(call)
         context = self._contexts(call, call.kept)
         try:
-            return await _Around(self._run, agent, context, hooks).call(call, next)
+            return await _ToolCallHooks(self._run, agent, context, hooks).call(call, next)
         finally:
             context.memory.close()
 
 
-class _Around:
+class _ToolCallHooks:
     """The hooks of one call. What they write into memory is kept whatever the call comes to.
 
     A tool runs once more where another call has changed what it read (``MemoryChangedError``). The hooks before it have
     run then; those behind it see each result.
     """
 
-    def __init__(self, run: Run, agent: Agent, context: ToolContext[Any], hooks: dict[Event, tuple[Hook, ...]]) -> None:
+    def __init__(
+        self, run: AuthorRunner, agent: Agent, context: ToolContext[Any], hooks: dict[HookEvent, tuple[Hook, ...]]
+    ) -> None:
         self._run = run
         self._agent = agent
         self._context = context
@@ -80,15 +87,15 @@ class _Around:
 
     async def call(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The call between its hooks."""
-        name, has_run = call.input.name, isinstance(call.input.side, After)
+        name, has_run = call.input.name, isinstance(call.input.side, AfterExternalCall)
         try:
             await self._read_context()
             veto = None if has_run or call.cleared is not None else await self._before(call)
         except Exception as error:
             what = f"{name} was run, and its result cannot be shown" if has_run else f"{name} was not run"
-            return _failed(call, error, what)
+            return _build_hook_failure(call, error, what)
         if veto is not None:
-            return ToolOutput(key=call.key, content=clean(f"Vetoed: {veto.reason}"), is_error=True)
+            return ToolOutput(key=call.key, content=clean_text(f"Vetoed: {veto.reason}"), is_error=True)
         if call.changed_by is not None and call.refused is not None and (refused := await call.refused()) is not None:
             return refused
         call.cleared = tuple(call.kept) if call.cleared is None else call.cleared
@@ -110,11 +117,11 @@ class _Around:
             text = f"Cancelled: {ran}: the call was cancelled before its hooks had ended"
             return ToolOutput(key=call.key, content=text, is_error=True, status="cancelled")
         except Exception as error:
-            return _failed(call, error, ran)
+            return _build_hook_failure(call, error, ran)
 
-    def _behind(self) -> Around:
+    def _behind(self) -> ExternalCallHooks:
         """What there is to do when the call comes back."""
-        return Around(after=bool(self._hooks["after_tool_call"]), errors=bool(self._hooks["on_error"]))
+        return ExternalCallHooks(after=bool(self._hooks["after_tool_call"]), errors=bool(self._hooks["on_error"]))
 
     async def _read_context(self) -> None:
         """``ctx.context`` as the agent's type. Its validators are the author's."""
@@ -127,20 +134,20 @@ class _Around:
         given = self._given(call)
         before = copy.deepcopy(given["arguments"])
 
-        def take(hook: Hook, returned: Any, given: Given) -> bool:
+        def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
             nonlocal before
-            found = arguments_from(hook, returned, given["arguments"])
+            found = read_hook_arguments(hook, returned, given["arguments"])
             if isinstance(found, Veto):
                 vetoes.append(found)
-            elif returned is not None or not same(found, before):  # returned, or changed in place
+            elif returned is not None or not is_same_json(found, before):  # returned, or changed in place
                 given["arguments"], call.changed_by = found, hook
                 before = copy.deepcopy(found)
             return bool(vetoes)
 
-        def undo(given: Given) -> None:
+        def undo(given: HookArguments) -> None:
             given["arguments"] = copy.deepcopy(before)
 
-        await fire_all(self._run, self._hooks["before_tool_call"], given, take, undo)
+        await run_hooks(self._run, self._hooks["before_tool_call"], given, take, undo)
         if call.changed_by is not None:
             call.arguments = given["arguments"]
         return vetoes[0] if vetoes else None
@@ -157,11 +164,11 @@ class _Around:
         if call.error is None or not self._hooks["on_error"]:
             return
         given, side = self._given(call), call.input.side
-        kind = (isinstance(side, After) and side.error_type) or type(call.error).__name__
+        kind = (isinstance(side, AfterExternalCall) and side.error_type) or type(call.error).__name__
         given |= {"error": call.error, "error_type": kind, "attempt": call.attempt}
         for hook in self._hooks["on_error"]:
             try:
-                await fire_all(self._run, [hook], given)
+                await run_hooks(self._run, [hook], given)
             except AbortError:
                 raise
             except Exception as error:
@@ -171,7 +178,7 @@ class _Around:
         if not self._hooks["after_tool_call"]:
             return output
 
-        def take(_: Hook, returned: Any, given: Given) -> None:
+        def take(_: Hook, returned: Any, given: HookArguments) -> None:
             if returned is not None:
                 given["result"] = self._read(call, given["result"], returned)
 
@@ -184,7 +191,7 @@ class _Around:
             files=output.files,
         )
         given = self._given(call) | {"result": before}
-        await fire_all(self._run, self._hooks["after_tool_call"], given, take)
+        await run_hooks(self._run, self._hooks["after_tool_call"], given, take)
         result: ToolResultPart = given["result"]
         if result is before:
             return output
@@ -194,23 +201,23 @@ class _Around:
     def _read(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
         """What a hook has made of the result: whole, or as a tool gives one. An error stays one then."""
         if isinstance(returned, ToolResultPart):
-            text, files, is_error = clean(returned.content), returned.files, returned.is_error
+            text, files, is_error = clean_text(returned.content), returned.files, returned.is_error
         else:
             result = read_result(returned)
             text, files, is_error = result.text, tuple(file.part for file in result.files), before.is_error
-        (message,), blobs = by_reference([Message(role="tool", parts=files)])
+        (message,), blobs = extract_file_blobs([Message(role="tool", parts=files)])
         call.blobs += blobs
         kept = tuple(part for part in message.parts if isinstance(part, FilePart))
         return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
 
-    def _given(self, call: ToolCall) -> Given:
+    def _given(self, call: ToolCall) -> HookArguments:
         task = call.input
         arguments = copy.deepcopy(dict(call.arguments))  # what a hook does to them is its return, or nothing
         return {"name": task.name, "arguments": arguments, "call_id": task.call_id, "ctx": self._context}
 
 
-def _failed(call: ToolCall, error: Exception, what: str) -> ToolOutput:
+def _build_hook_failure(call: ToolCall, error: Exception, what: str) -> ToolOutput:
     """The result of a call of which a hook has failed, or that a hook has ended the run at."""
     if isinstance(error, AbortError):
-        return ToolOutput(key=call.key, content=error_text(error.plain()), is_error=True, status="aborted")
-    return ToolOutput(key=call.key, content=f"{error_text(error)}\n({what})", is_error=True)
+        return ToolOutput(key=call.key, content=format_error(error.plain()), is_error=True, status="aborted")
+    return ToolOutput(key=call.key, content=f"{format_error(error)}\n({what})", is_error=True)

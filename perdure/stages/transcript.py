@@ -12,13 +12,12 @@ from pydantic import ValidationError
 
 from ..agent.xml import to_xml
 from ..errors import StoreMismatchError, TranscriptCorruptedError
-from ..loop.finish import REMINDER_ID, output_of
-from ..loop.transcript import closed_calls
+from ..loop.finish import REMINDER_ID, build_output
+from ..loop.transcript import build_closing_messages
 from ..ports import (
     Blob,
-    Chain,
+    BranchConversation,
     Commit,
-    Fork,
     Journal,
     ModelCall,
     ModelReply,
@@ -28,44 +27,47 @@ from ..ports import (
     RunRow,
     Runs,
     ToolCall,
+    TranscriptChain,
     TurnRow,
 )
-from ..types.files import decoded
-from ..types.interface import Response, plain_output
+from ..types.files import decode_file_data
+from ..types.interface import Response, parse_output
 from ..types.messages import BlobRef, ContentPart, FilePart, Message, TextPart, ToolResultPart
-from ..types.plain_json import size
-from ..types.subagents import AsTell, BranchAsked, BranchOutcome
-from ..types.tool_calls import Answered, AsCallback, AsRemote, AsSubagent, Call, Refused
+from ..types.plain_json import measure_json
+from ..types.subagents import BranchOutcome, BranchRequest, TellCall
+from ..types.tool_calls import AnsweredCall, Call, CallbackCall, RefusedCall, RemoteCall, SubagentCall
 from ..types.wire import (
     INLINE_BYTES,
     OUTPUT_BYTES,
     REMOTE_BYTES,
     CallFacts,
-    Finish,
+    FinalAnswer,
     ModelInput,
     ModelOutput,
     NewMessage,
     NewResult,
     ToolOutput,
 )
-from .journal_keys import read_outcome
+from .journal_keys import parse_outcome
 
 # ---
 # Branches of a step on their way to the loop and back: forked conversations become nodes, long texts become blobs.
 
 
-async def resolved(chain: Chain, outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
+async def resolve_branch_outcomes(chain: TranscriptChain, outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
     """``outcomes`` with the answers that stand in blobs. Raises ``TranscriptCorruptedError``."""
-    return [await _whole(chain, one) for one in outcomes]
+    return [await _resolve_branch_outcome(chain, one) for one in outcomes]
 
 
-async def _whole(chain: Chain, outcome: BranchOutcome) -> BranchOutcome:
+async def _resolve_branch_outcome(chain: TranscriptChain, outcome: BranchOutcome) -> BranchOutcome:
     if outcome.blob is None:
         return outcome
     return outcome.model_copy(update={"content": await chain.resolve_blob(outcome.blob), "blob": None})
 
 
-def forked(chain: Chain, store_id: str, call: ModelCall, reply: ModelReply, sent: Sequence[Blob]) -> ModelReply:
+def build_branches_reply(
+    chain: TranscriptChain, store_id: str, call: ModelCall, reply: ModelReply, sent: Sequence[Blob]
+) -> ModelReply:
     """``reply`` whose step waits for branches: each gets the end of its conversation, the run keeps its own.
 
     ``sent``: the files of messages that are new since the head.
@@ -73,7 +75,7 @@ def forked(chain: Chain, store_id: str, call: ModelCall, reply: ModelReply, sent
     nodes: dict[str, Node] = {}
     blobs = [*sent, *call.blobs]
 
-    def head(fork: Fork | None) -> str | None:
+    def head(fork: BranchConversation | None) -> str | None:
         if fork is None or not fork.messages:
             return fork.head if fork is not None else None
         node, more = chain.extend(fork.head, fork.messages)
@@ -84,14 +86,14 @@ def forked(chain: Chain, store_id: str, call: ModelCall, reply: ModelReply, sent
         return node.hash
 
     asked = tuple(
-        _fit_branch(one, blobs).model_copy(update={"head": head(fork)})
+        _move_branch_message_to_blob(one, blobs).model_copy(update={"head": head(fork)})
         for one, fork in zip(reply.output.branches, reply.forks, strict=True)
     )
     output = reply.output.model_copy(update={"branches": asked, "head": call.head, "store_id": store_id})
     return replace(reply, output=output, commit=Commit(list(nodes.values()), blobs))
 
 
-def _fit_branch(asked: BranchAsked, blobs: list[Blob]) -> BranchAsked:
+def _move_branch_message_to_blob(asked: BranchRequest, blobs: list[Blob]) -> BranchRequest:
     """A long message stays out of history."""
     if asked.message is None or len(asked.message.encode()) <= INLINE_BYTES:
         return asked
@@ -103,7 +105,7 @@ def _fit_branch(asked: BranchAsked, blobs: list[Blob]) -> BranchAsked:
 # What the store is told of a run and its turn with each call: for lists, and for whoever asks when Temporal forgot.
 
 
-def run_row(call: ModelCall, output: ModelOutput) -> RunRow:
+def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
     """The run as it stands after this call; the workflow may still go on, and the next call says so."""
     task = call.input
     status = "running"
@@ -111,11 +113,11 @@ def run_row(call: ModelCall, output: ModelOutput) -> RunRow:
         status = task.closing.status
     elif output.finish is not None:
         status = "waiting" if task.mode == "session" else "completed"
-    result = _result(task, output)
+    result = _encode_response(task, output)
     return RunRow(task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at)
 
 
-def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
+def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     """The turn, where there is something to say of it: it took messages (maybe after its answer), or has ended."""
     task = call.input
     heard = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
@@ -127,19 +129,21 @@ def turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
     if ended:
         status = (task.closing.turn or task.closing.status) if task.closing else "completed"
         status = "running" if status in ("waiting", "paused") else status  # a message extends it
-    return TurnRow(task.context_id, task.task_id, status, output.head, _result(task, output), ids, call.asked_at)
+    return TurnRow(
+        task.context_id, task.task_id, status, output.head, _encode_response(task, output), ids, call.asked_at
+    )
 
 
-def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
+def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
     """JSON of the ``Response``, as far as this call knows it; of a failure with ``error_type`` and ``error``."""
     closing = task.closing
     if closing is not None:
         why = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
-        return _readable({**(closing.response or {}), "head": output.head, **why})
+        return _encode_readable_json({**(closing.response or {}), "head": output.head, **why})
     finish, blob = output.finish, output.answer_blob
     if finish is None:
         return None
-    said = output_of(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
+    said = build_output(finish.content, typed=finish.typed, called=finish.called, protocol=output.limits.protocol)
     answer = Response(
         content=finish.content,
         blob=blob,
@@ -156,10 +160,10 @@ def _result(task: ModelInput, output: ModelOutput) -> bytes | None:
         head=output.head,
         store_id=output.store_id,
     )
-    return _readable(answer.model_dump(mode="json", exclude_none=True))
+    return _encode_readable_json(answer.model_dump(mode="json", exclude_none=True))
 
 
-def _readable(result: dict[str, Any]) -> bytes:
+def _encode_readable_json(result: dict[str, Any]) -> bytes:
     """JSON of ``result`` that readers take: without an output that could not be read back."""
     body = json.dumps(result).encode()
     try:
@@ -175,20 +179,20 @@ def _readable(result: dict[str, Any]) -> bytes:
 
 logger = logging.getLogger("perdure.worker")
 
-Render = Callable[[str], Awaitable[str]]
+RenderTypedText = Callable[[str], Awaitable[str]]
 """What is said for the JSON of a typed input."""
 
 
-async def _plainly(text: str) -> str:
+async def _render_as_xml(text: str) -> str:
     """Without the agent's code: as XML, field by field."""
-    plain = plain_output(text)
+    plain = parse_output(text)
     return to_xml(plain) if isinstance(plain, dict) else text
 
 
-class Sent:
+class IncomingMessages:
     """The messages that one model call is given. ``blobs`` are the files that came in them, and are to be written."""
 
-    def __init__(self, chain: Chain, store_id: str, render: Render = _plainly) -> None:
+    def __init__(self, chain: TranscriptChain, store_id: str, render: RenderTypedText = _render_as_xml) -> None:
         """``render`` gives what the model is shown of a typed input."""
         self._chain = chain
         self._render = render
@@ -212,7 +216,7 @@ class Sent:
             try:
                 parts.append(await self._part(part, item.store_id))
             except TranscriptCorruptedError as error:
-                parts.append(_missing(item, part, error))
+                parts.append(_build_missing_part(item, part, error))
         if item.typed:
             text = "".join(part.text for part in parts if isinstance(part, TextPart))
             return Message.user(await self._render(text), id=item.id, by=item.by)
@@ -220,7 +224,7 @@ class Sent:
 
     async def _part(self, part: ContentPart, store_id: str | None) -> ContentPart:
         if isinstance(part, FilePart) and part.data is not None:
-            kept, blobs = by_reference(part)
+            kept, blobs = move_file_to_blob(part)
             self.blobs += blobs
             return kept
         if part.blob is None:
@@ -238,15 +242,15 @@ class Sent:
         return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
 
 
-def by_reference(part: FilePart) -> tuple[FilePart, list[Blob]]:
+def move_file_to_blob(part: FilePart) -> tuple[FilePart, list[Blob]]:
     """``part`` with a reference in the place of bytes, and the blob that this takes."""
     if part.data is None:
         return part, []
-    blob = Blob.of(decoded(part))
+    blob = Blob.of(decode_file_data(part))
     return part.model_copy(update={"data": None, "blob": blob.ref}), [blob]
 
 
-def _missing(item: NewMessage, part: ContentPart, error: TranscriptCorruptedError) -> TextPart:
+def _build_missing_part(item: NewMessage, part: ContentPart, error: TranscriptCorruptedError) -> TextPart:
     what = f"message {item.id}" if item.id else "a message"
     if isinstance(part, FilePart):
         what = f"file {part.name} of {what}" if part.name else f"a file of {what}"
@@ -262,7 +266,7 @@ class TranscriptStage:
     """Loads what was said before the call, and makes the node of what is said now."""
 
     def __init__(
-        self, chain: Chain, journal: Journal, runs: Runs, store_id: str, render: RenderInput | None = None
+        self, chain: TranscriptChain, journal: Journal, runs: Runs, store_id: str, render: RenderInput | None = None
     ) -> None:
         """``render`` gives what the agent of a name shows its model of a typed input."""
         self._render = render
@@ -274,7 +278,7 @@ class TranscriptStage:
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Give the call its conversation, and the reply its head and what is to be written."""
         task = call.input
-        check_store(task, self._store_id)
+        check_store_id(task, self._store_id)
         if task.purpose == "remind":
             return await self._unchanged(call, next)
         sent = self._sent(task)
@@ -283,17 +287,22 @@ class TranscriptStage:
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
         behind = call.prefix or await self._behind(head, call.fresh)
-        fresh = _unheard(behind, call.fresh) if task.resume else call.fresh
+        fresh = _drop_recorded_messages(behind, call.fresh) if task.resume else call.fresh
         if task.purpose != "compact":  # what is open there is open behind it
-            call.fresh = [*closed_calls(behind, fresh), *fresh]
+            call.fresh = [*build_closing_messages(behind, fresh), *fresh]
         if task.purpose != "close":
             known = {blob.hash: blob.body for blob in sent.blobs}
             call.files = await self._chain.files([*call.prefix, *call.fresh], known)
-            call.branches = await resolved(self._chain, task.branches)
+            call.branches = await resolve_branch_outcomes(self._chain, task.branches)
         reply = await next(call)
         if reply.output.branches:
-            return forked(self._chain, self._store_id, call, reply, sent.blobs)
-        said = [*self._system(call, reply), *call.fresh, *([reply.message] if reply.message else []), *_answered(reply)]
+            return build_branches_reply(self._chain, self._store_id, call, reply, sent.blobs)
+        said = [
+            *self._system(call, reply),
+            *call.fresh,
+            *([reply.message] if reply.message else []),
+            *_build_answered_results(reply),
+        ]
         blobs = [*sent.blobs, *call.blobs]
         nodes: list[Node] = []
         if reply.rewritten:
@@ -301,8 +310,8 @@ class TranscriptStage:
         if said:
             head = self._node(head, said, nodes, blobs)
         kept = {"head": head, "store_id": self._store_id, "compact": reply.due or None}
-        reply.output = _fit_output(reply.output, blobs, kept)
-        run, turn = run_row(call, reply.output), turn_row(call, reply.output)
+        reply.output = _move_large_output_to_blobs(reply.output, blobs, kept)
+        run, turn = build_run_row(call, reply.output), build_turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
 
@@ -321,17 +330,17 @@ class TranscriptStage:
         blobs += more
         return node.hash
 
-    def _sent(self, task: ModelInput) -> Sent:
+    def _sent(self, task: ModelInput) -> IncomingMessages:
         """Of what an ending records, also what no agent knows what to make of."""
         render = self._render
         if render is None or task.purpose == "close":
-            return Sent(self._chain, self._store_id)
+            return IncomingMessages(self._chain, self._store_id)
 
         async def shown(text: str) -> str:
-            plain = plain_output(text)
+            plain = parse_output(text)
             return await render(task.agent, plain) if isinstance(plain, dict) else text
 
-        return Sent(self._chain, self._store_id, shown)
+        return IncomingMessages(self._chain, self._store_id, shown)
 
     async def _last_head(self, task: ModelInput) -> str | None:
         """Where the conversation of this id ended; where it is to begin, if there never was one."""
@@ -349,7 +358,7 @@ class TranscriptStage:
         """Nothing to do: the next model call is given the result by its key."""
         return await next(call)
 
-    async def _fresh(self, task: ModelInput, sent: Sent) -> list[Message]:
+    async def _fresh(self, task: ModelInput, sent: IncomingMessages) -> list[Message]:
         """The new items as messages: neighbouring results are one message, in the order of their calls."""
         ending = task.purpose == "close"
         keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
@@ -379,7 +388,7 @@ class TranscriptStage:
         except TranscriptCorruptedError as error:
             if not ending and not (item.blob is not None and item.answered_by is not None):
                 raise  # what a client has named, and nobody has, is for the model to hear of: nothing is lost
-            said |= {"content": unreadable(error), "is_error": True}
+            said |= {"content": format_unreadable_result(error), "is_error": True}
         return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **said)
 
     async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
@@ -388,7 +397,7 @@ class TranscriptStage:
                 f"the result of tool call {item.call_id} ({item.name}) is not in the journal (key {key})",
                 hint="Restore the store from a backup, then resume the run.",
             )
-        output = read_outcome(ToolOutput, recorded[key], key)
+        output = parse_outcome(ToolOutput, recorded[key], key)
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
         return {"content": text, "is_error": output.is_error, "files": output.files}
 
@@ -400,9 +409,9 @@ class TranscriptStage:
         return [] if last is not None and last.text == reply.system else [Message.system(reply.system)]
 
 
-def _answered(reply: ModelReply) -> Iterator[Message]:
+def _build_answered_results(reply: ModelReply) -> Iterator[Message]:
     """The results of calls that the engine answered itself, right behind the reply."""
-    answered = [(call, how) for call in reply.output.calls if isinstance(how := call.disposition, Answered)]
+    answered = [(call, how) for call in reply.output.calls if isinstance(how := call.disposition, AnsweredCall)]
     if answered:
         yield Message(
             role="tool",
@@ -413,7 +422,7 @@ def _answered(reply: ModelReply) -> Iterator[Message]:
         )
 
 
-def _unheard(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
+def _drop_recorded_messages(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Message]:
     """``fresh`` without what the conversation has under the same id.
 
     The first call of a new execution may have been recorded by a worker that was lost, and stopped before anybody knew.
@@ -422,12 +431,12 @@ def _unheard(behind: Sequence[Message], fresh: Sequence[Message]) -> list[Messag
     return [message for message in fresh if message.role != "user" or message.id not in heard]
 
 
-def unreadable(error: TranscriptCorruptedError) -> str:
+def format_unreadable_result(error: TranscriptCorruptedError) -> str:
     """What the model is told in the place of a result."""
     return f"[the result could not be read: {error.message}]"
 
 
-def check_store(task: CallFacts, store_id: str) -> None:
+def check_store_id(task: CallFacts, store_id: str) -> None:
     """Raise ``StoreMismatchError`` for a run that is kept in another store."""
     if task.store_id is not None and task.store_id != store_id:
         raise StoreMismatchError(
@@ -436,13 +445,13 @@ def check_store(task: CallFacts, store_id: str) -> None:
         )
 
 
-def _fit_output(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
+def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) -> ModelOutput:
     """``output`` with where it is ``kept``. Large text and arguments stay out of history; adds the blobs that this
     needs to ``blobs``."""
-    output = output.model_copy(update=kept | {"calls": tuple(_fit_calls(output.calls, blobs))})
-    large = _is_large(output.text)
+    output = output.model_copy(update=kept | {"calls": tuple(_omit_large_call_arguments(output.calls, blobs))})
+    large = _is_large_text(output.text)
     if output.finish is not None and (output.limits.protocol == "tool" or not large):
-        return _fit_apart(output, output.finish, blobs)
+        return _move_answer_and_text_to_blobs(output, output.finish, blobs)
     if not large:
         return output
     content = output.finish.content if output.finish else output.text
@@ -452,40 +461,40 @@ def _fit_output(output: ModelOutput, blobs: list[Blob], kept: dict[str, Any]) ->
     return output.model_copy(update={"text": "", "blob": blob.ref, "finish": finish})
 
 
-def _fit_apart(output: ModelOutput, finish: Finish, blobs: list[Blob]) -> ModelOutput:
+def _move_answer_and_text_to_blobs(output: ModelOutput, finish: FinalAnswer, blobs: list[Blob]) -> ModelOutput:
     """The same where the answer is not the reply's text, or is no more: a hook or a validator may have changed it."""
     update: dict[str, Any] = {}
-    if _is_large(finish.content):
+    if _is_large_text(finish.content):
         blobs.append(Blob.of(finish.content))
         update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
-    if _is_large(output.text):
+    if _is_large_text(output.text):
         blobs.append(Blob.of(output.text))
         update |= {"text": "", "blob": blobs[-1].ref}
     return output.model_copy(update=update) if update else output
 
 
-def _is_large(text: str) -> bool:
+def _is_large_text(text: str) -> bool:
     return len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES
 
 
-def _fit_calls(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
+def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iterator[Call]:
     """Arguments that do not fit, each for itself or all together, are read from the transcript node instead; what a
     subagent is asked, from a blob. Whoever runs a remote or callback tool can read neither: its arguments travel whole,
     or it is not run."""
     left = far = OUTPUT_BYTES
     for call in calls:
-        found = size(call.arguments)
-        if isinstance(how := call.disposition, AsRemote | AsCallback):
-            found += size(how.model_dump(mode="json")) if isinstance(how, AsCallback) else 0
+        found = measure_json(call.arguments)
+        if isinstance(how := call.disposition, RemoteCall | CallbackCall):
+            found += measure_json(how.model_dump(mode="json")) if isinstance(how, CallbackCall) else 0
             if found > min(REMOTE_BYTES, far):
-                whose = "remote" if isinstance(how, AsRemote) else "callback"
+                whose = "remote" if isinstance(how, RemoteCall) else "callback"
                 text = f"not run: its arguments have {found:,} bytes; a {whose} tool takes up to {REMOTE_BYTES:,}"
-                call = call.model_copy(update={"arguments": None, "disposition": Refused(text=text)})
+                call = call.model_copy(update={"arguments": None, "disposition": RefusedCall(text=text)})
             else:
                 far -= found
         elif found > INLINE_BYTES or found > left:
             call = call.model_copy(update={"arguments": None})
-            if isinstance(how, AsSubagent | AsTell):
+            if isinstance(how, SubagentCall | TellCall):
                 blobs.append(Blob.of(how.message))
                 how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
                 call = call.model_copy(update={"disposition": how})

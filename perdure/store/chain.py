@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from ..errors import InvalidInputError, TranscriptCorruptedError
-from ..ports import Batch, Blob, Claim, Commit, Journal, Node, Transcripts
-from ..types.files import decoded
+from ..ports import Blob, Claim, Commit, EventBatch, Journal, Node, Transcripts
+from ..types.files import decode_file_data
 from ..types.messages import (
     BlobRef,
     FilePart,
@@ -25,8 +25,8 @@ from ..types.messages import (
     Part,
     TextPart,
     ToolResultPart,
-    canonical,
-    file_parts,
+    encode_canonical,
+    iter_file_parts,
     parse_messages,
 )
 from ..types.validation_errors import describe_validation_error
@@ -142,12 +142,12 @@ class ByteLRU(Generic[V]):
 
 _MESSAGE_BYTES = 1500  # what a decoded message takes besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
-_KNOWN = 256  # ends of cached chains that the store is told of
+_MAX_KNOWN_ENDS = 256  # ends of cached chains that the store is told of
 
-_RESTORE = "Restore it from a backup and `resume` the run, or fork the run from a head that is intact."
+_RESTORE_HINT = "Restore it from a backup and `resume` the run, or fork the run from a head that is intact."
 
 
-def node_hash(parent: str | None, body: bytes) -> str:
+def hash_node(parent: str | None, body: bytes) -> str:
     """The name of a node: sha256 (hexadecimal) over version, parent and body.
 
     The header tells a root from any parent and says how long the parent is: no two pairs give the same bytes.
@@ -158,13 +158,13 @@ def node_hash(parent: str | None, body: bytes) -> str:
     return digest.hexdigest()
 
 
-def blob_hash(body: bytes) -> str:
+def hash_blob(body: bytes) -> str:
     """The name of a blob: sha256 of its bytes, hexadecimal."""
     return hashlib.sha256(body).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _DecodedNode:
     """A decoded node."""
 
     hash: str
@@ -182,7 +182,7 @@ class Chain:
         self._transcripts = transcripts
         cache = cache or CacheBudget()
         self._files: ByteLRU[bytes] = ByteLRU(cache)
-        self._links: ByteLRU[_Link] = ByteLRU(cache, self._evicted)
+        self._links: ByteLRU[_DecodedNode] = ByteLRU(cache, self._evicted)
         self._ends: dict[str, None] = {}
         """Cached nodes without a cached child, the latest last: where a load may stop."""
 
@@ -192,7 +192,7 @@ class Chain:
         Messages that were loaded or remembered before are the same objects again. Raises ``StoreError``, and
         ``TranscriptCorruptedError`` for a node or blob that is missing or altered.
         """
-        fresh: dict[str, _Link] = {}  # what this load read, also where it is more than the cache holds
+        fresh: dict[str, _DecodedNode] = {}  # what this load read, also where it is more than the cache holds
         while True:
             links, gap = self._walk(head, fresh)
             if gap is None:
@@ -214,7 +214,7 @@ class Chain:
         """
         blobs: list[Blob] = []
         try:
-            body = canonical([_outline(message, blobs) for message in messages])
+            body = encode_canonical([_move_message_to_blobs(message, blobs) for message in messages])
             parse_messages(body)
         except ValueError as error:  # ValidationError, UnicodeEncodeError
             why = describe_validation_error(error, "JSON") if isinstance(error, ValidationError) else str(error)[:500]
@@ -222,7 +222,7 @@ class Chain:
                 f"the messages were not stored, since they could not be read back: {why}",
                 hint="Their values must be plain JSON: finite numbers, no lone surrogates, at most 150 levels.",
             ) from None
-        return Node(node_hash(head, body), head, body), blobs
+        return Node(hash_node(head, body), head, body), blobs
 
     def remember(self, node: Node, messages: Sequence[Message]) -> None:
         """Keep what was just written, so that loading it is free and gives these very objects.
@@ -230,13 +230,13 @@ class Chain:
         ``messages`` are those that ``extend`` was given. What it stored in another form is not kept: the next load
         resolves texts that are blobs, and finds files as references.
         """
-        if not any(_refs(messages)) and all(part.data is None for part in file_parts(messages)):
-            self._keep(_Link(node.hash, node.parent, tuple(messages)), _size(node, messages))
+        if not any(_iter_text_refs(messages)) and all(part.data is None for part in iter_file_parts(messages)):
+            self._keep(_DecodedNode(node.hash, node.parent, tuple(messages)), _estimate_node_bytes(node, messages))
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """The text of ``ref``. Raises ``TranscriptCorruptedError`` where it is missing or altered."""
         found = await self._transcripts.blobs([ref.hash])
-        return _text(ref, found)
+        return _decode_blob_text(ref, found)
 
     async def files(self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
         """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
@@ -246,18 +246,18 @@ class Chain:
         known = known or {}
         for name, body in known.items():
             self._files.put(name, body, len(body))
-        refs = {part.blob.hash: part.blob for part in file_parts(messages) if part.blob is not None}
+        refs = {part.blob.hash: part.blob for part in iter_file_parts(messages) if part.blob is not None}
         found = {name: known.get(name, self._files.get(name)) for name in refs}
         missing = [name for name, body in found.items() if body is None]
         read = await self._transcripts.blobs(missing) if missing else {}
         for name in missing:
-            found[name] = body = await asyncio.to_thread(_bytes, refs[name], read)
+            found[name] = body = await asyncio.to_thread(_verify_blob, refs[name], read)
             self._files.put(name, body, len(body))
         return {name: body for name, body in found.items() if body is not None}
 
-    def _walk(self, head: str | None, fresh: dict[str, _Link]) -> tuple[list[_Link], str | None]:
+    def _walk(self, head: str | None, fresh: dict[str, _DecodedNode]) -> tuple[list[_DecodedNode], str | None]:
         """From the head towards the root as far as it is known; second, the first node that is not."""
-        links: list[_Link] = []
+        links: list[_DecodedNode] = []
         peek = self._links.peek
         while head is not None:
             link = peek(head) or fresh.get(head)
@@ -267,26 +267,28 @@ class Chain:
             head = link.parent
         return links, None
 
-    async def _fetch(self, head: str, fresh: dict[str, _Link]) -> None:
+    async def _fetch(self, head: str, fresh: dict[str, _DecodedNode]) -> None:
         """Read and verify the chain that ends in ``head``, down to what is cached."""
-        nodes = await self._transcripts.nodes(head, until=list(self._ends)[-_KNOWN:])
+        nodes = await self._transcripts.nodes(head, until=list(self._ends)[-_MAX_KNOWN_ENDS:])
         decoded: list[tuple[Node, list[Message]]] = []
-        pause = _Pause()
+        pause = _LoopYielder()
         for node in nodes:
-            decoded.append((node, decode(node)))
+            decoded.append((node, decode_node(node)))
             await pause.after(len(node.body))
-        refs = {ref.hash: ref for _, messages in decoded for ref in _refs(messages)}
+        refs = {ref.hash: ref for _, messages in decoded for ref in _iter_text_refs(messages)}
         found = await self._transcripts.blobs(list(refs)) if refs else {}
         for node, stored in decoded:
-            messages = [_inline(message, found) for message in stored]
-            link = self._links.peek(node.hash) or _Link(node.hash, node.parent, tuple(messages))
+            messages = [_resolve_message_texts(message, found) for message in stored]
+            link = self._links.peek(node.hash) or _DecodedNode(node.hash, node.parent, tuple(messages))
             fresh[node.hash] = link
-            self._keep(link, _size(node, messages))
-            await pause.after(sum(ref.size for ref in _refs(stored)))
+            self._keep(link, _estimate_node_bytes(node, messages))
+            await pause.after(sum(ref.size for ref in _iter_text_refs(stored)))
         if head not in fresh:
-            raise TranscriptCorruptedError(f"node {head} of the transcript is missing from the store", hint=_RESTORE)
+            raise TranscriptCorruptedError(
+                f"node {head} of the transcript is missing from the store", hint=_RESTORE_HINT
+            )
 
-    def _keep(self, link: _Link, size: int) -> None:
+    def _keep(self, link: _DecodedNode, size: int) -> None:
         if link.parent is not None:
             self._ends.pop(link.parent, None)
         self._ends[link.hash] = None
@@ -296,7 +298,7 @@ class Chain:
         self._ends.pop(name, None)
 
 
-class _Pause:
+class _LoopYielder:
     """Lets the event loop turn (heartbeats, other runs) while a long chain is decoded."""
 
     def __init__(self) -> None:
@@ -309,12 +311,12 @@ class _Pause:
             await asyncio.sleep(0)
 
 
-def decode(node: Node) -> list[Message]:
+def decode_node(node: Node) -> list[Message]:
     """Its messages in the form that is stored. Raises ``TranscriptCorruptedError`` for altered bytes."""
-    if node_hash(node.parent, node.body) != node.hash:
+    if hash_node(node.parent, node.body) != node.hash:
         raise TranscriptCorruptedError(
             f"node {node.hash} of the transcript was altered: its bytes no longer have that hash",
-            hint=_RESTORE,
+            hint=_RESTORE_HINT,
         )
     try:
         return parse_messages(node.body)
@@ -325,27 +327,27 @@ def decode(node: Node) -> list[Message]:
         ) from error
 
 
-def _refs(messages: Iterable[Message]) -> Iterator[BlobRef]:
+def _iter_text_refs(messages: Iterable[Message]) -> Iterator[BlobRef]:
     for message in messages:
         for part in message.parts:
             if isinstance(part, TextPart | ToolResultPart) and part.blob is not None:
                 yield part.blob
 
 
-def _outline(message: Message, blobs: list[Blob]) -> Message:
+def _move_message_to_blobs(message: Message, blobs: list[Blob]) -> Message:
     """The form that is stored: large texts replaced by references, their bytes added to ``blobs``."""
-    parts = tuple(_outline_part(part, blobs) for part in message.parts)
+    parts = tuple(_move_part_to_blobs(part, blobs) for part in message.parts)
     changed = any(new is not old for new, old in zip(parts, message.parts, strict=True))
     return message.model_copy(update={"parts": parts}) if changed else message
 
 
-def _outline_part(part: Part, blobs: list[Blob]) -> Part:
+def _move_part_to_blobs(part: Part, blobs: list[Blob]) -> Part:
     if isinstance(part, FilePart):
-        return _outline_file(part, blobs)
+        return _move_chain_file_to_blob(part, blobs)
     if not isinstance(part, TextPart | ToolResultPart):
         return part
     if isinstance(part, ToolResultPart) and any(file.data is not None for file in part.files):
-        part = part.model_copy(update={"files": tuple(_outline_file(file, blobs) for file in part.files)})
+        part = part.model_copy(update={"files": tuple(_move_chain_file_to_blob(file, blobs) for file in part.files)})
     text = part.text if isinstance(part, TextPart) else part.content
     if 4 * len(text) <= INLINE_BYTES or len(text.encode()) <= INLINE_BYTES:
         return part
@@ -354,52 +356,54 @@ def _outline_part(part: Part, blobs: list[Blob]) -> Part:
     return part.model_copy(update={"text" if isinstance(part, TextPart) else "content": "", "blob": blob.ref})
 
 
-def _outline_file(part: FilePart, blobs: list[Blob]) -> FilePart:
+def _move_chain_file_to_blob(part: FilePart, blobs: list[Blob]) -> FilePart:
     if part.data is None:
         return part
-    blob = Blob.of(decoded(part))
+    blob = Blob.of(decode_file_data(part))
     blobs.append(blob)
     return part.model_copy(update={"data": None, "blob": blob.ref})
 
 
-def _inline(message: Message, found: dict[str, bytes]) -> Message:
+def _resolve_message_texts(message: Message, found: dict[str, bytes]) -> Message:
     """The form that callers see: references replaced by their texts."""
-    if not any(_refs([message])):
+    if not any(_iter_text_refs([message])):
         return message
-    return message.model_copy(update={"parts": tuple(_inline_part(part, found) for part in message.parts)})
+    return message.model_copy(update={"parts": tuple(_resolve_part_text(part, found) for part in message.parts)})
 
 
-def _inline_part(part: Part, found: dict[str, bytes]) -> Part:
+def _resolve_part_text(part: Part, found: dict[str, bytes]) -> Part:
     if not isinstance(part, TextPart | ToolResultPart) or part.blob is None:
         return part
-    text = _text(part.blob, found)
+    text = _decode_blob_text(part.blob, found)
     return part.model_copy(update={"text" if isinstance(part, TextPart) else "content": text, "blob": None})
 
 
-def _text(ref: BlobRef, found: dict[str, bytes]) -> str:
+def _decode_blob_text(ref: BlobRef, found: dict[str, bytes]) -> str:
     try:
-        return _bytes(ref, found).decode()
+        return _verify_blob(ref, found).decode()
     except UnicodeDecodeError as error:
-        raise TranscriptCorruptedError(f"blob {ref.hash} is not UTF-8 text", hint=_RESTORE) from error
+        raise TranscriptCorruptedError(f"blob {ref.hash} is not UTF-8 text", hint=_RESTORE_HINT) from error
 
 
-def _bytes(ref: BlobRef, found: dict[str, bytes]) -> bytes:
+def _verify_blob(ref: BlobRef, found: dict[str, bytes]) -> bytes:
     body = found.get(ref.hash)
     if body is None:
-        raise TranscriptCorruptedError(f"blob {ref.hash} ({ref.size} bytes) is missing from the store", hint=_RESTORE)
-    if blob_hash(body) != ref.hash:
         raise TranscriptCorruptedError(
-            f"blob {ref.hash} was altered: its bytes no longer have that hash", hint=_RESTORE
+            f"blob {ref.hash} ({ref.size} bytes) is missing from the store", hint=_RESTORE_HINT
+        )
+    if hash_blob(body) != ref.hash:
+        raise TranscriptCorruptedError(
+            f"blob {ref.hash} was altered: its bytes no longer have that hash", hint=_RESTORE_HINT
         )
     return body
 
 
-def _size(node: Node, messages: Sequence[Message]) -> int:
+def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
     """Bytes that a link takes: its texts, again for the wire encoding that a provider keeps, and objects.
 
     Of a file the link has a reference, and the wire encoding all of it, in base64.
     """
-    encoded = sum(part.blob.size * 4 // 3 for part in file_parts(messages) if part.blob is not None)
+    encoded = sum(part.blob.size * 4 // 3 for part in iter_file_parts(messages) if part.blob is not None)
     texts = sum(
         len(part.text if isinstance(part, TextPart) else part.content)
         for message in messages
@@ -433,7 +437,7 @@ class CachedJournal:
             found |= await self._journal.find(unknown)
         return found
 
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
         body = self._outcomes.get(key)
         if body is not None:

@@ -17,19 +17,19 @@ import sqlalchemy as sa
 from sqlalchemy import Dialect, bindparam
 from sqlalchemy.sql.dml import Insert, ReturningInsert
 
-from ..ports import Batch, EventRow, NewEvent
-from ..types.events import Span, event_body, lost, read_event
+from ..ports import EventBatch, EventRow, NewEvent
+from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import Lineage, PathStep
-from .schema import ByKeys, Database, Statement, events_table, feeds, insert
+from .schema import Database, KeyListStatement, Statement, build_insert, events_table, feeds_table
 
 # ---
 # The way down to a run, as it is kept: one that is begun again, by another call under its id, has another way then.
 
 
-Path = tuple[PathStep, ...]
+RunPath = tuple[PathStep, ...]
 
 
-class Ways:
+class PathHistory:
     """Those of one run, each with the number from which on its events have come by it."""
 
     def __init__(self, kept: str | None) -> None:
@@ -37,9 +37,9 @@ class Ways:
         pairs: list[Any] = read if read and isinstance(read[0], list) else [[0, read]]
         self._from = [first for first, _ in pairs]
         self._steps = [steps for _, steps in pairs]
-        self._paths: dict[int, Path] = {}
+        self._paths: dict[int, RunPath] = {}
 
-    def at(self, seq: int) -> Path:
+    def at(self, seq: int) -> RunPath:
         """Of the event of that number."""
         which = max(0, bisect_right(self._from, seq) - 1)
         if which not in self._paths:
@@ -53,80 +53,88 @@ class Ways:
 
     def then(self, lineage: Lineage, seq: int) -> str | None:
         """As it is to be kept where the events from that number on have come by ``lineage``; None where it is so."""
-        steps = _steps(lineage)
+        steps = _dump_path_steps(lineage)
         if self._steps[-1] == steps:
             return None
         pairs = [*zip(self._from, self._steps, strict=True), (seq, steps)]
         return json.dumps(pairs, ensure_ascii=False)
 
 
-def first_way(lineage: Lineage) -> str:
+def encode_first_path(lineage: Lineage) -> str:
     """As it is kept of a run that has come by one way, as nearly all do."""
-    return json.dumps(_steps(lineage), ensure_ascii=False)
+    return json.dumps(_dump_path_steps(lineage), ensure_ascii=False)
 
 
-def _steps(lineage: Lineage) -> list[dict[str, str]]:
+def _dump_path_steps(lineage: Lineage) -> list[dict[str, str]]:
     return [step.model_dump(exclude_none=True) for step in lineage.path]
 
 
-_STATE = ("seq", "token", "open", "first_delta")
+_FEED_STATE_COLUMNS = ("seq", "token", "open", "first_delta")
 
 
-def _reserve(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str | None, str | None]]:
+def _build_reserve_numbers(dialect: Dialect) -> ReturningInsert[tuple[int, str, int, int, str | None, str | None]]:
     """Take numbers, and with them the row's lock until the transaction ends: their order is that of the commits.
 
     The row of a run whose numbers are another one's is locked, and none are taken.
     """
-    taken = sa.case((feeds.c.root.is_(None), bindparam("count", type_=sa.Integer)), else_=0)
-    new_row: Insert = insert(dialect, feeds).on_conflict_do_update(
-        index_elements=["context_id"], set_={"seq": feeds.c.seq + taken}
+    taken = sa.case((feeds_table.c.root.is_(None), bindparam("count", type_=sa.Integer)), else_=0)
+    new_row: Insert = build_insert(dialect, feeds_table).on_conflict_do_update(
+        index_elements=["context_id"], set_={"seq": feeds_table.c.seq + taken}
     )
-    return new_row.returning(*[feeds.c[name] for name in (*_STATE, "root", "path")])
+    return new_row.returning(*[feeds_table.c[name] for name in (*_FEED_STATE_COLUMNS, "root", "path")])
 
 
-_OF_STREAM = events_table.c.context_id == bindparam("stream")
-_DELTAS = (
-    _OF_STREAM,
+_IS_IN_STREAM = events_table.c.context_id == bindparam("stream")
+_IS_DELTA = (
+    _IS_IN_STREAM,
     events_table.c.seq >= bindparam("first", type_=sa.Integer),
     events_table.c.type == "model.delta",
 )
 
 
-def _of_run(build: Callable[..., sa.Select[Any] | sa.Delete]) -> dict[bool, Statement]:
+def _build_run_statements(build: Callable[..., sa.Select[Any] | sa.Delete]) -> dict[bool, Statement]:
     """For a conversation whose stream it is, and for a run that stands in another one's."""
     mine = {False: events_table.c.child.is_(None), True: events_table.c.child == bindparam("child")}
     return {below: Statement(partial(build, whose)) for below, whose in mine.items()}
 
 
-RESERVE = Statement(_reserve)
-SETTLE = Statement(
+RESERVE_NUMBERS = Statement(_build_reserve_numbers)
+UPDATE_FEED = Statement(
     lambda _: (
-        sa.update(feeds).values({name: bindparam(name) for name in _STATE}).where(feeds.c.context_id == bindparam("of"))
+        sa.update(feeds_table)
+        .values({name: bindparam(name) for name in _FEED_STATE_COLUMNS})
+        .where(feeds_table.c.context_id == bindparam("of"))
     )
 )
-SETTLE_SEQ = Statement(
-    lambda _: sa.update(feeds).values(seq=bindparam("seq")).where(feeds.c.context_id == bindparam("of"))
+UPDATE_FEED_SEQ = Statement(
+    lambda _: sa.update(feeds_table).values(seq=bindparam("seq")).where(feeds_table.c.context_id == bindparam("of"))
 )
-SETTLE_PATH = Statement(
-    lambda _: sa.update(feeds).values(path=bindparam("new_path")).where(feeds.c.context_id == bindparam("of"))
+UPDATE_FEED_PATH = Statement(
+    lambda _: (
+        sa.update(feeds_table).values(path=bindparam("new_path")).where(feeds_table.c.context_id == bindparam("of"))
+    )
 )
 # Refused by the index of keys alone: two events of one number would be a fault, and raise.
 INSERT_EVENT = Statement(
-    lambda dialect: insert(dialect, events_table).on_conflict_do_nothing(
+    lambda dialect: build_insert(dialect, events_table).on_conflict_do_nothing(
         index_elements=["context_id", "key"], index_where=events_table.c.key.is_not(None)
     )
 )
-KEYS = ByKeys(lambda keys: sa.select(events_table.c.key).where(_OF_STREAM, events_table.c.key.in_(keys)))
-DELTAS = _of_run(lambda whose, _: sa.select(events_table.c.seq).where(*_DELTAS, whose).order_by(events_table.c.seq))
-DELETE_DELTAS = _of_run(lambda whose, _: sa.delete(events_table).where(*_DELTAS, whose))
-ONE = Statement(
+SELECT_EVENT_KEYS = KeyListStatement(
+    lambda keys: sa.select(events_table.c.key).where(_IS_IN_STREAM, events_table.c.key.in_(keys))
+)
+SELECT_DELTAS = _build_run_statements(
+    lambda whose, _: sa.select(events_table.c.seq).where(*_IS_DELTA, whose).order_by(events_table.c.seq)
+)
+DELETE_DELTAS = _build_run_statements(lambda whose, _: sa.delete(events_table).where(*_IS_DELTA, whose))
+SELECT_EVENT = Statement(
     lambda _: sa.select(*[events_table.c[name] for name in ("task_id", "type", "body")]).where(
-        _OF_STREAM, events_table.c.seq == bindparam("seq")
+        _IS_IN_STREAM, events_table.c.seq == bindparam("seq")
     )
 )
 
 
-class _Row(NamedTuple):
+class _FeedRow(NamedTuple):
     """Of a conversation, as it is recorded."""
 
     seq: int
@@ -138,7 +146,7 @@ class _Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Feed:
+class _FeedState:
     """The row of a conversation while a batch is written, and where its events stand."""
 
     context_id: str
@@ -163,99 +171,99 @@ class _Feed:
         return key if key is None or self.child is None else f"{self.child}\n{key}"
 
 
-def append(database: Database, batch: Batch, now: str, *, recorded: bool = False) -> bool:
+def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
     """Write ``batch``; False where it came too late, which what comes with a ``recorded`` outcome never does."""
-    feed = _reserved(database, batch)
+    feed = _reserve_numbers(database, batch)
     if batch.token and batch.token < feed.token and not recorded:
-        _settle(database, feed)
+        _update_feed(database, feed)
         return False
-    _come_by(database, feed, batch.lineage)
+    _record_new_path(database, feed, batch.lineage)
     if batch.token > feed.token:
-        if feed.open and not (recorded and _ends_deltas(batch)):
-            _write(database, feed, _lost(database, feed, now), None)
+        if feed.open and not (recorded and _has_delta_ending_event(batch)):
+            _insert_event(database, feed, _build_lost_retraction(database, feed, now), None)
         if batch.advances:
             feed.token = batch.token
-    known = _known(database, feed, batch)
+    known = _read_known_keys(database, feed, batch)
     for new in batch.events:
         key = feed.key(new.key)
-        if key in known or not _write(database, feed, new, key):
+        if key in known or not _insert_event(database, feed, new, key):
             continue
         if key is not None and new.event.type != "model.delta":
             known.add(key)
-    _settle(database, feed)
+    _update_feed(database, feed)
     return True
 
 
-def _reserved(database: Database, batch: Batch) -> _Feed:
+def _reserve_numbers(database: Database, batch: EventBatch) -> _FeedState:
     """Take as many numbers as there are events, where the conversation's stand."""
     count = len(batch.events)
-    state = _reserve_row(database, batch.context_id, batch.token if batch.advances else "", count, batch.lineage)
+    state = _reserve_feed_row(database, batch.context_id, batch.token if batch.advances else "", count, batch.lineage)
     root, seq = state.root, state.seq
     if root is not None:
-        seq = _reserve_row(database, root, "", count).seq
+        seq = _reserve_feed_row(database, root, "", count).seq
     reserved = seq, state.token, state.open, state.first_delta
     stream = root or batch.context_id
     child = None if stream == batch.context_id else batch.context_id
-    return _Feed(batch.context_id, stream, reserved, seq - count, *reserved[1:], state.path, child)
+    return _FeedState(batch.context_id, stream, reserved, seq - count, *reserved[1:], state.path, child)
 
 
-def _come_by(database: Database, feed: _Feed, lineage: Lineage | None) -> None:
+def _record_new_path(database: Database, feed: _FeedState, lineage: Lineage | None) -> None:
     """Note another way than the last one: who opens a conversation again may call under the same ids once more."""
-    if lineage is None or feed.child is None or lineage.root != feed.stream or first_way(lineage) == feed.path:
+    if lineage is None or feed.child is None or lineage.root != feed.stream or encode_first_path(lineage) == feed.path:
         return
-    if (path := Ways(feed.path).then(lineage, feed.seq + 1)) is not None:
-        SETTLE_PATH.run(database, of=feed.context_id, new_path=path)
+    if (path := PathHistory(feed.path).then(lineage, feed.seq + 1)) is not None:
+        UPDATE_FEED_PATH.run(database, of=feed.context_id, new_path=path)
 
 
-def _reserve_row(database: Database, of: str, token: str, count: int, lineage: Lineage | None = None) -> _Row:
+def _reserve_feed_row(database: Database, of: str, token: str, count: int, lineage: Lineage | None = None) -> _FeedRow:
     """Of a new row all is as given; of one that is there only numbers are taken."""
-    path = None if lineage is None else first_way(lineage)
+    path = None if lineage is None else encode_first_path(lineage)
     root = None if lineage is None else lineage.root
     row = {"context_id": of, "seq": count if root is None else 0, "token": token, "open": 0, "first_delta": 0}
-    [reserved] = RESERVE.run(database, **row, root=root, path=path, count=count)
-    return _Row(*reserved)
+    [reserved] = RESERVE_NUMBERS.run(database, **row, root=root, path=path, count=count)
+    return _FeedRow(*reserved)
 
 
-def _ends_deltas(batch: Batch) -> bool:
+def _has_delta_ending_event(batch: EventBatch) -> bool:
     return any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
 
 
-def _settle(database: Database, feed: _Feed) -> None:
+def _update_feed(database: Database, feed: _FeedState) -> None:
     """Correct what was reserved; mostly there is nothing to correct."""
     state = feed.seq, feed.token, feed.open, feed.first_delta
     if feed.child is None:
         if state != feed.reserved:
-            SETTLE.run(database, of=feed.context_id, **dict(zip(_STATE, state, strict=True)))
+            UPDATE_FEED.run(database, of=feed.context_id, **dict(zip(_FEED_STATE_COLUMNS, state, strict=True)))
         return
     if state[1:] != feed.reserved[1:]:  # no numbers are its own
-        SETTLE.run(database, of=feed.context_id, **dict(zip(_STATE, (0, *state[1:]), strict=True)))
+        UPDATE_FEED.run(database, of=feed.context_id, **dict(zip(_FEED_STATE_COLUMNS, (0, *state[1:]), strict=True)))
     if feed.seq != feed.reserved[0]:
-        SETTLE_SEQ.run(database, of=feed.stream, seq=feed.seq)
+        UPDATE_FEED_SEQ.run(database, of=feed.stream, seq=feed.seq)
 
 
-def _known(database: Database, feed: _Feed, batch: Batch) -> set[str | None]:
+def _read_known_keys(database: Database, feed: _FeedState, batch: EventBatch) -> set[str | None]:
     """The keys that the conversation has, where they are to be known. The lock is held: nobody adds one meanwhile."""
-    keys = [key for new in batch.events if _looked_up(new) and (key := feed.key(new.key)) is not None]
-    return {key for (key,) in KEYS.each(database, keys, stream=feed.stream)} if keys else set()
+    keys = [key for new in batch.events if _needs_key_lookup(new) and (key := feed.key(new.key)) is not None]
+    return {key for (key,) in SELECT_EVENT_KEYS.each(database, keys, stream=feed.stream)} if keys else set()
 
 
-def _looked_up(new: NewEvent) -> bool:
+def _needs_key_lookup(new: NewEvent) -> bool:
     """Whether its key is to be known before: it ends deltas, or is one, which keeps none. Others the index refuses."""
     return new.key is not None and new.event.type in ("model.delta", "model.completed", "model.retracted")
 
 
-def _write(database: Database, feed: _Feed, new: NewEvent, key: str | None) -> bool:
+def _insert_event(database: Database, feed: _FeedState, new: NewEvent, key: str | None) -> bool:
     """Give the event its number, and its spans; false where it would retract nothing, or its ``key`` is there."""
     event = new.event
     spans: tuple[Span, ...] = ()
     if event.type == "model.retracted":
-        spans, feed.open = _spans(database, feed, feed.open), 0
+        spans, feed.open = _read_delta_spans(database, feed, feed.open), 0
         if not spans:
             return False
     elif event.type == "model.completed":
-        spans = _spans(database, feed, feed.first_delta)
+        spans = _read_delta_spans(database, feed, feed.first_delta)
         if spans:
-            DELETE_DELTAS[feed.child is not None].run(database, **_deltas(feed, feed.first_delta))
+            DELETE_DELTAS[feed.child is not None].run(database, **_build_delta_parameters(feed, feed.first_delta))
         feed.open = feed.first_delta = 0
     written = INSERT_EVENT.run(
         database,
@@ -264,7 +272,7 @@ def _write(database: Database, feed: _Feed, new: NewEvent, key: str | None) -> b
         task_id=event.task_id,
         type=event.type,
         key=key if event.type != "model.delta" else None,
-        body=event_body(event),
+        body=encode_event_body(event),
         spans=json.dumps(spans) if spans else None,
         child=feed.child,
     )
@@ -277,10 +285,10 @@ def _write(database: Database, feed: _Feed, new: NewEvent, key: str | None) -> b
     return True
 
 
-def _spans(database: Database, feed: _Feed, first: int) -> tuple[Span, ...]:
+def _read_delta_spans(database: Database, feed: _FeedState, first: int) -> tuple[Span, ...]:
     """The run's deltas from number ``first`` on, as first and last of each row without a gap."""
     found: list[Span] = []
-    rows = DELTAS[feed.child is not None].run(database, **_deltas(feed, first)) if first else ()
+    rows = SELECT_DELTAS[feed.child is not None].run(database, **_build_delta_parameters(feed, first)) if first else ()
     for (number,) in rows:
         if found and found[-1][1] == number - 1:
             found[-1] = found[-1][0], number
@@ -289,16 +297,16 @@ def _spans(database: Database, feed: _Feed, first: int) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _deltas(feed: _Feed, first: int) -> dict[str, object]:
+def _build_delta_parameters(feed: _FeedState, first: int) -> dict[str, object]:
     return {"stream": feed.stream, "first": first, "child": feed.child}
 
 
-def _lost(database: Database, feed: _Feed, now: str) -> NewEvent:
-    task_id, type_, body = ONE.run(database, stream=feed.stream, seq=feed.open).fetchone()
+def _build_lost_retraction(database: Database, feed: _FeedState, now: str) -> NewEvent:
+    task_id, type_, body = SELECT_EVENT.run(database, stream=feed.stream, seq=feed.open).fetchone()
     whole = body.encode() if isinstance(body, str) else bytes(body)
-    event = read_event(feed.context_id, feed.open, task_id, type_, whole)
+    event = decode_event(feed.context_id, feed.open, task_id, type_, whole)
     assert event is not None, "a delta is an event that every perdure knows"
-    return NewEvent(lost(event, now))
+    return NewEvent(build_worker_lost_retraction(event, now))
 
 
 # ---
@@ -313,7 +321,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 """A page of events ends behind the one that brings it over this."""
 
 
-def _select(*scope: sa.ColumnElement[bool]) -> Statement:
+def _build_select_events(*scope: sa.ColumnElement[bool]) -> Statement:
     query = (
         sa.select(*[events_table.c[name] for name in ("seq", "task_id", "type", "body", "spans", "child")])
         .where(events_table.c.context_id == bindparam("stream"), *scope)
@@ -324,27 +332,32 @@ def _select(*scope: sa.ColumnElement[bool]) -> Statement:
     return Statement(lambda _: query)
 
 
-_CHILD = events_table.c.child == bindparam("child")
+_IS_OF_CHILD = events_table.c.child == bindparam("child")
 # Compared as text, not by LIKE or as a range: an id may hold what a pattern takes for its own, and orders differ.
-_BELOW = sa.func.substr(events_table.c.child, 1, bindparam("length", type_=sa.Integer)) == bindparam("prefix")
-OWN = {False: _select(events_table.c.child.is_(None)), True: _select()}
+_IS_BELOW_CHILD = sa.func.substr(events_table.c.child, 1, bindparam("length", type_=sa.Integer)) == bindparam("prefix")
+SELECT_STREAM_EVENTS = {False: _build_select_events(events_table.c.child.is_(None)), True: _build_select_events()}
 """Of a conversation whose numbers are its own: by itself, and with all that is below it."""
-OF_CHILD = {False: _select(_CHILD), True: _select(sa.or_(_CHILD, _BELOW))}
+SELECT_CHILD_EVENTS = {
+    False: _build_select_events(_IS_OF_CHILD),
+    True: _build_select_events(sa.or_(_IS_OF_CHILD, _IS_BELOW_CHILD)),
+}
 """Of a run that stands in another one's stream: by itself, and with what is below it."""
-PLACES = ByKeys(
-    lambda ids: sa.select(feeds.c.context_id, feeds.c.root, feeds.c.path).where(feeds.c.context_id.in_(ids))
+SELECT_FEED_ROOTS = KeyListStatement(
+    lambda ids: sa.select(feeds_table.c.context_id, feeds_table.c.root, feeds_table.c.path).where(
+        feeds_table.c.context_id.in_(ids)
+    )
 )
-_OF_ROOT = feeds.alias("of_root")
-LATEST = ByKeys(
+_ROOT_FEEDS = feeds_table.alias("of_root")
+SELECT_LATEST_SEQS = KeyListStatement(
     lambda ids: (
-        sa.select(feeds.c.context_id, sa.func.coalesce(_OF_ROOT.c.seq, feeds.c.seq))
-        .select_from(feeds.outerjoin(_OF_ROOT, _OF_ROOT.c.context_id == feeds.c.root))
-        .where(feeds.c.context_id.in_(ids))
+        sa.select(feeds_table.c.context_id, sa.func.coalesce(_ROOT_FEEDS.c.seq, feeds_table.c.seq))
+        .select_from(feeds_table.outerjoin(_ROOT_FEEDS, _ROOT_FEEDS.c.context_id == feeds_table.c.root))
+        .where(feeds_table.c.context_id.in_(ids))
     )
 )
 
 
-def events(
+def read_events(
     database: Database,
     context_id: str,
     after: int,
@@ -355,25 +368,25 @@ def events(
 ) -> list[EventRow]:
     """Events behind number ``after``, in order: one at least if there is any, ``limit`` or ``page_bytes`` at most."""
     page = {"after": after, "limit": limit}
-    found = _rows(OWN[children].run(database, stream=context_id, **page), page_bytes)
+    found = _parse_event_rows(SELECT_STREAM_EVENTS[children].run(database, stream=context_id, **page), page_bytes)
     depth = 0
     if not found:  # it may stand in another one's stream: then it has no rows of that id
-        root, ways = _places(database, [context_id]).get(context_id, (None, None))
+        root, ways = _read_feed_roots(database, [context_id]).get(context_id, (None, None))
         if root is None or ways is None:
             return []
         below = f"{context_id}/"
         scope = {"child": context_id, "prefix": below, "length": len(below)}
-        found = _rows(OF_CHILD[children].run(database, stream=root, **scope, **page), page_bytes)
+        found = _parse_event_rows(SELECT_CHILD_EVENTS[children].run(database, stream=root, **scope, **page), page_bytes)
         depth = ways.depth
-    return _with_paths(database, found, context_id, depth)
+    return _add_run_paths(database, found, context_id, depth)
 
 
-def latest(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
+def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
     """Of each conversation that has an event: the last number where its events are numbered."""
-    return dict(LATEST.each(database, context_ids))
+    return dict(SELECT_LATEST_SEQS.each(database, context_ids))
 
 
-def _rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
+def _parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
     found: list[EventRow] = []
     size = 0
     for seq, task_id, type_, body, spans, child in rows:
@@ -386,12 +399,12 @@ def _rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
     return found
 
 
-def _with_paths(database: Database, rows: list[EventRow], context_id: str, depth: int) -> list[EventRow]:
+def _add_run_paths(database: Database, rows: list[EventRow], context_id: str, depth: int) -> list[EventRow]:
     """``rows`` as they are seen from the conversation, which stands ``depth`` steps below the stream's own run."""
     below = {row.child for row in rows if row.child is not None and row.child != context_id}
     if not below and not depth:
         return rows
-    ways = {child: ways for child, (_, ways) in _places(database, below).items()}
+    ways = {child: ways for child, (_, ways) in _read_feed_roots(database, below).items()}
     return [
         EventRow(row.seq, row.task_id, row.type, row.body, row.spans, row.child, ways[row.child].at(row.seq)[depth:])
         if row.child in ways
@@ -400,6 +413,9 @@ def _with_paths(database: Database, rows: list[EventRow], context_id: str, depth
     ]
 
 
-def _places(database: Database, context_ids: Iterable[str]) -> dict[str, tuple[str | None, Ways]]:
+def _read_feed_roots(database: Database, context_ids: Iterable[str]) -> dict[str, tuple[str | None, PathHistory]]:
     """In whose stream the events of each stand, where it has any, and the ways down from there."""
-    return {context_id: (root, Ways(path)) for context_id, root, path in PLACES.each(database, context_ids)}
+    return {
+        context_id: (root, PathHistory(path))
+        for context_id, root, path in SELECT_FEED_ROOTS.each(database, context_ids)
+    }

@@ -72,7 +72,7 @@ class Statement:
         return compiled
 
 
-class ByKeys:
+class KeyListStatement:
     """A statement over a list of keys, padded to a power of two so that few statements are compiled."""
 
     MOST = 512
@@ -98,19 +98,19 @@ class ByKeys:
             yield from self.run(database, wanted[start : start + self.MOST], **values)
 
 
-def insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+def build_insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that knows ON CONFLICT: the two dialects write it alike, SQLAlchemy has a class for each."""
     made = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
     return made.values({column.name: bindparam(column.name) for column in table.columns})
 
 
-def insert_missing(table: sa.Table) -> Statement:
-    return Statement(lambda dialect: insert(dialect, table).on_conflict_do_nothing())
+def build_insert_missing(table: sa.Table) -> Statement:
+    return Statement(lambda dialect: build_insert(dialect, table).on_conflict_do_nothing())
 
 
-def upsert(dialect: Dialect, table: sa.Table) -> Insert:
+def build_upsert(dialect: Dialect, table: sa.Table) -> Insert:
     """A row in the place of the one that has its primary key, unless it was asked for earlier."""
-    new_row = insert(dialect, table)
+    new_row = build_insert(dialect, table)
     key = [column.name for column in table.primary_key]
     new = {column.name: new_row.excluded[column.name] for column in table.columns}
     for kept in (*key, "created_at"):
@@ -130,7 +130,7 @@ def as_bytes(value: Any) -> bytes:
 
 metadata = sa.MetaData()
 
-meta = sa.Table(
+meta_table = sa.Table(
     "meta",
     metadata,
     sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
@@ -150,7 +150,7 @@ blobs_table = sa.Table(
     sa.Column("hash", sa.Text, primary_key=True),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
-journal = sa.Table(
+journal_table = sa.Table(
     "journal",
     metadata,
     sa.Column("key", sa.Text, primary_key=True),
@@ -190,14 +190,14 @@ turns_table = sa.Table(
     sa.Column("created_at", sa.Text, nullable=False),
     sa.Column("updated_at", sa.Text, nullable=False),
 )
-sent = sa.Table(
+sent_messages_table = sa.Table(
     "sent",
     metadata,
     sa.Column("context_id", sa.Text, primary_key=True),
     sa.Column("message_id", sa.Text, primary_key=True),
     sa.Column("task_id", sa.Text, nullable=False),
 )
-memory = sa.Table(
+memory_table = sa.Table(
     "memory",
     metadata,
     sa.Column("namespace", sa.Text, primary_key=True),
@@ -219,25 +219,25 @@ events_table = sa.Table(
     # Of a run below the one whose order it stands in: the id of that run. NULL for the conversation's own.
     sa.Column("child", sa.Text),
 )
-_keyed = events_table.c.key.is_not(None)
-_of_child = events_table.c.child.is_not(None)
+_HAS_KEY = events_table.c.key.is_not(None)
+_HAS_CHILD = events_table.c.child.is_not(None)
 sa.Index(
     "events_key",
     events_table.c.context_id,
     events_table.c.key,
     unique=True,
-    sqlite_where=_keyed,
-    postgresql_where=_keyed,
+    sqlite_where=_HAS_KEY,
+    postgresql_where=_HAS_KEY,
 )
 sa.Index(
     "events_child",
     events_table.c.context_id,
     events_table.c.child,
     events_table.c.seq,
-    sqlite_where=_of_child,
-    postgresql_where=_of_child,
+    sqlite_where=_HAS_CHILD,
+    postgresql_where=_HAS_CHILD,
 )
-feeds = sa.Table(
+feeds_table = sa.Table(
     "feeds",
     metadata,
     sa.Column("context_id", sa.Text, primary_key=True),

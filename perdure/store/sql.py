@@ -15,53 +15,53 @@ from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import ClauseElement
 
 from ..errors import MemoryChangedError, TranscriptCorruptedError
-from ..ports import Batch, Claim, Commit, MemoryWrite, Node, RunRow, TurnRow
+from ..ports import Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow
 from . import event_log
 from .schema import (
     RUN_COLUMNS,
-    ByKeys,
     Database,
+    KeyListStatement,
     Statement,
     as_bytes,
     blobs_table,
-    insert,
-    insert_missing,
-    journal,
-    memory,
-    meta,
+    build_insert,
+    build_insert_missing,
+    build_upsert,
+    journal_table,
+    memory_table,
+    meta_table,
     nodes_table,
     runs_table,
-    sent,
+    sent_messages_table,
     turns_table,
-    upsert,
 )
 
 # ---
 # The memory that conversations share: its operations, as :mod:`.sql` has those on the other tables.
 
 
-def _recall_all(bounded: bool) -> Statement:
-    query = sa.select(memory.c.key, memory.c.value).where(
-        memory.c.namespace == bindparam("namespace"), memory.c.key >= bindparam("prefix")
+def _build_recall_all(bounded: bool) -> Statement:
+    query = sa.select(memory_table.c.key, memory_table.c.value).where(
+        memory_table.c.namespace == bindparam("namespace"), memory_table.c.key >= bindparam("prefix")
     )
     if bounded:
-        query = query.where(memory.c.key < bindparam("behind"))
-    return Statement(lambda _: query.order_by(memory.c.key).limit(bindparam("limit", type_=sa.Integer)))
+        query = query.where(memory_table.c.key < bindparam("behind"))
+    return Statement(lambda _: query.order_by(memory_table.c.key).limit(bindparam("limit", type_=sa.Integer)))
 
 
-_BY_NAME = memory.c.namespace == bindparam("namespace"), memory.c.key == bindparam("key")
-INSERT_MEMORY = insert_missing(memory)
+_IS_MEMORY_KEY = memory_table.c.namespace == bindparam("namespace"), memory_table.c.key == bindparam("key")
+INSERT_MEMORY = build_insert_missing(memory_table)
 REPLACE_MEMORY = Statement(
     lambda _: (
-        sa.update(memory)
+        sa.update(memory_table)
         .values(value=bindparam("new"), updated_at=bindparam("now"))
-        .where(*_BY_NAME, memory.c.value == bindparam("before"))
+        .where(*_IS_MEMORY_KEY, memory_table.c.value == bindparam("before"))
     )
 )
-UPSERT_MEMORY = Statement(lambda dialect: upsert(dialect, memory))
-DELETE_MEMORY = Statement(lambda _: sa.delete(memory).where(*_BY_NAME))
-RECALL = Statement(lambda _: sa.select(memory.c.value).where(*_BY_NAME))
-RECALL_ALL = {bounded: _recall_all(bounded) for bounded in (False, True)}
+UPSERT_MEMORY = Statement(lambda dialect: build_upsert(dialect, memory_table))
+DELETE_MEMORY = Statement(lambda _: sa.delete(memory_table).where(*_IS_MEMORY_KEY))
+SELECT_MEMORY_VALUE = Statement(lambda _: sa.select(memory_table.c.value).where(*_IS_MEMORY_KEY))
+SELECT_MEMORY_VALUES = {bounded: _build_recall_all(bounded) for bounded in (False, True)}
 
 
 def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str) -> None:
@@ -90,19 +90,19 @@ def _replace_memory(database: Database, write: MemoryWrite, value: bytes, now: s
 
 def recall(database: Database, namespace: str, key: str) -> bytes | None:
     """One value of the memory."""
-    row = RECALL.run(database, namespace=namespace, key=key).fetchone()
+    row = SELECT_MEMORY_VALUE.run(database, namespace=namespace, key=key).fetchone()
     return None if row is None else as_bytes(row[0])
 
 
 def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
     """The values whose key begins with ``prefix``; a range, since no pattern has to be escaped in it."""
-    behind = _behind(prefix)
-    statement = RECALL_ALL[behind is not None]
+    behind = _find_prefix_end(prefix)
+    statement = SELECT_MEMORY_VALUES[behind is not None]
     rows = statement.run(database, namespace=namespace, prefix=prefix, behind=behind, limit=limit)
     return {key: as_bytes(value) for key, value in rows}
 
 
-def _behind(prefix: str) -> str | None:
+def _find_prefix_end(prefix: str) -> str | None:
     """The first text, by code points, behind all that begin with ``prefix``; None if nothing is."""
     stem = prefix.rstrip(chr(sys.maxunicode))
     if not stem:
@@ -111,14 +111,14 @@ def _behind(prefix: str) -> str | None:
     return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no text
 
 
-def _record(dialect: Dialect) -> Insert:
+def _build_record_outcome(dialect: Dialect) -> Insert:
     """Give a journal entry its outcome, unless it has one."""
-    new_row = insert(dialect, journal)
+    new_row = build_insert(dialect, journal_table)
     new = {name: new_row.excluded[name] for name in ("kind", "outcome", "done_at")}
-    return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal.c.outcome.is_(None))
+    return new_row.on_conflict_do_update(index_elements=["key"], set_=new, where=journal_table.c.outcome.is_(None))
 
 
-def _chain(until: list[Any]) -> ClauseElement:
+def _build_select_chain(until: list[Any]) -> ClauseElement:
     """The nodes from ``head`` towards the root, in any order.
 
     UNION, not UNION ALL, over names alone: it ends even if somebody altered the rows into a circle.
@@ -131,7 +131,7 @@ def _chain(until: list[Any]) -> ClauseElement:
     return sa.select(nodes_table).join(found, nodes_table.c.hash == found.c.hash)
 
 
-def _list_runs(agent: bool, status: bool) -> Statement:
+def _build_select_runs(agent: bool, status: bool) -> Statement:
     query = sa.select(runs_table)
     if agent:
         query = query.where(runs_table.c.agent == bindparam("agent"))
@@ -141,85 +141,96 @@ def _list_runs(agent: bool, status: bool) -> Statement:
     return Statement(lambda _: query.order_by(*order).limit(bindparam("limit", type_=sa.Integer)))
 
 
-_BY_KEY = journal.c.key == bindparam("key")
-FIND = ByKeys(lambda keys: sa.select(journal.c.key, journal.c.outcome).where(journal.c.key.in_(keys)))
-CLAIM = insert_missing(journal)
-# The lock keeps two retries on PostgreSQL from taking one claim over; SQLite has one writer and ignores it.
-CLAIMED = Statement(
-    lambda _: sa.select(journal.c.owner, journal.c.starts, journal.c.outcome).where(_BY_KEY).with_for_update()
+_IS_JOURNAL_KEY = journal_table.c.key == bindparam("key")
+SELECT_OUTCOMES = KeyListStatement(
+    lambda keys: sa.select(journal_table.c.key, journal_table.c.outcome).where(journal_table.c.key.in_(keys))
 )
-TAKE_OVER = Statement(
+INSERT_CLAIM = build_insert_missing(journal_table)
+# The lock keeps two retries on PostgreSQL from taking one claim over; SQLite has one writer and ignores it.
+SELECT_CLAIM = Statement(
     lambda _: (
-        sa.update(journal)
-        .values(owner=bindparam("owner"), starts=bindparam("starts"), claimed_at=bindparam("now"))
-        .where(_BY_KEY)
+        sa.select(journal_table.c.owner, journal_table.c.starts, journal_table.c.outcome)
+        .where(_IS_JOURNAL_KEY)
+        .with_for_update()
     )
 )
-RECORD = Statement(_record)
-INSERT_NODE = insert_missing(nodes_table)
-INSERT_BLOB = insert_missing(blobs_table)
-UPSERT_RUN = Statement(lambda dialect: upsert(dialect, runs_table))
-UPSERT_TURN = Statement(lambda dialect: upsert(dialect, turns_table))
-INSERT_SENT = insert_missing(sent)
-CHAIN = ByKeys(_chain)
-BLOBS = ByKeys(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
-RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
-RUNS = {(agent, status): _list_runs(agent, status) for agent in (False, True) for status in (False, True)}
-TURN = Statement(
+TAKE_OVER_CLAIM = Statement(
+    lambda _: (
+        sa.update(journal_table)
+        .values(owner=bindparam("owner"), starts=bindparam("starts"), claimed_at=bindparam("now"))
+        .where(_IS_JOURNAL_KEY)
+    )
+)
+RECORD_OUTCOME = Statement(_build_record_outcome)
+INSERT_NODE = build_insert_missing(nodes_table)
+INSERT_BLOB = build_insert_missing(blobs_table)
+UPSERT_RUN = Statement(lambda dialect: build_upsert(dialect, runs_table))
+UPSERT_TURN = Statement(lambda dialect: build_upsert(dialect, turns_table))
+INSERT_SENT_MESSAGE = build_insert_missing(sent_messages_table)
+SELECT_CHAIN = KeyListStatement(_build_select_chain)
+SELECT_BLOBS = KeyListStatement(lambda keys: sa.select(blobs_table).where(blobs_table.c.hash.in_(keys)))
+SELECT_RUN = Statement(lambda _: sa.select(runs_table).where(runs_table.c.context_id == bindparam("context_id")))
+SELECT_RUNS = {
+    (agent, status): _build_select_runs(agent, status) for agent in (False, True) for status in (False, True)
+}
+SELECT_TURN = Statement(
     lambda _: sa.select(*[turns_table.c[name] for name in ("status", "head", "result", "asked_at")]).where(
         turns_table.c.context_id == bindparam("context_id"), turns_table.c.task_id == bindparam("task_id")
     )
 )
-TURN_OF = Statement(
-    lambda _: sa.select(sent.c.task_id).where(
-        sent.c.context_id == bindparam("context_id"), sent.c.message_id == bindparam("message_id")
+SELECT_TURN_OF_MESSAGE = Statement(
+    lambda _: sa.select(sent_messages_table.c.task_id).where(
+        sent_messages_table.c.context_id == bindparam("context_id"),
+        sent_messages_table.c.message_id == bindparam("message_id"),
     )
 )
-NAME_STORE = insert_missing(meta)
-STORE_ID = Statement(lambda _: sa.select(meta.c.store_id))
+INSERT_STORE_ID = build_insert_missing(meta_table)
+SELECT_STORE_ID = Statement(lambda _: sa.select(meta_table.c.store_id))
 
 
-def name_store(database: Database, proposed: str, now: str) -> str:
+def assign_store_id(database: Database, proposed: str, now: str) -> str:
     """The ``store_id``: the recorded one, else ``proposed`` from now on."""
-    NAME_STORE.run(database, id=1, store_id=proposed, created_at=now)
-    return str(STORE_ID.run(database).fetchone()[0])
+    INSERT_STORE_ID.run(database, id=1, store_id=proposed, created_at=now)
+    return str(SELECT_STORE_ID.run(database).fetchone()[0])
 
 
-def store_id(database: Database) -> str | None:
+def read_store_id(database: Database) -> str | None:
     """The recorded ``store_id``."""
-    row = STORE_ID.run(database).fetchone()
+    row = SELECT_STORE_ID.run(database).fetchone()
     return None if row is None else str(row[0])
 
 
-def find(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
+def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
     """The recorded outcomes among ``keys``."""
-    return {key: as_bytes(outcome) for key, outcome in FIND.each(database, keys) if outcome is not None}
+    return {key: as_bytes(outcome) for key, outcome in SELECT_OUTCOMES.each(database, keys) if outcome is not None}
 
 
-def claim(database: Database, key: str, owner: str, again: bool, now: str, events: Batch | None = None) -> Claim:
+def claim_call(
+    database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None = None
+) -> Claim:
     """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
-    claim = _claim(database, key, owner, again, now)
+    claim = _claim_journal_key(database, key, owner, again, now)
     if events is not None and claim.state == "new":
-        event_log.append(database, events, now)
+        event_log.append_batch(database, events, now)
     return claim
 
 
-def _claim(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
+def _claim_journal_key(database: Database, key: str, owner: str, again: bool, now: str) -> Claim:
     entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None}
-    if CLAIM.run(database, **entry, claimed_at=now, done_at=None).rowcount == 1:
+    if INSERT_CLAIM.run(database, **entry, claimed_at=now, done_at=None).rowcount == 1:
         return Claim("new")
-    claimed_by, starts, outcome = CLAIMED.run(database, key=key).fetchone()
+    claimed_by, starts, outcome = SELECT_CLAIM.run(database, key=key).fetchone()
     if outcome is not None:
         return Claim("done", as_bytes(outcome))
     if claimed_by == owner:
         return Claim("new", starts=starts)
     if not again:
         return Claim("begun", starts=starts)
-    TAKE_OVER.run(database, key=key, owner=owner, starts=starts + 1, now=now)
+    TAKE_OVER_CLAIM.run(database, key=key, owner=owner, starts=starts + 1, now=now)
     return Claim("new", starts=starts + 1)
 
 
-def commit(database: Database, commit: Commit, now: str) -> bytes | None:
+def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
     # In one order everywhere, so that two transactions on PostgreSQL never wait for each other in a circle.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
@@ -229,8 +240,8 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
     outcome = commit.outcome
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now}
-        if RECORD.run(database, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
-            return as_bytes(CLAIMED.run(database, key=outcome.key).fetchone()[-1])
+        if RECORD_OUTCOME.run(database, **entry, owner=None, starts=0, claimed_at=None).rowcount == 0:
+            return as_bytes(SELECT_CLAIM.run(database, key=outcome.key).fetchone()[-1])
     if commit.run is not None:
         row = {name: getattr(commit.run, name) for name in RUN_COLUMNS}
         row["created_at"] = row["updated_at"] = now
@@ -240,7 +251,7 @@ def commit(database: Database, commit: Commit, now: str) -> bytes | None:
     if commit.memory:
         write_memory(database, commit.memory, now)
     if commit.events is not None:
-        event_log.append(database, commit.events, now, recorded=True)
+        event_log.append_batch(database, commit.events, now, recorded=True)
     return outcome.body if outcome is not None else None
 
 
@@ -251,15 +262,15 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
     if UPSERT_TURN.run(database, **names, **row, created_at=now, updated_at=now).rowcount == 0:
         return
     for message_id in sorted(set(turn.messages)):
-        INSERT_SENT.run(database, **names, message_id=message_id)
+        INSERT_SENT_MESSAGE.run(database, **names, message_id=message_id)
 
 
-def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
+def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     """The chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.nodes`."""
     known = set(until)
     if head in known:
         return []
-    rows = CHAIN.run(database, list(until[: ByKeys.MOST]), head=head)
+    rows = SELECT_CHAIN.run(database, list(until[: KeyListStatement.MOST]), head=head)
     found = {row[0]: Node(row[0], row[1], as_bytes(row[2])) for row in rows}
     chain: list[Node] = []
     at: str | None = head
@@ -276,33 +287,33 @@ def nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     return chain
 
 
-def blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
+def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
     """The blobs that are there."""
-    return {name: as_bytes(body) for name, body in BLOBS.each(database, hashes)}
+    return {name: as_bytes(body) for name, body in SELECT_BLOBS.each(database, hashes)}
 
 
-def run(database: Database, context_id: str) -> RunRow | None:
+def read_run(database: Database, context_id: str) -> RunRow | None:
     """One row of the runs."""
-    row = RUN.run(database, context_id=context_id).fetchone()
+    row = SELECT_RUN.run(database, context_id=context_id).fetchone()
     return None if row is None else RunRow(*row)
 
 
-def runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
+def read_runs(database: Database, agent: str | None, status: str | None, limit: int) -> list[RunRow]:
     """Rows of the runs, the newest first."""
-    statement = RUNS[agent is not None, status is not None]
+    statement = SELECT_RUNS[agent is not None, status is not None]
     return [RunRow(*row) for row in statement.run(database, agent=agent, status=status, limit=limit)]
 
 
-def turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
+def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
     """One row of the turns."""
-    row = TURN.run(database, context_id=context_id, task_id=task_id).fetchone()
+    row = SELECT_TURN.run(database, context_id=context_id, task_id=task_id).fetchone()
     if row is None:
         return None
     status, head, result, asked_at = row
     return TurnRow(context_id, task_id, status, head, result, asked_at=asked_at)
 
 
-def turn_of(database: Database, context_id: str, message_id: str) -> str | None:
+def find_turn_of_message(database: Database, context_id: str, message_id: str) -> str | None:
     """The turn that took a message first."""
-    row = TURN_OF.run(database, context_id=context_id, message_id=message_id).fetchone()
+    row = SELECT_TURN_OF_MESSAGE.run(database, context_id=context_id, message_id=message_id).fetchone()
     return None if row is None else str(row[0])

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RuntimeSetupError, StoreError, StoreVersionError
-from ..ports import Batch, Claim, Commit, EventRow, Node, RunRow, TurnRow, timestamp
+from ..ports import Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, timestamp
 from . import event_log, migrations, sql
-from .sqlite_connection import Session, SqliteDatabase, StoreThread, Work
-from .sqlite_notify import Watch
+from .sqlite_connection import DatabaseWork, SqliteDatabase, SqliteSession, StoreThread
+from .sqlite_notify import EventWatcher
 
 T = TypeVar("T")
 
-_FEW = 8  # keys that are looked up on the event loop: each is a page or two, which are nearly always in memory
-_FEW_EVENTS, _FEW_BYTES = 64, 64 * 1024  # likewise: what a follower finds when it is woken
+_QUICK_KEYS = 8  # keys that are looked up on the event loop: each is a page or two, which are nearly always in memory
+_QUICK_EVENTS, _QUICK_BYTES = 64, 64 * 1024  # likewise: what a follower finds when it is woken
 
 
-def utc_now() -> str:
+def format_utc_now() -> str:
     """The present time, as :func:`~perdure.ports.timestamp` writes it."""
     return timestamp(datetime.now(UTC))
 
@@ -43,20 +43,20 @@ class SqliteStore:
     ``busy_timeout``: seconds to wait for another process's transaction before ``StoreError``.
     """
 
-    def __init__(self, url: str, *, busy_timeout: float = 5.0, now: Callable[[], str] = utc_now) -> None:
-        self.path = sqlite_path(url)
+    def __init__(self, url: str, *, busy_timeout: float = 5.0, now: Callable[[], str] = format_utc_now) -> None:
+        self.path = parse_sqlite_url(url)
         self.place = str(self.path)
         self.store_id = ""
         self._now = now
         self._busy_timeout = busy_timeout
-        self._threads: tuple[StoreThread[Work], StoreThread[Work]] | None = None
-        self._watch: Watch | None = None
+        self._threads: tuple[StoreThread[DatabaseWork], StoreThread[DatabaseWork]] | None = None
+        self._watch: EventWatcher | None = None
         self._at_once_lock = threading.Lock()
         self._at_once = self._session(write=False, busy_timeout=0)
         self._sessions = [self._at_once]
 
-    def _session(self, *, write: bool, busy_timeout: float) -> Session:
-        return Session(self.path, write=write, busy_timeout=busy_timeout)
+    def _session(self, *, write: bool, busy_timeout: float) -> SqliteSession:
+        return SqliteSession(self.path, write=write, busy_timeout=busy_timeout)
 
     async def open(self, *, create: bool = True) -> None:
         """See :class:`perdure.ports.Store`."""
@@ -67,7 +67,7 @@ class SqliteStore:
                 StoreThread("perdure-store-write", writer.run_all, writer.close),
                 StoreThread("perdure-store-read", reader.run_all, reader.close),
             )
-            self._watch = Watch(watcher, self._latest)
+            self._watch = EventWatcher(watcher, self._latest)
             self.store_id = ""
         if self.store_id:
             return
@@ -82,7 +82,7 @@ class SqliteStore:
     async def _prepared(self, create: bool) -> str:
         """The ``store_id``; "" where there is no store and none is made."""
         try:
-            known: str = await self._read(_ready)
+            known: str = await self._read(_read_current_store_id)
         except StoreVersionError:
             raise
         except StoreError:
@@ -94,7 +94,7 @@ class SqliteStore:
         writer = self._sessions[0]
         writer.create = True
         try:
-            return await self._hand_over(0, _prepare, (uuid.uuid4().hex, self._now()))
+            return await self._hand_over(0, _prepare_schema, (uuid.uuid4().hex, self._now()))
         finally:
             writer.create = False
 
@@ -148,7 +148,7 @@ class SqliteStore:
         finally:
             self._at_once_lock.release()
 
-    def _wrote(self, events: Batch | None) -> None:
+    def _wrote(self, events: EventBatch | None) -> None:
         if events is not None and self._watch is not None:
             self._watch.written(events.context_id)
             if events.lineage is not None:
@@ -156,45 +156,45 @@ class SqliteStore:
 
     async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Journal`."""
-        if 0 < len(keys) <= _FEW and (found := self._quick(sql.find, keys)) is not None:
+        if 0 < len(keys) <= _QUICK_KEYS and (found := self._quick(sql.read_outcomes, keys)) is not None:
             return found
-        return await self._read(sql.find, keys) if keys else {}
+        return await self._read(sql.read_outcomes, keys) if keys else {}
 
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
-        claim = await self._write(sql.claim, key, owner, again, self._now(), events)
+        claim = await self._write(sql.claim_call, key, owner, again, self._now(), events)
         self._wrote(events)
         return claim
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
-        recorded = await self._write(sql.commit, commit, self._now())
+        recorded = await self._write(sql.write_commit, commit, self._now())
         self._wrote(commit.events)
         return recorded
 
     async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """See :class:`perdure.ports.Transcripts`."""
-        return await self._read(sql.nodes, head, until)
+        return await self._read(sql.read_nodes, head, until)
 
     async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Transcripts`."""
-        return await self._read(sql.blobs, hashes) if hashes else {}
+        return await self._read(sql.read_blobs, hashes) if hashes else {}
 
     async def run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
-        return await self._read(sql.run, context_id)
+        return await self._read(sql.read_run, context_id)
 
     async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """See :class:`perdure.ports.Runs`."""
-        return await self._read(sql.runs, agent, status, limit)
+        return await self._read(sql.read_runs, agent, status, limit)
 
     async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._read(sql.turn, context_id, task_id)
+        return await self._read(sql.read_turn, context_id, task_id)
 
     async def turn_of(self, context_id: str, message_id: str) -> str | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._read(sql.turn_of, context_id, message_id)
+        return await self._read(sql.find_turn_of_message, context_id, message_id)
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.Memory`."""
@@ -204,9 +204,9 @@ class SqliteStore:
         """See :class:`perdure.ports.Memory`."""
         return await self._read(sql.recall_all, namespace, prefix, limit)
 
-    async def append(self, batch: Batch) -> bool:
+    async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.Events`."""
-        written = await self._write(event_log.append, batch, self._now())
+        written = await self._write(event_log.append_batch, batch, self._now())
         self._wrote(batch)
         return written
 
@@ -214,10 +214,10 @@ class SqliteStore:
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
         """See :class:`perdure.ports.Events`."""
-        few = min(limit, _FEW_EVENTS)
-        read = partial(event_log.events, children=children)
-        found = self._quick(read, context_id, after, few, _FEW_BYTES)
-        if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _FEW_BYTES:
+        few = min(limit, _QUICK_EVENTS)
+        read = partial(event_log.read_events, children=children)
+        found = self._quick(read, context_id, after, few, _QUICK_BYTES)
+        if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _QUICK_BYTES:
             return found
         return await self._read(read, context_id, after, limit)
 
@@ -228,27 +228,27 @@ class SqliteStore:
         return await self._watch.changed(context_id, after, timeout)
 
     async def _latest(self, context_id: str) -> int:
-        found = self._quick(event_log.latest, [context_id])
+        found = self._quick(event_log.read_latest_seqs, [context_id])
         if found is None:
-            found = await self._read(event_log.latest, [context_id])
+            found = await self._read(event_log.read_latest_seqs, [context_id])
         return found.get(context_id, 0)
 
 
-def _ready(database: SqliteDatabase) -> str:
+def _read_current_store_id(database: SqliteDatabase) -> str:
     with database.alchemy() as connection:
         current = migrations.is_current(connection)
         if not current:
-            migrations.check_empty(connection)
-    return sql.store_id(database) or "" if current else ""
+            migrations.check_not_foreign(connection)
+    return sql.read_store_id(database) or "" if current else ""
 
 
-def _prepare(database: SqliteDatabase, proposed: str, now: str) -> str:
+def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
     with database.alchemy() as connection:
         migrations.upgrade(connection)
-    return sql.name_store(database, proposed, now)
+    return sql.assign_store_id(database, proposed, now)
 
 
-def sqlite_path(url: str) -> Path:
+def parse_sqlite_url(url: str) -> Path:
     """The absolute path in a ``sqlite:///`` URL. Raises ``RuntimeSetupError`` for one without a file."""
     path = url.removeprefix("sqlite:///")
     if path == url or path in ("", ":memory:"):

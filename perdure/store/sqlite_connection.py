@@ -24,112 +24,112 @@ from sqlalchemy.pool import NullPool
 
 from ..errors import StoreError, StoreMismatchError
 from . import sql
-from .migrations import CURRENT, VERSION_TABLE
+from .migrations import CURRENT_VERSION, VERSION_TABLE
 from .schema import metadata
 
 # ---
 # Every way in which SQLite fails, as a ``StoreError`` that names the file and the way out.
 
 
-Failure = sqlite3.Error | sqlite3.Warning | SQLAlchemyError | OSError
-FAILURES = (sqlite3.Error, sqlite3.Warning, SQLAlchemyError, OSError)
+SqliteFailure = sqlite3.Error | sqlite3.Warning | SQLAlchemyError | OSError
+SQLITE_FAILURES = (sqlite3.Error, sqlite3.Warning, SQLAlchemyError, OSError)
 """What work on a SQLite file may raise."""
 
-_LOCKED = (
+_LOCKED_ERROR = (
     "the store {path} is locked by another process",
     "Close the program that holds it (a database browser?); the work is tried again.",
 )
-_FULL = (
+_DISK_FULL_ERROR = (
     "the disk of the store {path} is full",
     "Free space there; nothing is half-written, and the work is tried again.",
 )
-_READ_ONLY = (
+_READ_ONLY_ERROR = (
     "the store {path} is read-only",
     "Make the file and its directory writable for this user (SQLite also writes {name}-wal and -shm).",
 )
 CLOSED = "the store is closed"
 CLOSED_HINT = "Open it again with open()."
 
-_CANNOT_OPEN = (
+_CANNOT_OPEN_ERROR = (
     "the store {path} cannot be opened",
     "Make the file and its directory readable and writable, or set PERDURE_STORE_URL to another place.",
 )
-_NO_DIRECTORY = (
+_NO_DIRECTORY_ERROR = (
     "the store {path} cannot be opened: there is no directory {directory}",
     "Create the directory, or set PERDURE_STORE_URL to another place.",
 )
-_IS_DIRECTORY = ("the store {path} is a directory", "Set PERDURE_STORE_URL to the path of a file.")
-_REMOVED = (
+_IS_DIRECTORY_ERROR = ("the store {path} is a directory", "Set PERDURE_STORE_URL to the path of a file.")
+_FILE_REMOVED_ERROR = (
     "the store {path} was removed while it was in use",
     "Put the file back (with its -wal file, if it has one); the work goes on with it.",
 )
-_NOT_A_DATABASE = (
+_NOT_A_DATABASE_ERROR = (
     "{path} is not a SQLite database",
     "Set PERDURE_STORE_URL to another file, or restore this one from a backup.",
 )
-_CORRUPTED = (
+_CORRUPTED_ERROR = (
     "the store {path} is damaged",
     "Stop the workers; restore the file from a backup, or save what is left by `sqlite3 {path} .recover`.",
 )
-_IO = (
+_IO_ERROR = (
     "the disk of the store {path} fails to read or write",
     "Check the disk and the system's log; the work is tried again.",
 )
-_FOREIGN = (
+_FOREIGN_SCHEMA_ERROR = (
     "{path} is not laid out as a perdure store",
     "Another program changed it? Restore it from a backup, or set PERDURE_STORE_URL to another file.",
 )
-_TOO_LARGE = (
+_VALUE_TOO_LARGE_ERROR = (
     "a value is too large for the store {path}",
     "SQLite takes up to 1 GB in one value.",
 )
-_OTHER = ("the store {path} fails", "Run `perdure doctor`, and `sqlite3 {path} 'PRAGMA integrity_check'`.")
+_UNKNOWN_ERROR = ("the store {path} fails", "Run `perdure doctor`, and `sqlite3 {path} 'PRAGMA integrity_check'`.")
 
-_BY_CODE = {
-    sqlite3.SQLITE_BUSY: _LOCKED,
-    sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_PROTOCOL: _LOCKED,
-    sqlite3.SQLITE_FULL: _FULL,
-    sqlite3.SQLITE_READONLY: _READ_ONLY,
-    sqlite3.SQLITE_PERM: _CANNOT_OPEN,
-    sqlite3.SQLITE_AUTH: _CANNOT_OPEN,
-    sqlite3.SQLITE_CANTOPEN: _CANNOT_OPEN,
-    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE,
-    sqlite3.SQLITE_FORMAT: _NOT_A_DATABASE,
-    sqlite3.SQLITE_CORRUPT: _CORRUPTED,
-    sqlite3.SQLITE_IOERR: _IO,
-    sqlite3.SQLITE_NOLFS: _IO,
-    sqlite3.SQLITE_ERROR: _FOREIGN,  # for instance a table that is not there: the statements are right
-    sqlite3.SQLITE_SCHEMA: _FOREIGN,
-    sqlite3.SQLITE_CONSTRAINT: _FOREIGN,
-    sqlite3.SQLITE_MISMATCH: _FOREIGN,
-    sqlite3.SQLITE_TOOBIG: _TOO_LARGE,
+_ERRORS_BY_CODE = {
+    sqlite3.SQLITE_BUSY: _LOCKED_ERROR,
+    sqlite3.SQLITE_LOCKED: _LOCKED_ERROR,
+    sqlite3.SQLITE_PROTOCOL: _LOCKED_ERROR,
+    sqlite3.SQLITE_FULL: _DISK_FULL_ERROR,
+    sqlite3.SQLITE_READONLY: _READ_ONLY_ERROR,
+    sqlite3.SQLITE_PERM: _CANNOT_OPEN_ERROR,
+    sqlite3.SQLITE_AUTH: _CANNOT_OPEN_ERROR,
+    sqlite3.SQLITE_CANTOPEN: _CANNOT_OPEN_ERROR,
+    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE_ERROR,
+    sqlite3.SQLITE_FORMAT: _NOT_A_DATABASE_ERROR,
+    sqlite3.SQLITE_CORRUPT: _CORRUPTED_ERROR,
+    sqlite3.SQLITE_IOERR: _IO_ERROR,
+    sqlite3.SQLITE_NOLFS: _IO_ERROR,
+    sqlite3.SQLITE_ERROR: _FOREIGN_SCHEMA_ERROR,  # for instance a table that is not there: the statements are right
+    sqlite3.SQLITE_SCHEMA: _FOREIGN_SCHEMA_ERROR,
+    sqlite3.SQLITE_CONSTRAINT: _FOREIGN_SCHEMA_ERROR,
+    sqlite3.SQLITE_MISMATCH: _FOREIGN_SCHEMA_ERROR,
+    sqlite3.SQLITE_TOOBIG: _VALUE_TOO_LARGE_ERROR,
 }
 
 
-def translate(error: Failure, path: Path) -> StoreError:
+def translate_sqlite_failure(error: SqliteFailure, path: Path) -> StoreError:
     """The ``StoreError`` for ``error``, whatever it is. Total: the unknown is one too."""
-    message, hint = _explain(error, path)
+    message, hint = _select_error_texts(error, path)
     names = {"path": path, "name": path.name, "directory": path.parent}
-    return StoreError(f"{message.format(**names)} ({_detail(error)})", hint=hint.format(**names))
+    return StoreError(f"{message.format(**names)} ({_format_failure_detail(error)})", hint=hint.format(**names))
 
 
-def _explain(error: Failure, path: Path) -> tuple[str, str]:
+def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
     original = getattr(error, "orig", None) or error
     if isinstance(original, FileNotFoundError):
-        return _REMOVED if path.parent.is_dir() else _NO_DIRECTORY
+        return _FILE_REMOVED_ERROR if path.parent.is_dir() else _NO_DIRECTORY_ERROR
     code = getattr(original, "sqlite_errorcode", None)
     if code is None:
-        return _CANNOT_OPEN if isinstance(original, OSError) else _OTHER
-    kind = _BY_CODE.get(code & 0xFF, _OTHER)  # extended codes keep the primary one in the low byte
-    if kind is _CANNOT_OPEN and path.is_dir():
-        return _IS_DIRECTORY
-    if kind is _CANNOT_OPEN and not path.parent.is_dir():
-        return _NO_DIRECTORY
+        return _CANNOT_OPEN_ERROR if isinstance(original, OSError) else _UNKNOWN_ERROR
+    kind = _ERRORS_BY_CODE.get(code & 0xFF, _UNKNOWN_ERROR)  # extended codes keep the primary one in the low byte
+    if kind is _CANNOT_OPEN_ERROR and path.is_dir():
+        return _IS_DIRECTORY_ERROR
+    if kind is _CANNOT_OPEN_ERROR and not path.parent.is_dir():
+        return _NO_DIRECTORY_ERROR
     return kind
 
 
-def _detail(error: Failure) -> str:
+def _format_failure_detail(error: SqliteFailure) -> str:
     original = getattr(error, "orig", None) or error
     name = getattr(original, "sqlite_errorname", None) or type(original).__name__
     if isinstance(original, SQLAlchemyError):  # its str() is the statement with all parameters: a conversation
@@ -144,31 +144,33 @@ def _detail(error: Failure) -> str:
 # not lose the outcome of an effect that was paid. One hand-over costs 35 µs less than ``run_in_executor``.
 
 
-Job = TypeVar("Job")
-Done = tuple[Any, BaseException | None]
+JobT = TypeVar("JobT")
+JobResult = tuple[Any, BaseException | None]
 """What a job returned, or what it raised."""
 
-_Waiting = tuple[Job | None, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
-_MOST = 64  # jobs at once: enough to share a disk sync, few enough that nobody waits for long
+_QueuedJob = tuple[JobT | None, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+_MAX_JOBS_AT_ONCE = 64  # jobs at once: enough to share a disk sync, few enough that nobody waits for long
 
 
-class StoreThread(Generic[Job]):
+class StoreThread(Generic[JobT]):
     """One daemon thread: a program that forgets ``close`` still exits.
 
     ``execute`` is given the jobs that have gathered and answers for each of them, in order; it must not raise.
     ``end`` is run last of all, when the thread is closed.
     """
 
-    def __init__(self, name: str, execute: Callable[[Sequence[Job]], Sequence[Done]], end: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, execute: Callable[[Sequence[JobT]], Sequence[JobResult]], end: Callable[[], None]
+    ) -> None:
         self._execute = execute
         self._end = end
-        self._queue: SimpleQueue[_Waiting[Job]] = SimpleQueue()
+        self._queue: SimpleQueue[_QueuedJob[JobT]] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, job: Job) -> Any:
+    async def run(self, job: JobT) -> Any:
         """What ``job`` comes to. Raises what it raised, or ``StoreError`` after :meth:`close`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -198,7 +200,7 @@ class StoreThread(Generic[Job]):
     def _round(self) -> bool:
         """Do what has gathered; true after the end."""
         waiting = [self._queue.get()]
-        while len(waiting) < _MOST and waiting[-1][0] is not None and not self._queue.empty():
+        while len(waiting) < _MAX_JOBS_AT_ONCE and waiting[-1][0] is not None and not self._queue.empty():
             waiting.append(self._queue.get_nowait())  # there is one: nobody else takes
         ended = waiting[-1][0] is None
         jobs = [job for job, _, _ in waiting if job is not None]
@@ -209,11 +211,11 @@ class StoreThread(Generic[Job]):
         for loop in {loop for _, _, loop in waiting}:
             settled = [(future, answer) for (_, future, of), answer in zip(waiting, done, strict=True) if of is loop]
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-                loop.call_soon_threadsafe(_settle, settled)
+                loop.call_soon_threadsafe(_resolve_futures, settled)
         return ended
 
 
-def _settle(settled: list[tuple[asyncio.Future[Any], Done]]) -> None:
+def _resolve_futures(settled: list[tuple[asyncio.Future[Any], JobResult]]) -> None:
     for future, (value, error) in settled:
         if future.done():  # cancelled meanwhile
             continue
@@ -241,12 +243,12 @@ class SqliteDatabase:
     @contextmanager
     def alchemy(self) -> Iterator[sa.Connection]:
         """The same connection for SQLAlchemy, inside the transaction that is open: for the schema, not for rows."""
-        engine = sa.create_engine("sqlite://", creator=lambda: _Borrowed(self.connection), poolclass=NullPool)
+        engine = sa.create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
         with engine.connect() as connection:
             yield connection
 
 
-class _Borrowed:
+class _BorrowedConnection:
     """A driver's connection whose transaction is somebody else's."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -261,10 +263,10 @@ class _Borrowed:
     rollback = close = commit
 
 
-Work = Callable[[SqliteDatabase], Any]
+DatabaseWork = Callable[[SqliteDatabase], Any]
 
 
-class Session:
+class SqliteSession:
     """One connection to the file, for one thread. After a failure the next work opens a new one.
 
     ``busy_timeout``: seconds to wait for another process's transaction.
@@ -297,14 +299,14 @@ class Session:
             result = work(database)
             database.execute("COMMIT")
             return result
-        except FAILURES as error:
+        except SQLITE_FAILURES as error:
             self.close()
-            raise translate(error, self._path) from error
+            raise translate_sqlite_failure(error, self._path) from error
         except BaseException:
             self.close()
             raise
 
-    def run_all(self, works: Sequence[Work]) -> list[Done]:
+    def run_all(self, works: Sequence[DatabaseWork]) -> list[JobResult]:
         """All of ``works``: those of a writer in one transaction, which shares the sync of the disk.
 
         If that fails, each alone, so that each gets its own answer; they are all safe to run again.
@@ -312,7 +314,7 @@ class Session:
         if self._write and len(works) > 1:
             begun = False
 
-            def together(database: SqliteDatabase) -> list[Done]:
+            def together(database: SqliteDatabase) -> list[JobResult]:
                 nonlocal begun
                 begun = True
                 return [(work(database), None) for work in works]
@@ -321,10 +323,10 @@ class Session:
                 return self.run(together)
             except Exception as error:
                 if not begun and isinstance(error, StoreError):  # locked, read-only, removed: so it is for all
-                    return [(None, _copy(error)) for _ in works]
+                    return [(None, _copy_store_error(error)) for _ in works]
         return [self._attempt(work) for work in works]
 
-    def _attempt(self, work: Work) -> Done:
+    def _attempt(self, work: DatabaseWork) -> JobResult:
         try:
             return self.run(work), None
         except BaseException as error:  # whatever it is, it belongs to the one who waits
@@ -334,7 +336,7 @@ class Session:
         """Give the connection back, and with it an open transaction. What fails here has failed before."""
         database, self._database = self._database, None
         if database is not None:
-            with suppress(*FAILURES):
+            with suppress(*SQLITE_FAILURES):
                 database.connection.close()
 
     def _connected(self) -> SqliteDatabase:
@@ -379,7 +381,7 @@ class Session:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def _check(self, database: SqliteDatabase) -> None:
-        found = sql.store_id(database)
+        found = sql.read_store_id(database)
         if found != self.store_id:
             raise StoreMismatchError(
                 f"{self._path} is now another store ({found}) than the one that was opened ({self.store_id})",
@@ -408,7 +410,7 @@ class Session:
         These two connections do not see what others write, so a change of the file makes the next work open it anew.
         """
         if not identity:
-            return _empty()
+            return _open_empty_store()
         connection = self._opened("mode=ro")
         try:
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -423,7 +425,7 @@ class Session:
             return self._opened("mode=ro&immutable=1")
         if not tables and not self.store_id:
             connection.close()
-            return _empty()
+            return _open_empty_store()
         self._still = False
         return connection
 
@@ -433,15 +435,15 @@ class Session:
         return sqlite3.connect(uri, uri=True, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
 
 
-def _empty() -> sqlite3.Connection:
+def _open_empty_store() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with SqliteDatabase(connection).alchemy() as alchemy:
         metadata.create_all(alchemy)
-    connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT}' AS version_num")
+    connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT_VERSION}' AS version_num")
     return connection
 
 
-def _copy(error: StoreError) -> StoreError:
+def _copy_store_error(error: StoreError) -> StoreError:
     """One for each waiter: a traceback grows wherever an error is raised."""
     copy = type(error)(error.message, hint=error.hint)
     copy.__cause__ = error.__cause__

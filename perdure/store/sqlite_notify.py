@@ -16,36 +16,36 @@ from dataclasses import dataclass
 
 from ..errors import StoreError
 from . import event_log
-from .sqlite_connection import CLOSED, CLOSED_HINT, Session, SqliteDatabase
+from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
 
-BUSY, QUIET = 0.02, 0.05
+BUSY_INTERVAL, QUIET_INTERVAL = 0.02, 0.05
 """Seconds between two looks, while commits come in and ``CALM`` seconds after."""
-CALM = 2.0
-LINGER = 1.0
+BUSY_SECONDS = 2.0
+LINGER_SECONDS = 1.0
 """Seconds that it goes on when nobody waits: a follower that reads is back in no time, and need not wake it."""
-GAP = 0.005
+MIN_INTERVAL = 0.005
 """Seconds between two looks at least, however much this process writes."""
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class _EventWaiter:
     context_id: str
     after: int
     loop: asyncio.AbstractEventLoop
     news: asyncio.Future[int]
 
 
-class Watch:
+class EventWatcher:
     """Wakes who waits. The thread begins with the first who does, and sleeps while nobody does.
 
     ``latest`` gives the number of a conversation's last event, on the event loop of whoever waits.
     """
 
-    def __init__(self, session: Session, latest: Callable[[str], Awaitable[int]]) -> None:
+    def __init__(self, session: SqliteSession, latest: Callable[[str], Awaitable[int]]) -> None:
         self._session = session
         self._latest = latest
         self._lock = threading.Lock()
-        self._waiters: defaultdict[str, set[_Waiter]] = defaultdict(set)
+        self._waiters: defaultdict[str, set[_EventWaiter]] = defaultdict(set)
         self._look_now = threading.Event()
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -85,9 +85,9 @@ class Watch:
             await ended
             thread.join()  # it has nothing left to do
 
-    def _enter(self, context_id: str, after: int) -> _Waiter:
+    def _enter(self, context_id: str, after: int) -> _EventWaiter:
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(context_id, after, loop, loop.create_future())
+        waiter = _EventWaiter(context_id, after, loop, loop.create_future())
         with self._lock:
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
@@ -100,7 +100,7 @@ class Watch:
                 self._look_now.set()
         return waiter
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _EventWaiter) -> None:
         with self._lock:
             waiting = self._waiters[waiter.context_id]
             waiting.discard(waiter)
@@ -122,13 +122,13 @@ class Watch:
 
     def _wait(self) -> bool:
         """Until it is time for a look; false when there is to be none."""
-        time.sleep(GAP)
+        time.sleep(MIN_INTERVAL)
         now = time.monotonic()
         with self._lock:
-            self._asleep = not self._waiters and now - self._wanted_at > LINGER
+            self._asleep = not self._waiters and now - self._wanted_at > LINGER_SECONDS
             asleep = self._asleep
-        every = BUSY if now - self._news_at < CALM else QUIET
-        self._look_now.wait(None if asleep else every - GAP)
+        every = BUSY_INTERVAL if now - self._news_at < BUSY_SECONDS else QUIET_INTERVAL
+        self._look_now.wait(None if asleep else every - MIN_INTERVAL)
         with self._lock:
             self._asleep = False
             self._look_now.clear()
@@ -151,7 +151,7 @@ class Watch:
             return
         with self._lock:
             wanted = list(self._waiters)
-        found = event_log.latest(database, wanted)
+        found = event_log.read_latest_seqs(database, wanted)
         self._seen = database, version
         self._news_at = time.monotonic()
         with self._lock:
@@ -161,26 +161,26 @@ class Watch:
                 for waiter in self._waiters.get(context_id, ())
                 if waiter.after < seq
             }
-        _tell(ready, lambda waiter: waiter.news.set_result(ready[waiter]))
+        _wake_waiters(ready, lambda waiter: waiter.news.set_result(ready[waiter]))
 
     def _fail(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:
             waiting = [waiter for waiters in self._waiters.values() for waiter in waiters]
         # One for each: a traceback grows wherever an error is raised.
-        _tell(waiting, lambda waiter: waiter.news.set_exception(kind(message, hint=hint)))
+        _wake_waiters(waiting, lambda waiter: waiter.news.set_exception(kind(message, hint=hint)))
 
 
-def _tell(waiters: Iterable[_Waiter], settle: Callable[[_Waiter], None]) -> None:
+def _wake_waiters(waiters: Iterable[_EventWaiter], settle: Callable[[_EventWaiter], None]) -> None:
     """Wake each event loop once."""
-    of: dict[asyncio.AbstractEventLoop, list[_Waiter]] = {}
+    of: dict[asyncio.AbstractEventLoop, list[_EventWaiter]] = {}
     for waiter in waiters:
         of.setdefault(waiter.loop, []).append(waiter)
     for loop, woken in of.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-            loop.call_soon_threadsafe(_settle, woken, settle)
+            loop.call_soon_threadsafe(_settle_waiters, woken, settle)
 
 
-def _settle(waiters: list[_Waiter], settle: Callable[[_Waiter], None]) -> None:
+def _settle_waiters(waiters: list[_EventWaiter], settle: Callable[[_EventWaiter], None]) -> None:
     for waiter in waiters:
         if not waiter.news.done():
             settle(waiter)

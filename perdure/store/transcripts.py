@@ -12,14 +12,14 @@ from pydantic_core import from_json
 from ..errors import InvalidInputError
 from ..loop.compaction import SUMMARY_ID
 from ..ports import Node, Transcripts
-from ..types.messages import Message, Replaced, ToolResultPart, canonical, parse_messages
-from .chain import Chain, decode
+from ..types.messages import Message, Replaced, ToolResultPart, encode_canonical, parse_messages
+from .chain import Chain, decode_node
 
-UNFINISHED = "Forked: this call had not finished when the conversation was forked. It may have happened or not."
+UNFINISHED_RESULT = "Forked: this call had not finished when the conversation was forked. It may have happened or not."
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ForkPoint:
     """``extra`` behind ``base`` is the conversation up to the point: messages of a node that the point is inside of,
     results that were put in the place of others, and one for every call that had none."""
 
@@ -31,7 +31,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _RawMessage:
     """A message, not decoded: a conversation of thousands is looked through, and a few of them are needed."""
 
     node: int
@@ -55,37 +55,41 @@ class _Said:
         return self.ids("tool_result", "call_id")
 
 
-async def cut(
+async def find_fork_point(
     transcripts: Transcripts, head: str | None, at: int | None = None, results: Mapping[str, str] | None = None
-) -> Cut:
+) -> ForkPoint:
     """The conversation that ends in ``head`` up to its iteration ``at``, the results of that one's calls included.
 
     Without ``at`` all of it; with ``results`` (texts by call id) up to the iteration of their calls. Raises
     ``InvalidInputError`` for an iteration or a call that it does not have, ``TranscriptCorruptedError``.
     """
     nodes = await transcripts.nodes(head) if head is not None else []
-    said = [_Said(node, place, raw) for node, one in enumerate(nodes) for place, raw in enumerate(from_json(one.body))]
+    said = [
+        _RawMessage(node, place, raw) for node, one in enumerate(nodes) for place, raw in enumerate(from_json(one.body))
+    ]
     replies = [index for index, one in enumerate(said) if one.role == "assistant"]
     if at is None and results:
-        at = _iteration_of(said, replies, results)
+        at = _find_call_iteration(said, replies, results)
     if at is not None and not 0 <= at <= len(replies):
         raise InvalidInputError(
             f"there is no iteration {at}: the conversation has {len(replies)}",
             hint="`perdure show ID` numbers them; 0 is before the first.",
         )
     if at == 0 or not said:
-        return Cut(None, (), 0, answered=True)
-    return _cut(nodes, said, replies, at, dict(results or {}))
+        return ForkPoint(None, (), 0, answered=True)
+    return _build_fork_point(nodes, said, replies, at, dict(results or {}))
 
 
-def _cut(nodes: Sequence[Node], said: list[_Said], replies: list[int], at: int | None, given: dict[str, str]) -> Cut:
+def _build_fork_point(
+    nodes: Sequence[Node], said: list[_RawMessage], replies: list[int], at: int | None, given: dict[str, str]
+) -> ForkPoint:
     iteration = len(replies) if at is None else at
     reply = replies[iteration - 1] if iteration else -1
-    end, later = (len(said), []) if at is None else _results(said, reply)
+    end, later = (len(said), []) if at is None else _find_reply_results(said, reply)
     known = {call for one in [*said[reply + 1 : end], *later] for call in one.results}
     asked = said[reply].calls if iteration else []
     if strangers := given.keys() - set(asked):
-        raise _not_there(min(strangers), iteration)
+        raise _build_missing_call_error(min(strangers), iteration)
     edited = [index for index in range(reply + 1, end) if given.keys() & set(said[index].results)]
     whole = min(edited, default=end)
     """The messages before it stay as they are: nodes that end there are shared."""
@@ -95,20 +99,20 @@ def _cut(nodes: Sequence[Node], said: list[_Said], replies: list[int], at: int |
     extra: list[Message] = []
     for one in [*said[shared + 1 : end], *later]:
         if one.node not in decoded:
-            decoded[one.node] = decode(nodes[one.node])
-        extra.append(_edited(decoded[one.node][one.place], given if one.role == "tool" else {}))
+            decoded[one.node] = decode_node(nodes[one.node])
+        extra.append(_replace_results(decoded[one.node][one.place], given if one.role == "tool" else {}))
     if missing := [call for call in asked if call not in known]:
-        extra.append(_closing(decode(nodes[said[reply].node])[said[reply].place], missing, given))
+        extra.append(_build_missing_results(decode_node(nodes[said[reply].node])[said[reply].place], missing, given))
     answered = end - 1 == reply and not later and not asked
-    return Cut(nodes[said[shared].node].hash if shared >= 0 else None, tuple(extra), iteration, answered)
+    return ForkPoint(nodes[said[shared].node].hash if shared >= 0 else None, tuple(extra), iteration, answered)
 
 
-def _results(said: Sequence[_Said], reply: int) -> tuple[int, list[_Said]]:
+def _find_reply_results(said: Sequence[_RawMessage], reply: int) -> tuple[int, list[_RawMessage]]:
     """The end of the results right behind a reply, and those that a new system prompt stands before."""
     end = reply + 1
     while end < len(said) and said[end].role == "tool":
         end += 1
-    later: list[_Said] = []
+    later: list[_RawMessage] = []
     for one in said[end:]:
         if one.role not in ("tool", "system"):
             break
@@ -116,16 +120,16 @@ def _results(said: Sequence[_Said], reply: int) -> tuple[int, list[_Said]]:
     return end, later
 
 
-def _iteration_of(said: Sequence[_Said], replies: Sequence[int], results: Mapping[str, str]) -> int:
+def _find_call_iteration(said: Sequence[_RawMessage], replies: Sequence[int], results: Mapping[str, str]) -> int:
     """The last iteration that has the call; some models give the same id again and again."""
     first = next(iter(results))
     for iteration in range(len(replies), 0, -1):
         if first in said[replies[iteration - 1]].calls:
             return iteration
-    raise _not_there(first, None)
+    raise _build_missing_call_error(first, None)
 
 
-def _not_there(call: str, iteration: int | None) -> InvalidInputError:
+def _build_missing_call_error(call: str, iteration: int | None) -> InvalidInputError:
     where = "in the conversation" if iteration is None else f"in iteration {iteration}"
     return InvalidInputError(
         f"results: there is no call {call!r:.100} {where}",
@@ -133,7 +137,7 @@ def _not_there(call: str, iteration: int | None) -> InvalidInputError:
     )
 
 
-def _edited(message: Message, given: Mapping[str, str]) -> Message:
+def _replace_results(message: Message, given: Mapping[str, str]) -> Message:
     """``message`` with the results that are given in the place of its own."""
     if not any(part.call_id in given for part in message.tool_results):
         return message
@@ -146,13 +150,16 @@ def _edited(message: Message, given: Mapping[str, str]) -> Message:
     return message.model_copy(update={"parts": parts})
 
 
-def _closing(reply: Message, missing: Sequence[str], given: Mapping[str, str]) -> Message:
+def _build_missing_results(reply: Message, missing: Sequence[str], given: Mapping[str, str]) -> Message:
     """A result for every call that has none: no provider takes a transcript with an open call."""
     return Message(
         role="tool",
         parts=tuple(
             ToolResultPart(
-                call_id=call.id, name=call.name, content=given.get(call.id, UNFINISHED), is_error=call.id not in given
+                call_id=call.id,
+                name=call.name,
+                content=given.get(call.id, UNFINISHED_RESULT),
+                is_error=call.id not in given,
             )
             for call in reply.tool_calls
             if call.id in missing
@@ -164,7 +171,7 @@ def _closing(reply: Message, missing: Sequence[str], given: Mapping[str, str]) -
 # A conversation with all that was ever said in it: what summaries and edits stand for is still in the store.
 
 
-async def whole(transcripts: Transcripts, head: str | None) -> list[Message]:
+async def load_full_conversation(transcripts: Transcripts, head: str | None) -> list[Message]:
     """The conversation up to ``head`` as it was said. A summary stands before the messages that it left alone.
 
     Raises ``StoreError``, and ``TranscriptCorruptedError`` for what is missing or altered.
@@ -184,11 +191,11 @@ async def whole(transcripts: Transcripts, head: str | None) -> list[Message]:
         head = replaced.head if replaced is not None else None
     said: list[Message] = []
     for messages, root in reversed(forms):
-        said = _added(said, messages, root)
+        said = _merge_conversation_form(said, messages, root)
     return said
 
 
-def _added(said: list[Message], messages: list[Message], root: int) -> list[Message]:
+def _merge_conversation_form(said: list[Message], messages: list[Message], root: int) -> list[Message]:
     """``said`` with what is new in the form of it that ``messages`` are."""
     place = next((place for place, message in enumerate(messages[:2]) if message.replaces is not None), None)
     if place is None:
@@ -198,17 +205,17 @@ def _added(said: list[Message], messages: list[Message], root: int) -> list[Mess
     if kept:
         return [*said[:-kept], marker, *said[-kept:], *messages[place + 1 + kept :]]
     if marker.id != SUMMARY_ID:  # a message like any other, which an edit has marked
-        marker = _plain(marker)
+        marker = _clear_replaces(marker)
     edited = [*messages[:place], marker, *messages[place + 1 : root]]
-    return [*said, *_unknown(edited, said), *messages[root:]]
+    return [*said, *_select_new_messages(edited, said), *messages[root:]]
 
 
-def _unknown(edited: Sequence[Message], said: Sequence[Message]) -> list[Message]:
+def _select_new_messages(edited: Sequence[Message], said: Sequence[Message]) -> list[Message]:
     """Those of ``edited`` that are not among ``said``; one that was said twice is known twice."""
-    known = Counter(canonical([_plain(message)]) for message in said)
+    known = Counter(encode_canonical([_clear_replaces(message)]) for message in said)
     new = []
     for message in edited:
-        name = canonical([_plain(message)])
+        name = encode_canonical([_clear_replaces(message)])
         if known[name]:
             known[name] -= 1
         else:
@@ -216,5 +223,5 @@ def _unknown(edited: Sequence[Message], said: Sequence[Message]) -> list[Message
     return new
 
 
-def _plain(message: Message) -> Message:
+def _clear_replaces(message: Message) -> Message:
     return message.model_copy(update={"replaces": None}) if message.replaces is not None else message

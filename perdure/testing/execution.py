@@ -26,28 +26,28 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
 from ..ports import ModelCall, ToolCall, timestamp
-from ..stages.interceptor import said_indexed
-from ..stages.journal_keys import tool_key
-from ..stages.retries import verdict
+from ..stages.interceptor import attach_search_attributes
+from ..stages.journal_keys import build_tool_key
+from ..stages.retries import decide_retry
 from ..temporal_service import ACCEPTED_UPDATE_ENDED
-from ..types.interface import ATTRIBUTES, WORKFLOW
-from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY, ModelInput, ModelOutput, ToolInput, ToolOutput
+from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
+from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput, ToolInput, ToolOutput
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.child_workflows import EXTERNAL_RUN_GONE
-from ..workflows.host import hosted
+from ..workflows.host import use_host
 
 # ---
 # Activities without Temporal: the engine's calls through all stages, tried again as Temporal would.
 
 
-_OF_ENGINE = {"scope", "op", "context_id", "call_id", "name"}
+_TOOL_INPUT_FIELDS = {"scope", "op", "context_id", "call_id", "name"}
 """What the input of the engine's own tool activities has."""
-ATTEMPTS = 25
+MAX_ATTEMPTS = 25
 """How often a call is tried that fails in a way that may pass: Temporal would go on, and a test must end."""
 
 
-class Calls:
+class ActivityRunner:
     """The activities of one execution."""
 
     def __init__(self, engine: Engine, run_id: str) -> None:
@@ -58,8 +58,8 @@ class Calls:
     async def run(self, name: str, argument: dict[str, Any]) -> Any:
         """What activity ``name`` comes to; both go through JSON. Raises ``ApplicationError``."""
         plain = json.loads(json.dumps(argument))
-        if name != MODEL_ACTIVITY and not plain.keys() >= _OF_ENGINE:
-            return await self._remote(name.removeprefix(TOOL_ACTIVITY), plain)
+        if name != MODEL_ACTIVITY and not plain.keys() >= _TOOL_INPUT_FIELDS:
+            return await self._remote(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
         number, asked_at = next(self._numbers), timestamp(datetime.now(UTC))
         scheduled = monotonic()
         for attempt in itertools.count(1):
@@ -67,11 +67,11 @@ class Calls:
             try:
                 output = await self._attempt(name, plain, owner, attempt, asked_at, scheduled)
             except Exception as error:
-                found = verdict(error, attempt)
-                if found.retry and attempt < ATTEMPTS:
+                found = decide_retry(error, attempt)
+                if found.retry and attempt < MAX_ATTEMPTS:
                     await asyncio.sleep(0)  # at once, whatever delay is asked for
                     continue
-                text = f"{found.message} (given up after {ATTEMPTS} attempts)" if found.retry else found.message
+                text = f"{found.message} (given up after {MAX_ATTEMPTS} attempts)" if found.retry else found.message
                 raise ApplicationError(text, *found.details, type=found.kind, non_retryable=True) from None
             return json.loads(output.model_dump_json(exclude_none=True))
         raise AssertionError("counting does not end")
@@ -94,13 +94,15 @@ class Calls:
     ) -> ModelOutput | ToolOutput:
         if name == MODEL_ACTIVITY:
             call = ModelCall(ModelInput.model_validate(argument), owner, attempt, asked_at, scheduled)
-            return said_indexed(call, (await self._engine.call_model(call)).output, tuple(ATTRIBUTES))
+            return attach_search_attributes(
+                call, (await self._engine.call_model(call)).output, tuple(SEARCH_ATTRIBUTES)
+            )
         task = ToolInput.model_validate(argument)
-        asked = ToolCall(task, tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
+        asked = ToolCall(task, build_tool_key(task), owner, attempt, task.arguments or {}, asked_at=asked_at)
         return await self._engine.call_tool(asked)
 
 
-def activity_error(name: str) -> ActivityError:
+def build_activity_error(name: str) -> ActivityError:
     """What Temporal wraps the failure of activity ``name`` in; the failure is its cause."""
     return ActivityError(
         "Activity task failed",
@@ -121,7 +123,7 @@ class InProcessChild(asyncio.Task[Any]):
     """What ``start_child_workflow`` gives: it ends as the child does; cancelled, it cancels the child, and waits."""
 
     def __init__(self, execution: Execution) -> None:
-        super().__init__(_result(execution), loop=asyncio.get_running_loop())
+        super().__init__(_wait_for_child_result(execution), loop=asyncio.get_running_loop())
         self._execution = execution
 
     async def signal(self, signal: str) -> None:
@@ -131,13 +133,13 @@ class InProcessChild(asyncio.Task[Any]):
         self._execution.signal(signal, [])
 
 
-def encoded(memo: dict[str, Any]) -> Memo:
+def encode_memo(memo: dict[str, Any]) -> Memo:
     """As a client sends it."""
     convert = DataConverter.default.payload_converter.to_payloads
     return Memo(fields={name: convert([value])[0] for name, value in memo.items()})
 
 
-async def _result(execution: Execution) -> Any:
+async def _wait_for_child_result(execution: Execution) -> Any:
     while execution.ended is None:
         try:
             await execution.closed()
@@ -153,7 +155,7 @@ async def _result(execution: Execution) -> Any:
         namespace="default",
         workflow_id=execution.workflow_id,
         run_id=execution.run_id,
-        workflow_type=WORKFLOW,
+        workflow_type=WORKFLOW_TYPE,
         initiated_event_id=0,
         started_event_id=0,
         retry_state=None,
@@ -164,11 +166,11 @@ async def _result(execution: Execution) -> Any:
 # What an execution waits for: conditions, looked at whenever something has happened.
 
 
-_TURNS = 20
+_SETTLING_LOOP_TURNS = 20
 """Turns of the event loop after which everything that followed from an event has happened; it takes about five."""
 
 
-class Conditions:
+class ConditionWaiters:
     """Those of one execution. To be used on its event loop."""
 
     def __init__(self, execution: Execution) -> None:
@@ -179,7 +181,7 @@ class Conditions:
     async def met(self, condition: Callable[[], bool], seconds: float | None) -> None:
         """Until ``condition()`` holds. Raises ``TimeoutError``."""
         if condition():  # to be met when everything that has arrived is applied
-            for _turn in range(_TURNS):
+            for _turn in range(_SETTLING_LOOP_TURNS):
                 await asyncio.sleep(0)
             return
         met: asyncio.Future[None] = self._loop.create_future()
@@ -192,10 +194,10 @@ class Conditions:
 
     def look(self) -> None:
         """Look at them now and in the next turns of the loop, in which the rest of what follows happens."""
-        self._loop.call_soon(self._look, _TURNS)
+        self._loop.call_soon(self._look, _SETTLING_LOOP_TURNS)
 
     def _look(self, turns: int) -> None:
-        with hosted(self._execution):  # a condition may ask it too
+        with use_host(self._execution):  # a condition may ask it too
             for condition, met in self._waiting:
                 if not met.done() and condition():
                     met.set_result(None)
@@ -208,7 +210,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Started:
+class ExecutionStart:
     """As the workflow's ``info()`` gives it, where it asks."""
 
     workflow_id: str
@@ -227,9 +229,9 @@ class Started:
 
 logger = logging.getLogger("perdure.testing")
 
-_CLOSING = 2.0
+_CLOSING_SECONDS = 2.0
 """Seconds that a run is given to end by itself."""
-_ACTIVITY_EVENTS = 6
+_EVENTS_PER_ACTIVITY = 6
 """Events that a call adds to a history."""
 
 SIGNALS = frozenset({"inject_user_message", "interrupt", "close", "resume", "child_ended", "probe"})
@@ -243,7 +245,7 @@ UPDATES = {
 }
 """With their validators."""
 
-Ended = Literal["completed", "failed", "cancelled", "terminated"]
+ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
 
 @dataclass(frozen=True)
@@ -253,10 +255,10 @@ class ParentExecution:
     workflow_id: str
 
 
-class Others(Protocol):
+class ExecutionRegistry(Protocol):
     """The executions beside it."""
 
-    def begin(self, started: Started) -> Execution:
+    def begin(self, started: ExecutionStart) -> Execution:
         """Begin a child. Raises ``WorkflowAlreadyStartedError``."""
         ...
 
@@ -268,19 +270,19 @@ class Others(Protocol):
 class Execution:
     """One execution, and the workflow's :class:`~perdure.workflows.host.Host`. To be used on its event loop."""
 
-    def __init__(self, engine: Engine, started: Started, others: Others) -> None:
+    def __init__(self, engine: Engine, started: ExecutionStart, others: ExecutionRegistry) -> None:
         self.started = started
         self._others = others
         self.run_id = started.first_execution_run_id
         self.continued_run_id: str | None = None
-        self.ended: Ended | None = None
+        self.ended: ExecutionEndState | None = None
         self.ended_at: datetime | None = None
         self.result: Any = None
         self.failure: ApplicationError | None = None
-        self._calls = Calls(engine, self.run_id)
+        self._calls = ActivityRunner(engine, self.run_id)
         self._loop = asyncio.get_running_loop()
         self._workflow = AgentWorkflow()
-        self._conditions = Conditions(self)
+        self._conditions = ConditionWaiters(self)
         self._handling = 0
         self.attributes: dict[str, Any] = {**started.attributes}
         self.memo: dict[str, Any] = {}
@@ -288,7 +290,7 @@ class Execution:
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._outside = contextvars.copy_context()
-        with hosted(self):
+        with use_host(self):
             self._task = self._loop.create_task(self._run())
         self._closed = asyncio.Event()
 
@@ -303,11 +305,11 @@ class Execution:
         self._task.cancel()
         self._conditions.look()
 
-    async def stop(self, ended: Ended | None = None) -> None:
+    async def stop(self, ended: ExecutionEndState | None = None) -> None:
         """End it here and now; the workflow is not asked."""
         if self.ended is None and ended is not None:
             self._end(ended)
-        patience = _CLOSING  # first it closes its transcript, as a run that is cancelled does
+        patience = _CLOSING_SECONDS  # first it closes its transcript, as a run that is cancelled does
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=patience)
@@ -318,7 +320,7 @@ class Execution:
         if name not in SIGNALS:
             logger.warning("the run has no signal %r", name)
             return
-        with hosted(self):
+        with use_host(self):
             getattr(self._workflow, name)(*arguments)
         self._conditions.look()
 
@@ -326,7 +328,7 @@ class Execution:
         """Call a query's handler. Raises what it raises, ``LookupError`` for one that there is not."""
         if name not in QUERIES:
             raise LookupError(f"the run has no query {name!r}")
-        with hosted(self):
+        with use_host(self):
             return getattr(self._workflow, name)(*arguments)
 
     async def update(self, id: str, name: str, arguments: Sequence[Any]) -> Any:
@@ -334,7 +336,7 @@ class Execution:
         if id not in self._updates:
             if name not in UPDATES:
                 raise ApplicationError(f"the run has no update {name!r}", non_retryable=True)
-            with hosted(self):
+            with use_host(self):
                 getattr(self._workflow, UPDATES[name])(*arguments)
                 self._updates[id] = self._loop.create_task(self._handle(name, arguments))
         ending = self._loop.create_task(self.closed())
@@ -407,7 +409,7 @@ class Execution:
 
     def continue_as_new(self, carried: dict[str, Any]) -> NoReturn:
         """See ``Host``."""
-        raise _Again(carried)
+        raise _ContinuedAsNew(carried)
 
     async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         """See ``Host``."""
@@ -429,22 +431,22 @@ class Execution:
             work.cancel()
             await asyncio.wait([work])
         finally:
-            self._events += _ACTIVITY_EVENTS
+            self._events += _EVENTS_PER_ACTIVITY
             self._conditions.look()
         if work.cancelled():
-            raise activity_error(name) from TemporalCancelledError("Cancelled")
+            raise build_activity_error(name) from TemporalCancelledError("Cancelled")
         if (error := work.exception()) is not None:
-            raise activity_error(name) from error
+            raise build_activity_error(name) from error
         return work.result()
 
     async def start_child_workflow(self, name: str, argument: dict[str, Any], **options: Any) -> InProcessChild:
         """See ``Host``."""
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
-        started = Started(
+        started = ExecutionStart(
             options["id"],
             [json.loads(json.dumps(argument))],
-            encoded(options["memo"]),
+            encode_memo(options["memo"]),
             self.started.task_queue,
             attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
             parent_id=self.workflow_id,
@@ -475,7 +477,7 @@ class Execution:
             try:
                 self.result = await self._workflow.run(*arguments)
                 self._end("completed")
-            except _Again as again:
+            except _ContinuedAsNew as again:
                 self._workflow, self._events, arguments = AgentWorkflow(), 0, [again.carried]
                 self.continued_run_id = self.run_id
                 self.memo.clear()
@@ -491,13 +493,13 @@ class Execution:
                 self._end("failed")
             return
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: ExecutionEndState) -> None:
         if self.ended is None:
             self.ended, self.ended_at = ended, datetime.now(UTC)
             self._closed.set()
 
 
-class _Again(BaseException):
+class _ContinuedAsNew(BaseException):
     """Continued as new. No ``Exception``, as little as Temporal's own is one that anybody should catch."""
 
     def __init__(self, carried: dict[str, Any]) -> None:

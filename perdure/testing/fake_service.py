@@ -32,87 +32,87 @@ from temporalio.converter import DataConverter, decode_typed_search_attributes, 
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from ..temporal_service import type_of, typed
-from ..types.interface import ATTRIBUTES, WORKFLOW
+from ..temporal_service import build_search_attributes, parse_attribute_type
+from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..worker import Engine
-from .execution import Execution, Started, encoded
+from .execution import Execution, ExecutionStart, encode_memo
 
 # ---
 # What there is to say of an execution, in the messages of Temporal's API.
 
 
 _CONVERTER = DataConverter.default
-_STATUS = {
+_PROTO_STATUSES = {
     None: WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
     "completed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
     "failed": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
     "cancelled": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
     "terminated": WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
 }
-_TAKEN = 10
+_TAKEN_HISTORY_LENGTH = 10
 """Events of a run that a worker has taken."""
 
 
-def arguments(given: Payloads) -> list[Any]:
+def decode_arguments(given: Payloads) -> list[Any]:
     """What a client has sent."""
     return _CONVERTER.payload_converter.from_payloads(given.payloads)
 
 
-def payloads(*values: Any) -> Payloads:
+def encode_payloads(*values: Any) -> Payloads:
     """Values as a client is sent them."""
     return Payloads(payloads=_CONVERTER.payload_converter.to_payloads(values))
 
 
-def failure(error: BaseException) -> Failure:
+def encode_failure(error: BaseException) -> Failure:
     """An error as it travels."""
     said = Failure()
     _CONVERTER.failure_converter.to_failure(error, _CONVERTER.payload_converter, said)
     return said
 
 
-def named(execution: Execution) -> WorkflowExecution:
+def build_execution_ref(execution: Execution) -> WorkflowExecution:
     """By its ids."""
     return WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id)
 
 
-def _memo(execution: Execution) -> Memo:
+def _build_execution_memo(execution: Execution) -> Memo:
     """As it was started with, and has changed it."""
     memo = Memo()
     memo.CopyFrom(execution.started.memo or Memo())
     for key in execution.memo:
         memo.fields.pop(key, None)
-    memo.MergeFrom(encoded({key: value for key, value in execution.memo.items() if value is not None}))
+    memo.MergeFrom(encode_memo({key: value for key, value in execution.memo.items() if value is not None}))
     return memo
 
 
-def described(execution: Execution) -> WorkflowExecutionInfo:
+def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
     """As lists and descriptions have it."""
     info = WorkflowExecutionInfo(
-        execution=named(execution),
-        type=WorkflowType(name=WORKFLOW),
-        status=_STATUS[execution.ended],
-        history_length=_TAKEN,
-        memo=_memo(execution),
+        execution=build_execution_ref(execution),
+        type=WorkflowType(name=WORKFLOW_TYPE),
+        status=_PROTO_STATUSES[execution.ended],
+        history_length=_TAKEN_HISTORY_LENGTH,
+        memo=_build_execution_memo(execution),
         task_queue=execution.started.task_queue,
     )
-    encode_search_attributes(typed(execution.attributes), info.search_attributes)
+    encode_search_attributes(build_search_attributes(execution.attributes), info.search_attributes)
     info.start_time.FromDatetime(execution.started.at)
     if execution.ended_at is not None:
         info.close_time.FromDatetime(execution.ended_at)
     return info
 
 
-def closing(execution: Execution) -> HistoryEvent:
+def build_close_event(execution: Execution) -> HistoryEvent:
     """The last event of one that has ended."""
-    event = HistoryEvent(event_id=_TAKEN)
+    event = HistoryEvent(event_id=_TAKEN_HISTORY_LENGTH)
     match execution.ended:
         case "completed":
             event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
-            event.workflow_execution_completed_event_attributes.result.CopyFrom(payloads(execution.result))
+            event.workflow_execution_completed_event_attributes.result.CopyFrom(encode_payloads(execution.result))
         case "failed":
             assert execution.failure is not None, "a failed execution says why"
             event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED
-            event.workflow_execution_failed_event_attributes.failure.CopyFrom(failure(execution.failure))
+            event.workflow_execution_failed_event_attributes.failure.CopyFrom(encode_failure(execution.failure))
         case "terminated":
             event.event_type = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED
             event.workflow_execution_terminated_event_attributes.reason = "terminated"
@@ -122,7 +122,7 @@ def closing(execution: Execution) -> HistoryEvent:
     return event
 
 
-def rpc_error(status: RPCStatusCode, message: str, details: Any = None) -> RPCError:
+def build_rpc_error(status: RPCStatusCode, message: str, details: Any = None) -> RPCError:
     """A call that is refused; ``details`` is a protobuf message."""
     raw = GrpcStatus(code=status, message=message)
     if details is not None:
@@ -134,10 +134,10 @@ def rpc_error(status: RPCStatusCode, message: str, details: Any = None) -> RPCEr
 
 T = TypeVar("T")
 
-_DONE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
+_UPDATE_COMPLETED_STAGE = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
 
 
-class Home:
+class HomeLoop:
     """The event loop on which an engine lives; from any other, and from any thread, one is taken there."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class InProcessService(ServiceClient):
     def __init__(self, engine: Engine) -> None:
         super().__init__(ConnectConfig(target_host="in-process"))
         self._engine = engine
-        self._home = Home()
+        self._home = HomeLoop()
         self._executions: dict[str, list[Execution]] = {}
 
     async def close(self) -> None:
@@ -188,32 +188,36 @@ class InProcessService(ServiceClient):
     ) -> Any:
         answer: Callable[[Any], Coroutine[Any, Any, Any]] | None = getattr(self, f"_on_{rpc}", None)
         if answer is None:
-            raise rpc_error(RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")')
+            raise build_rpc_error(
+                RPCStatusCode.UNIMPLEMENTED, f'{rpc} needs a real server: scripted(…, engine="temporal")'
+            )
         return await self._home.run(lambda: answer(req))
 
     # --- starts and messages
 
     async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
         last = self.last(req.workflow_id)
-        if last is not None and not _may_start(req, last):
+        if last is not None and not _can_start_execution(req, last):
             if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
                 return api.StartWorkflowExecutionResponse(run_id=last.run_id, started=False)
             started = WorkflowExecutionAlreadyStartedFailure(run_id=last.run_id)
-            raise rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", started)
-        if req.workflow_type.name != WORKFLOW:
+            raise build_rpc_error(RPCStatusCode.ALREADY_EXISTS, "Workflow execution already started", started)
+        if req.workflow_type.name != WORKFLOW_TYPE:
             kind = req.workflow_type.name
-            raise rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW} runs in process, not {kind}")
+            raise build_rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW_TYPE} runs in process, not {kind}")
         attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
         execution = self.begin(
-            Started(req.workflow_id, arguments(req.input), req.memo, req.task_queue.name, attributes=attributes)
+            ExecutionStart(
+                req.workflow_id, decode_arguments(req.input), req.memo, req.task_queue.name, attributes=attributes
+            )
         )
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
-    def begin(self, started: Started) -> Execution:
+    def begin(self, started: ExecutionStart) -> Execution:
         """Raises ``WorkflowAlreadyStartedError``, which only a child's start can find."""
         last = self.last(started.workflow_id)
         if last is not None and last.ended is None:
-            raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW, run_id=last.run_id)
+            raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW_TYPE, run_id=last.run_id)
         execution = Execution(self._engine, started, self)
         self._executions.setdefault(started.workflow_id, []).append(execution)
         return execution
@@ -229,35 +233,37 @@ class InProcessService(ServiceClient):
                     code=error.grpc_status.code, message=error.message, details=error.grpc_status.details
                 )
             ]
-            raise rpc_error(error.status, error.message, MultiOperationExecutionFailure(statuses=statuses)) from None
+            raise build_rpc_error(
+                error.status, error.message, MultiOperationExecutionFailure(statuses=statuses)
+            ) from None
         response = api.ExecuteMultiOperationResponse.Response
         return api.ExecuteMultiOperationResponse(
             responses=[response(start_workflow=started), response(update_workflow=updated)]
         )
 
     async def _on_signal_workflow_execution(self, req: api.SignalWorkflowExecutionRequest) -> Any:
-        self._open(req.workflow_execution).signal(req.signal_name, arguments(req.input))
+        self._open(req.workflow_execution).signal(req.signal_name, decode_arguments(req.input))
         return api.SignalWorkflowExecutionResponse()
 
     async def _on_update_workflow_execution(self, req: api.UpdateWorkflowExecutionRequest) -> Any:
         execution = self._open(req.workflow_execution)
         update_id, asked = req.request.meta.update_id, req.request.input
         try:
-            value = await execution.update(update_id, asked.name, arguments(asked.args))
+            value = await execution.update(update_id, asked.name, decode_arguments(asked.args))
         except FailureError as error:
-            outcome = Outcome(failure=failure(error))
+            outcome = Outcome(failure=encode_failure(error))
         else:
-            outcome = Outcome(success=payloads(value))
-        ref = UpdateRef(workflow_execution=named(execution), update_id=update_id)
-        return api.UpdateWorkflowExecutionResponse(update_ref=ref, outcome=outcome, stage=_DONE)
+            outcome = Outcome(success=encode_payloads(value))
+        ref = UpdateRef(workflow_execution=build_execution_ref(execution), update_id=update_id)
+        return api.UpdateWorkflowExecutionResponse(update_ref=ref, outcome=outcome, stage=_UPDATE_COMPLETED_STAGE)
 
     async def _on_query_workflow(self, req: api.QueryWorkflowRequest) -> Any:
         execution = self._find(req.execution)
         try:
-            value = execution.query(req.query.query_type, arguments(req.query.query_args))
+            value = execution.query(req.query.query_type, decode_arguments(req.query.query_args))
         except Exception as error:
-            raise rpc_error(RPCStatusCode.INVALID_ARGUMENT, str(error)) from None
-        return api.QueryWorkflowResponse(query_result=payloads(value))
+            raise build_rpc_error(RPCStatusCode.INVALID_ARGUMENT, str(error)) from None
+        return api.QueryWorkflowResponse(query_result=encode_payloads(value))
 
     async def _on_request_cancel_workflow_execution(self, req: api.RequestCancelWorkflowExecutionRequest) -> Any:
         execution = self._find(req.workflow_execution)
@@ -276,29 +282,29 @@ class InProcessService(ServiceClient):
         config = WorkflowExecutionConfig()
         config.task_queue.name = execution.started.task_queue
         return api.DescribeWorkflowExecutionResponse(
-            execution_config=config, workflow_execution_info=described(execution)
+            execution_config=config, workflow_execution_info=build_execution_info(execution)
         )
 
     async def _on_get_workflow_execution_history(self, req: api.GetWorkflowExecutionHistoryRequest) -> Any:
         execution = self._find(req.execution)
         if req.wait_new_event:
             await execution.closed()
-        ending = [closing(execution)] if execution.ended else []
+        ending = [build_close_event(execution)] if execution.ended else []
         if req.history_event_filter_type == HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
             return api.GetWorkflowExecutionHistoryResponse(history=History(events=ending))
         begun = HistoryEvent(event_id=1, event_type=EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
-        begun.workflow_execution_started_event_attributes.input.CopyFrom(payloads(*execution.started.input))
+        begun.workflow_execution_started_event_attributes.input.CopyFrom(encode_payloads(*execution.started.input))
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=[begun, *ending]))
 
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
         """All there are, the newest first; the query is not looked at."""
         newest = sorted(self._all(), key=lambda execution: execution.started.at, reverse=True)
-        return api.ListWorkflowExecutionsResponse(executions=[described(execution) for execution in newest])
+        return api.ListWorkflowExecutionsResponse(executions=[build_execution_info(execution) for execution in newest])
 
     async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
         """Those of perdure."""
         return ListSearchAttributesResponse(
-            custom_attributes={name: type_of(kind) for name, kind in ATTRIBUTES.items()}
+            custom_attributes={name: parse_attribute_type(kind) for name, kind in SEARCH_ATTRIBUTES.items()}
         )
 
     async def _on_describe_task_queue(self, req: api.DescribeTaskQueueRequest) -> Any:
@@ -318,17 +324,17 @@ class InProcessService(ServiceClient):
         executions = self._executions.get(named.workflow_id, [])
         found = [one for one in executions if named.run_id in ("", one.run_id)]
         if not found:
-            raise rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
+            raise build_rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
         return found[-1]
 
     def _open(self, named: WorkflowExecution) -> Execution:
         execution = self._find(named)
         if execution.ended is not None:
-            raise rpc_error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
+            raise build_rpc_error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
         return execution
 
 
-def _may_start(req: api.StartWorkflowExecutionRequest, last: Execution) -> bool:
+def _can_start_execution(req: api.StartWorkflowExecutionRequest, last: Execution) -> bool:
     if last.ended is None:
         return False
     match req.workflow_id_reuse_policy:

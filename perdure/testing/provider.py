@@ -65,7 +65,7 @@ def cut(reply: Any, *, after: int) -> Fault:
     return Fault(reply, after)
 
 
-class At:
+class PointListener:
     """Calls ``fn`` when a named point is reached, until the end of the block, or for good without one."""
 
     def __init__(self, point: Point, fn: Callable[[], object]) -> None:
@@ -83,7 +83,7 @@ class At:
         else:
             test_seams.listeners.pop(self._point, None)
 
-    def __enter__(self) -> At:
+    def __enter__(self) -> PointListener:
         return self
 
     def __exit__(
@@ -92,16 +92,16 @@ class At:
         self.remove()
 
 
-def at(point: Point, fn: Callable[[], object]) -> At:
+def at(point: Point, fn: Callable[[], object]) -> PointListener:
     """Call ``fn`` each time a worker of this process reaches ``point`` (see ``perdure.ports.test_seams``).
 
     What it raises comes out there: ``at("tool.acted", fn)`` with an ``fn`` that raises ``StoreError`` is a store that
     fails between the act and its record. Stays until ``remove()``, or until the end of a ``with`` block.
     """
-    return At(point, fn)
+    return PointListener(point, fn)
 
 
-def kill_at(point: Point, *, count: int = 1, once: Path | str | None = None) -> At:
+def kill_at(point: Point, *, count: int = 1, once: Path | str | None = None) -> PointListener:
     """SIGKILL this process when it reaches ``point`` for the ``count``-th time: no handler, no ``finally``, no drain.
 
     ``once`` names a file that is made right before: a process that finds it there lives, so that a worker that is
@@ -113,13 +113,13 @@ def kill_at(point: Point, *, count: int = 1, once: Path | str | None = None) -> 
 
     def die() -> None:
         left[0] -= 1
-        if left[0] == 0 and _first_to_make(once):
+        if left[0] == 0 and _create_marker_file(once):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return At(point, die)
+    return PointListener(point, die)
 
 
-def _first_to_make(file: Path | str | None) -> bool:
+def _create_marker_file(file: Path | str | None) -> bool:
     if file is None:
         return True
     with suppress(FileExistsError):
@@ -133,7 +133,7 @@ PlainReply = str | ToolCallPart | Sequence["str | ToolCallPart"] | Completed | E
 Reply = PlainReply | Callable[[ModelRequest], "PlainReply | Awaitable[PlainReply]"]
 """One of them, or a function of the request that returns one."""
 
-_PIECES = re.compile(r"\S+\s*|\s+")
+_WORD_PATTERN = re.compile(r"\S+\s*|\s+")
 
 
 def call(name: str, /, **arguments: Any) -> ToolCallPart:
@@ -183,8 +183,8 @@ class ScriptedProvider:
             raise reply
         fault = reply if isinstance(reply, Fault) else None
         completed = None if fault and fault.reply is None else self._complete(fault.reply if fault else reply, request)
-        events = _deltas(completed.parts) if completed else ()
-        for event in events if fault is None or fault.after is None else _first(fault.after, events):
+        events = _build_deltas(completed.parts) if completed else ()
+        for event in events if fault is None or fault.after is None else _truncate_deltas(fault.after, events):
             yield event
         if fault is not None:
             await fault.happens()
@@ -195,9 +195,9 @@ class ScriptedProvider:
         """What does not go together so far: how many replies were not asked for, or are missing."""
         if self._count is None or len(self.requests) == self._count:
             return None
-        asked, has = len(self.requests), f"The script has {_plural(self._count, 'reply', 'replies')}"
+        asked, has = len(self.requests), f"The script has {_format_script_count(self._count, 'reply', 'replies')}"
         if asked < self._count:
-            return f"{has}; {self._count - asked} of them {_was(self._count - asked)} not asked for."
+            return f"{has}; {self._count - asked} of them {_choose_was_or_were(self._count - asked)} not asked for."
         said = self.requests[-1].messages[-1].text or self.requests[-1].messages[-1].parts
         return f"{has}, and the model was asked {asked} times; the last time it was told: {said!s:.200}"
 
@@ -209,7 +209,9 @@ class ScriptedProvider:
         pieces = [reply] if isinstance(reply, str | ToolCallPart) else list(reply)
         parts = tuple(self._part(piece) for piece in pieces)
         calls = any(isinstance(part, ToolCallPart) for part in parts)
-        usage = Usage(input_tokens=_words(request), output_tokens=max(1, sum(map(_weight, parts))))
+        usage = Usage(
+            input_tokens=_count_request_words(request), output_tokens=max(1, sum(map(_count_part_words, parts)))
+        )
         return Completed(parts, "tool_calls" if calls else "stop", usage, request.model)
 
     def _part(self, piece: str | ToolCallPart) -> Part:
@@ -218,15 +220,15 @@ class ScriptedProvider:
         return piece if piece.id else piece.model_copy(update={"id": f"call_{next(self._ids)}"})
 
 
-def _plural(count: int, one: str, many: str) -> str:
+def _format_script_count(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-def _was(count: int) -> str:
+def _choose_was_or_were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _first(size: int, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
+def _truncate_deltas(size: int, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
     """The events up to ``size`` bytes of UTF-8 in texts and arguments."""
     for event in events:
         name = "arguments" if isinstance(event, ToolCallDelta) else "text"
@@ -239,27 +241,27 @@ def _first(size: int, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
         yield event
 
 
-def _deltas(parts: Iterable[Part]) -> Iterable[StreamEvent]:
+def _build_deltas(parts: Iterable[Part]) -> Iterable[StreamEvent]:
     index = 0
     for part in parts:
         if isinstance(part, TextPart):
-            yield from (TextDelta(piece) for piece in _PIECES.findall(part.text))
+            yield from (TextDelta(piece) for piece in _WORD_PATTERN.findall(part.text))
         elif isinstance(part, ThinkingPart):
             yield ThinkingDelta(part.text)
         elif isinstance(part, ToolCallPart):
             # Arguments are raw JSON on the wire, malformed or not.
-            raw = part.malformed if part.malformed is not None else _json(part.arguments)
+            raw = part.malformed if part.malformed is not None else _dump_arguments(part.arguments)
             yield ToolCallDelta(index, part.id, part.name, raw)
             index += 1
 
 
-def _json(value: object) -> str:
+def _dump_arguments(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _weight(part: Part) -> int:
+def _count_part_words(part: Part) -> int:
     if isinstance(part, ToolCallPart):
-        return 1 + len(_json(part.arguments).split())
+        return 1 + len(_dump_arguments(part.arguments).split())
     if isinstance(part, ToolResultPart):
         return len(part.content.split()) + len(part.files)
     if isinstance(part, TextPart | ThinkingPart):
@@ -267,5 +269,5 @@ def _weight(part: Part) -> int:
     return 1
 
 
-def _words(request: ModelRequest) -> int:
-    return sum(_weight(part) for message in request.messages for part in message.parts)
+def _count_request_words(request: ModelRequest) -> int:
+    return sum(_count_part_words(part) for message in request.messages for part in message.parts)

@@ -19,12 +19,12 @@ from ..client.turn import Turn
 from ..errors import ProviderError
 from ..local_engine import local
 from ..ports import ModelRequest, Provider, Store, StreamEvent
-from ..ports.test_seams import models, servers
+from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
 from ..types.files import Content
 from ..types.interface import Response
 from ..worker import Engine, Lifespan
-from .fake_service import Home, InProcessService
+from .fake_service import HomeLoop, InProcessService
 from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
 from .store import MemoryStore
 
@@ -46,12 +46,12 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
 
     def __init__(self, *, allow: Iterable[str] = ()) -> None:
         self._allow = frozenset([allow] if isinstance(allow, str) else allow)
-        models.insert(0, self._find)  # asked last: what is scripted is not blocked
+        fake_models.insert(0, self._find)  # asked last: what is scripted is not blocked
 
     def remove(self) -> None:
         """Let real models be called again."""
-        if self._find in models:
-            models.remove(self._find)
+        if self._find in fake_models:
+            fake_models.remove(self._find)
 
     def __enter__(self) -> block_models:
         return self
@@ -63,10 +63,10 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
 
     def _find(self, agent: str, model: str, own: Provider | None) -> Provider | None:
         allowed = isinstance(own, ScriptedProvider) or model.partition(":")[0] in self._allow
-        return None if allowed else _Blocked(agent, model)
+        return None if allowed else _BlockedProvider(agent, model)
 
 
-class _Blocked:
+class _BlockedProvider:
     """The provider that stands in place of a real one."""
 
     def __init__(self, agent: str, model: str) -> None:
@@ -93,7 +93,7 @@ EngineName = Literal["process", "temporal"]
 class Script:
     """What a ``with scripted(…)`` block is given."""
 
-    def __init__(self, agent: Agent, providers: Mapping[str, ScriptedProvider], home: Home) -> None:
+    def __init__(self, agent: Agent, providers: Mapping[str, ScriptedProvider], home: HomeLoop) -> None:
         self._agent = agent
         self._providers = providers
         self._home = home
@@ -170,13 +170,13 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self._store = store
         self._tools = tuple(tools)
         self._stack = AsyncExitStack()
-        self._thread: _Loop | None = None
+        self._thread: _LoopThread | None = None
 
     async def __aenter__(self) -> Script:
-        script = Script(self._agent, self._providers, Home())
+        script = Script(self._agent, self._providers, HomeLoop())
         async with AsyncExitStack() as stack:
-            models.append(self._model)
-            stack.callback(models.remove, self._model)
+            fake_models.append(self._model)
+            stack.callback(fake_models.remove, self._model)
             await stack.enter_async_context(self._serve(script))
             self._stack = stack.pop_all()
         return script
@@ -190,7 +190,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
                 raise ScriptError(wrong if name == self._agent.name else f"{name}: {wrong}")
 
     def __enter__(self) -> Script:
-        self._thread = _Loop()
+        self._thread = _LoopThread()
         try:
             return self._thread.run(self.__aenter__())
         except BaseException:
@@ -220,7 +220,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
 
             script._client = client()
             try:
-                with _serving(self._agent, lambda agents: _given(engine, agents, client())):
+                with _LocalServerOverride(self._agent, lambda agents: _serve_with_client(engine, agents, client())):
                     yield
             finally:
                 await service.close()
@@ -230,7 +230,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         queue = f"scripted-{uuid.uuid4().hex[:12]}"
         async with local(self._agents, task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
             script._client = client
-            with _serving(self._agent, lambda _: _connected(client)):
+            with _LocalServerOverride(self._agent, lambda _: _open_loop_client(client)):
                 yield
 
 
@@ -246,7 +246,7 @@ class _InProcessClient(Client):
         return self._shared
 
 
-class _serving:  # noqa: N801  # used as a function
+class _LocalServerOverride:  # noqa: N801  # used as a function
     """Serves ``local()`` and calls of ``agent`` by ``open``, for the length of a block."""
 
     def __init__(self, agent: Agent, open: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]) -> None:
@@ -254,10 +254,10 @@ class _serving:  # noqa: N801  # used as a function
         self._open = open
 
     def __enter__(self) -> None:
-        servers.append(self._find)
+        fake_servers.append(self._find)
 
     def __exit__(self, *_: object) -> None:
-        servers.remove(self._find)
+        fake_servers.remove(self._find)
 
     def _find(self, agents: Any) -> AbstractAsyncContextManager[Client] | None:
         ours = isinstance(agents, list) and self._agent.name in (getattr(agent, "name", None) for agent in agents)
@@ -265,7 +265,7 @@ class _serving:  # noqa: N801  # used as a function
 
 
 @asynccontextmanager
-async def _given(engine: Engine, agents: list[Agent], client: Client) -> AsyncIterator[Client]:
+async def _serve_with_client(engine: Engine, agents: list[Agent], client: Client) -> AsyncIterator[Client]:
     for agent in agents:
         if agent.name not in {known.name for known in engine.agents}:
             engine.agents.add(agent)
@@ -273,7 +273,7 @@ async def _given(engine: Engine, agents: list[Agent], client: Client) -> AsyncIt
 
 
 @asynccontextmanager
-async def _connected(client: Client) -> AsyncIterator[Client]:
+async def _open_loop_client(client: Client) -> AsyncIterator[Client]:
     """A client of the calling event loop."""
     own = Client(client.temporal, store_url=client.store_url, task_queue=client.task_queue)
     try:
@@ -282,12 +282,12 @@ async def _connected(client: Client) -> AsyncIterator[Client]:
         await own.close()
 
 
-class _Loop:
+class _LoopThread:
     """An event loop in a thread."""
 
     def __init__(self) -> None:
         started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(target=_serve, args=(started,), name="perdure-scripted", daemon=True)
+        self._thread = threading.Thread(target=_run_event_loop, args=(started,), name="perdure-scripted", daemon=True)
         self._thread.start()
         self._loop = started.result()
 
@@ -301,7 +301,7 @@ class _Loop:
         self._thread.join()
 
 
-def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
+def _run_event_loop(started: Future[asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         loop.call_soon(started.set_result, loop)

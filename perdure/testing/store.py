@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
-from ..ports import Batch, Claim, Commit, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
-from ..types.events import Span, event_body, lost, read_event
+from ..ports import Claim, Commit, EventBatch, EventRow, NewEvent, Node, RunRow, TurnRow, timestamp
+from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.subagents import PathStep
 
 # ---
@@ -50,7 +50,7 @@ class MemoryFeed:
         """The events of this conversation alone."""
         return [row for row in self.stream.rows if row.child == self.context_id]
 
-    def write(self, batch: Batch, now: str, *, recorded: bool = False) -> bool:
+    def write(self, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
         """See ``ports.events.Batch``; ``recorded`` for what comes with a recorded outcome. False for one too late."""
         if batch.token and batch.token < self.token and not recorded:
             return False
@@ -60,9 +60,9 @@ class MemoryFeed:
         if batch.token > self.token:
             if self.open and not settles:
                 first = next(row for row in self.rows if row.seq == self.open[0])
-                delta = read_event(self.context_id, first.seq, first.task_id, first.type, first.body)
+                delta = decode_event(self.context_id, first.seq, first.task_id, first.type, first.body)
                 assert delta is not None
-                self._add(NewEvent(lost(delta, now)))
+                self._add(NewEvent(build_worker_lost_retraction(delta, now)))
             if batch.advances:
                 self.token = batch.token
         for new in batch.events:
@@ -90,11 +90,11 @@ class MemoryFeed:
             return
         replaced: tuple[Span, ...] = ()
         if event.type == "model.retracted":
-            replaced, self.open = spans(self.open), []
+            replaced, self.open = build_spans(self.open), []
             if not replaced:
                 return
         elif event.type == "model.completed":
-            replaced = spans([row.seq for row in self.rows if row.type == "model.delta"])
+            replaced = build_spans([row.seq for row in self.rows if row.type == "model.delta"])
             self.stream.rows = [
                 row for row in self.stream.rows if row.child != self.context_id or row.type != "model.delta"
             ]
@@ -104,11 +104,13 @@ class MemoryFeed:
             self.open.append(self.seq)
         elif new.key is not None:
             self.keys.add(new.key)
-        row = EventRow(self.seq, event.task_id, event.type, event_body(event), replaced, self.context_id, self.path)
+        row = EventRow(
+            self.seq, event.task_id, event.type, encode_event_body(event), replaced, self.context_id, self.path
+        )
         self.stream.rows.append(row)
 
 
-def spans(numbers: list[int]) -> tuple[Span, ...]:
+def build_spans(numbers: list[int]) -> tuple[Span, ...]:
     """Ascending numbers as first and last of each row without a gap."""
     found: list[Span] = []
     for number in numbers:
@@ -120,7 +122,7 @@ def spans(numbers: list[int]) -> tuple[Span, ...]:
 
 
 @dataclass(slots=True)
-class Entry:
+class JournalEntry:
     """A journal entry: claimed by ``owner``, done once there is an ``outcome``."""
 
     owner: str | None = None
@@ -128,7 +130,7 @@ class Entry:
     outcome: bytes | None = None
 
 
-class _Waiter:
+class _MemoryEventWaiter:
     """Whoever waits for an event of a conversation behind ``after``, on its own event loop."""
 
     def __init__(self, context_id: str, after: int) -> None:
@@ -159,14 +161,14 @@ class MemoryStore:
         self.failure: StoreError | None = None
         self.all_nodes: dict[str, Node] = {}
         self.all_blobs: dict[str, bytes] = {}
-        self.journal: dict[str, Entry] = {}
+        self.journal: dict[str, JournalEntry] = {}
         self.all_runs: dict[str, RunRow] = {}
         self.all_turns: dict[tuple[str, str], TurnRow] = {}
         self.sent: dict[tuple[str, str], str] = {}
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
-        self._waiting: set[_Waiter] = set()
+        self._waiting: set[_MemoryEventWaiter] = set()
         self._now = now or (lambda: timestamp(datetime.now(UTC)))
         self._id = uuid.uuid4().hex
 
@@ -184,7 +186,7 @@ class MemoryStore:
         found = {key: self.journal[key].outcome for key in keys if key in self.journal}
         return {key: outcome for key, outcome in found.items() if outcome is not None}
 
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: Batch | None = None) -> Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
         self._check()
         claim = self._claim(key, owner, again)
@@ -195,7 +197,7 @@ class MemoryStore:
     def _claim(self, key: str, owner: str, again: bool) -> Claim:
         entry = self.journal.get(key)
         if entry is None:
-            self.journal[key] = Entry(owner, 1)
+            self.journal[key] = JournalEntry(owner, 1)
             return Claim("new")
         if entry.outcome is not None:
             return Claim("done", entry.outcome)
@@ -215,7 +217,7 @@ class MemoryStore:
         for blob in commit.blobs:
             self.all_blobs.setdefault(blob.hash, blob.body)
         if commit.outcome is not None:
-            entry = self.journal.setdefault(commit.outcome.key, Entry())
+            entry = self.journal.setdefault(commit.outcome.key, JournalEntry())
             if entry.outcome is not None:
                 return entry.outcome
             entry.outcome = commit.outcome.body
@@ -296,7 +298,7 @@ class MemoryStore:
         keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
         return {key: self.memory[namespace, key] for key in keys[:limit]}
 
-    async def append(self, batch: Batch) -> bool:
+    async def append(self, batch: EventBatch) -> bool:
         """Record ``batch``. False where it came too late."""
         self._check()
         return self._write_events(batch)
@@ -315,7 +317,7 @@ class MemoryStore:
         feed = self.feeds.get(context_id)
         if feed is not None and feed.seq > after:
             return feed.seq
-        waiter = _Waiter(context_id, after)
+        waiter = _MemoryEventWaiter(context_id, after)
         self._waiting.add(waiter)
         try:
             async with asyncio.timeout(timeout):
@@ -325,7 +327,7 @@ class MemoryStore:
         finally:
             self._waiting.discard(waiter)
 
-    def _write_events(self, batch: Batch, *, recorded: bool = False) -> bool:
+    def _write_events(self, batch: EventBatch, *, recorded: bool = False) -> bool:
         feed = self._feed(batch)
         written = feed.write(batch, self._now(), recorded=recorded)
         for waiter in tuple(self._waiting):
@@ -334,7 +336,7 @@ class MemoryStore:
                 waiter.wake(feed.seq)
         return written
 
-    def _feed(self, batch: Batch) -> MemoryFeed:
+    def _feed(self, batch: EventBatch) -> MemoryFeed:
         """The first batch of a conversation says in whose stream its events stand."""
         known = self.feeds.get(batch.context_id)
         if known is not None:

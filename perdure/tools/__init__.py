@@ -4,7 +4,7 @@ from .approvals import Approval, Rule, allow, ask, deny
 from .context import RunContext, ToolContext
 from .external import CallbackTool, RemoteTool, callback_tool, remote_tool
 from .memory import Memory
-from .results import Result, ResultError, error_text, read_result, serialise, shortened
+from .results import ResultContent, ResultError, format_error, read_result, serialise, truncate_error_text
 from .signature import ArgumentsError
 from .subagents import SubagentTool, background, delegate
 from .tool import Tool, Toolbox, as_tool, tool
@@ -15,7 +15,7 @@ __all__ = [
     "CallbackTool",
     "Memory",
     "RemoteTool",
-    "Result",
+    "ResultContent",
     "ResultError",
     "Rule",
     "RunContext",
@@ -30,10 +30,10 @@ __all__ = [
     "callback_tool",
     "delegate",
     "deny",
-    "error_text",
+    "format_error",
     "read_result",
     "remote_tool",
     "serialise",
-    "shortened",
     "tool",
+    "truncate_error_text",
 ]

@@ -18,10 +18,10 @@ from pydantic_core import to_jsonable_python
 
 from ..errors import DefinitionError
 from ..types.approvals import OnExpiry
-from ..types.limits import seconds
+from ..types.limits import parse_seconds
 from ..types.plain_json import EXACT_INTEGERS
 
-REMIND_LEAST = 1.0
+MIN_REMIND_SECONDS = 1.0
 """Seconds between two reminders."""
 
 
@@ -51,8 +51,8 @@ class Approval:
         expires, remind = self._seconds("expires"), self._seconds("remind")
         if remind is None:
             return
-        if remind < REMIND_LEAST:
-            raise DefinitionError(f"Approval: remind is at least {REMIND_LEAST:g} s, not {remind:g} s")
+        if remind < MIN_REMIND_SECONDS:
+            raise DefinitionError(f"Approval: remind is at least {MIN_REMIND_SECONDS:g} s, not {remind:g} s")
         if expires is not None and remind >= expires:
             raise DefinitionError(
                 f"Approval: remind ({remind:g} s) is not shorter than expires ({expires:g} s)",
@@ -64,7 +64,7 @@ class Approval:
         if given is None:
             return None
         try:
-            found = seconds(given)
+            found = parse_seconds(given)
         except ValueError as error:
             raise DefinitionError(f"Approval: {name}: {error}") from None
         object.__setattr__(self, name, found)
@@ -82,7 +82,7 @@ def takes_call_and_context(policy: Callable[..., Any]) -> bool:
     return True
 
 
-def stricter(one: Approval | None, other: Approval) -> Approval:
+def combine_approvals(one: Approval | None, other: Approval) -> Approval:
     """Terms that hold where a call is asked for on two: times of the first that has some, and nobody decides less."""
     if one is None:
         return other
@@ -91,11 +91,11 @@ def stricter(one: Approval | None, other: Approval) -> Approval:
     return replace(timed, on_expiry=on_expiry, separate=one.separate or other.separate)
 
 
-UNKNOWN = object()
+UNKNOWN_ARGUMENT = object()
 """In the place of an argument that cannot be compared."""
 
 
-class Named(dict[str, Any]):
+class NamedFields(dict[str, Any]):
     """The fields of a model or a dataclass. In rules each may have any of its names."""
 
     also: Mapping[str, str] = {}
@@ -103,7 +103,7 @@ class Named(dict[str, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CallArguments:
     """The arguments of a call as rules see them: plain data."""
 
     arguments: Mapping[str, Any]
@@ -123,27 +123,27 @@ class Rule:
     doubtful: bool = False
     """It cannot be told whether it matches: ``approval`` adds to the terms of the tool's own."""
 
-    def matches(self, name: str, seen: Seen) -> bool | None:
+    def matches(self, name: str, seen: CallArguments) -> bool | None:
         """Whether it is for this call; None where that cannot be told."""
         if not fnmatchcase(name, self.tool):
             return False
         given = seen.arguments
-        return _all(
+        return _all_match(
             argument in given and self._fits(pattern, given[argument], loose=seen.loose)
             for argument, pattern in self.arguments.items()
         )
 
     def _fits(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
-        if value is UNKNOWN:
+        if value is UNKNOWN_ARGUMENT:
             return None
         if isinstance(value, list) and not isinstance(pattern, list):
             # One dangerous item is enough to be asked for; what is allowed must be so in all of them.
             of_items = [self._fits(pattern, item, loose=loose) for item in value]
-            return bool(of_items) and _all(of_items) if self.action == "allow" else _any(of_items)
+            return bool(of_items) and _all_match(of_items) if self.action == "allow" else _any_matches(of_items)
         if isinstance(pattern, str):
-            if any(fnmatchcase(text, pattern) for text in _texts(value)):
+            if any(fnmatchcase(text, pattern) for text in _iterate_glob_texts(value)):
                 return True
-            meant = _meant(pattern) if loose else None
+            meant = _parse_pattern_scalar(pattern) if loose else None
             return False if meant is None else self._equals(meant, value, loose=loose)
         return self._equals(pattern, value, loose=loose)
 
@@ -151,14 +151,14 @@ class Rule:
         """``loose``: a value of another kind may become the pattern where the call is run."""
         if isinstance(pattern, list) and isinstance(value, list):
             pairs = zip(pattern, value, strict=False)
-            return len(pattern) == len(value) and _all(self._equals(a, b, loose=loose) for a, b in pairs)
+            return len(pattern) == len(value) and _all_match(self._equals(a, b, loose=loose) for a, b in pairs)
         if isinstance(pattern, dict) and isinstance(value, dict):
-            if isinstance(value, Named):
+            if isinstance(value, NamedFields):
                 pattern = {key if key in value else value.also.get(key, key): of for key, of in pattern.items()}
             if self.action == "allow" and pattern.keys() != value.keys():
                 return False
-            return _all(key in value and self._equals(pattern[key], value[key], loose=loose) for key in pattern)
-        if _kind(pattern) is _kind(value):
+            return _all_match(key in value and self._equals(pattern[key], value[key], loose=loose) for key in pattern)
+        if _get_comparison_type(pattern) is _get_comparison_type(value):
             return bool(pattern == value)
         return None if loose and value is not None and not isinstance(value, list | dict) else False
 
@@ -174,22 +174,22 @@ def allow(tool: str, /, **arguments: Any) -> Rule:
     Tools that are run elsewhere (MCP and other toolsets, remote and callback tools, subagents) read their arguments
     there: a rule sees what the model said, and where it may become what :func:`deny` names, a person is asked.
     """
-    return _rule("allow", tool, arguments, None)
+    return _build_rule("allow", tool, arguments, None)
 
 
 def ask(tool: str, approval: Approval | None = None, /, **arguments: Any) -> Rule:
     """Such calls wait for a person; on the terms of ``approval``, else of the tool's own. See :func:`allow`."""
     if approval is not None and not isinstance(approval, Approval):
         raise DefinitionError(f"ask({tool!r:.100}, …): the second is an Approval, not {approval!r:.100}")
-    return _rule("ask", tool, arguments, approval)
+    return _build_rule("ask", tool, arguments, approval)
 
 
 def deny(tool: str, /, **arguments: Any) -> Rule:
     """Such calls do not run; the model is told so. See :func:`allow`."""
-    return _rule("deny", tool, arguments, None)
+    return _build_rule("deny", tool, arguments, None)
 
 
-def checked_rules(name: str, rules: Any) -> tuple[Rule, ...]:
+def validate_rules(name: str, rules: Any) -> tuple[Rule, ...]:
     """The ``approvals`` of agent ``name``. Raises ``DefinitionError``."""
     if isinstance(rules, str | Mapping | Rule) or not isinstance(rules, Iterable):
         raise DefinitionError(
@@ -205,7 +205,7 @@ def checked_rules(name: str, rules: Any) -> tuple[Rule, ...]:
     return listed
 
 
-def first_rule(rules: Iterable[Rule], name: str, seen: Seen) -> Rule | None:
+def find_rule(rules: Iterable[Rule], name: str, seen: CallArguments) -> Rule | None:
     """The rule that decides: the first that matches. Where that cannot be told of one that denies or asks, the call is
     asked for, unless the rules behind it deny it; on the terms of all that may match."""
     doubtful: Rule | None = None
@@ -214,67 +214,74 @@ def first_rule(rules: Iterable[Rule], name: str, seen: Seen) -> Rule | None:
         if matches:
             if doubtful is None or rule.action == "deny":
                 return rule
-            return _also(doubtful, rule.approval)
+            return _add_approval_terms(doubtful, rule.approval)
         if matches is None and rule.action != "allow":
-            doubtful = _also(doubtful or replace(rule, action="ask", doubtful=True), rule.approval)
+            doubtful = _add_approval_terms(doubtful or replace(rule, action="ask", doubtful=True), rule.approval)
     return doubtful
 
 
-def _also(doubtful: Rule, terms: Approval | None) -> Rule:
-    return doubtful if terms is None else replace(doubtful, approval=stricter(doubtful.approval, terms))
+def _add_approval_terms(doubtful: Rule, terms: Approval | None) -> Rule:
+    return doubtful if terms is None else replace(doubtful, approval=combine_approvals(doubtful.approval, terms))
 
 
-def plain(value: Any) -> Any:
+def to_plain_data(value: Any) -> Any:
     """``value`` that a function is called with, as plain data to compare. Raises for what is none."""
     match value:
         case Decimal():
             whole = value.is_finite() and abs(value.adjusted()) < 400 and value == value.to_integral_value()
             return int(value) if whole else float(value)
         case Enum():
-            return plain(value.value)
+            return to_plain_data(value.value)
         case None | bool() | int() | float() | str():
             return value
         case SecretStr() | SecretBytes():
-            return plain(value.get_secret_value())
+            return to_plain_data(value.get_secret_value())
         case RootModel():
-            return plain(value.root)
+            return to_plain_data(value.root)
         case BaseModel():
-            names = {name: _field_name(value, name) for name, _ in value}
-            found = Named({names[name]: plain(of) for name, of in value})
-            found.also = {also: names.get(name, name) for also, name in _aliases(type(value).model_fields)} | names
+            names = {name: _get_json_field_name(value, name) for name, _ in value}
+            found = NamedFields({names[name]: to_plain_data(of) for name, of in value})
+            found.also = {
+                also: names.get(name, name) for also, name in _iterate_field_aliases(type(value).model_fields)
+            } | names
             return found
         case Mapping():
-            return {key if isinstance(key, str) else _text(plain(key)): plain(of) for key, of in value.items()}
+            return {
+                key if isinstance(key, str) else _dump_sorted_json(to_plain_data(key)): to_plain_data(of)
+                for key, of in value.items()
+            }
         case _ if is_dataclass(value) and not isinstance(value, type):
-            found = Named({one.name: plain(getattr(value, one.name)) for one in fields(value)})
-            found.also = dict(_aliases(_field_infos(type(value))))
+            found = NamedFields({one.name: to_plain_data(getattr(value, one.name)) for one in fields(value)})
+            found.also = dict(_iterate_field_aliases(_get_field_infos(type(value))))
             return found
         case Collection() if not isinstance(value, type | bytes | bytearray | memoryview):
-            return [plain(one) for one in value]
+            return [to_plain_data(one) for one in value]
     return to_jsonable_python(value)
 
 
-def _rule(action: Literal["allow", "ask", "deny"], tool: Any, arguments: dict[str, Any], how: Approval | None) -> Rule:
+def _build_rule(
+    action: Literal["allow", "ask", "deny"], tool: Any, arguments: dict[str, Any], how: Approval | None
+) -> Rule:
     if not isinstance(tool, str) or not tool:
         raise DefinitionError(
             f"{action}({tool!r:.100}): a rule names tools by text", hint='A glob may stand there: "read_*".'
         )
     try:
-        return Rule(action, tool, {name: plain(pattern) for name, pattern in arguments.items()}, how)
+        return Rule(action, tool, {name: to_plain_data(pattern) for name, pattern in arguments.items()}, how)
     except Exception as error:
         raise DefinitionError(
             f"{action}({tool!r:.100}, …): its arguments cannot be compared: {error}", hint="Give texts, numbers, data."
         ) from error
 
 
-def _field_name(model: BaseModel, name: str) -> str:
+def _get_json_field_name(model: BaseModel, name: str) -> str:
     """As the model's JSON has it."""
     known = type(model).model_fields.get(name)
     alias = known.validation_alias if known is not None else None
     return alias if isinstance(alias, str) else name
 
 
-def _aliases(known: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str]]:
+def _iterate_field_aliases(known: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str]]:
     """Every alias of a field, and the field's name."""
     for name, info in known.items():
         given = info.validation_alias
@@ -285,7 +292,7 @@ def _aliases(known: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str]]:
                 yield alias, name
 
 
-def _field_infos(cls: type) -> dict[str, FieldInfo]:
+def _get_field_infos(cls: type) -> dict[str, FieldInfo]:
     """What pydantic is told of a dataclass's fields."""
     if (known := getattr(cls, "__pydantic_fields__", None)) is not None:
         return dict(known)
@@ -293,28 +300,28 @@ def _field_infos(cls: type) -> dict[str, FieldInfo]:
     return {one.name: FieldInfo.from_annotation(hints[one.name]) for one in fields(cls)}
 
 
-def _all(found: Iterable[bool | None]) -> bool | None:
+def _all_match(found: Iterable[bool | None]) -> bool | None:
     verdicts = set(found)
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _any(found: Iterable[bool | None]) -> bool | None:
+def _any_matches(found: Iterable[bool | None]) -> bool | None:
     verdicts = set(found)
     return True if True in verdicts else None if None in verdicts else False
 
 
-def _kind(value: Any) -> type:
+def _get_comparison_type(value: Any) -> type:
     return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _iterate_glob_texts(value: Any) -> Iterator[str]:
     """What a glob may match: a whole number also without its fraction."""
-    yield value if isinstance(value, str) else _text(value)
+    yield value if isinstance(value, str) else _dump_sorted_json(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_INTEGERS:
         yield str(int(value))
 
 
-def _meant(pattern: str) -> bool | float | None:
+def _parse_pattern_scalar(pattern: str) -> bool | float | None:
     """The truth value or number that a text stands for."""
     try:
         found = json.loads(pattern)
@@ -323,11 +330,11 @@ def _meant(pattern: str) -> bool | float | None:
     return found if isinstance(found, bool | int | float) else None
 
 
-def _text(value: Any) -> str:
+def _dump_sorted_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def rule_from(values: Mapping[str, Any]) -> Rule:
+def parse_rule(values: Mapping[str, Any]) -> Rule:
     """The rule that plain data says: ``{"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}``.
 
     Raises ``DefinitionError``.
@@ -346,4 +353,4 @@ def rule_from(values: Mapping[str, Any]) -> Rule:
         raise DefinitionError(f"{actions[0]}: nobody is asked, so there is no {next(iter(terms))!r}")
     approval = Approval(**terms) if terms else None
     made: Literal["allow", "ask", "deny"] = actions[0]  # type: ignore[assignment]  # one of them
-    return _rule(made, values[actions[0]], dict(arguments), approval)
+    return _build_rule(made, values[actions[0]], dict(arguments), approval)

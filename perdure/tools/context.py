@@ -15,13 +15,13 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import TypeVar
 
 from ..errors import QuestionDeclinedError
-from ..types.limits import seconds
-from ..types.messages import clean
-from ..types.plain_json import flaw
-from ..types.tool_calls import QUESTION_CHARS, Answer, Question
-from .json_schema import adapter_of, explained, form_of
+from ..types.limits import parse_seconds
+from ..types.messages import clean_text
+from ..types.plain_json import find_json_flaw
+from ..types.tool_calls import QUESTION_CHARS, Question, ToolAnswer
+from .json_schema import build_form, build_type_adapter, explain_validation_error
 from .memory import Memory
-from .results import json_text
+from .results import dump_result_json
 
 # ---
 # ``ctx.ask``: what a tool asks of a person, and what it was answered.
@@ -30,7 +30,7 @@ from .results import json_text
 # answered, the tool is run again from its start, and ``ask`` returns what was answered.
 
 
-class Asking(BaseException):  # it is no error, and no handler of errors is to catch it
+class QuestionSuspension(BaseException):  # it is no error, and no handler of errors is to catch it
     """Leaves the tool, past every ``except Exception``. The call is run again when the question was answered."""
 
     def __init__(self, question: Question) -> None:
@@ -44,7 +44,8 @@ class Questions:
     def __init__(self, answers: Iterable[Any] = ()) -> None:
         """``answers`` in order: each an ``Answer``, or its value."""
         self._answers = [
-            one if isinstance(one, Answer) else Answer(value=to_jsonable_python(one, by_alias=True)) for one in answers
+            one if isinstance(one, ToolAnswer) else ToolAnswer(value=to_jsonable_python(one, by_alias=True))
+            for one in answers
         ]
         self._next = 0
         self._lock = threading.Lock()
@@ -55,9 +56,11 @@ class Questions:
         """The next answer that fits ``schema``. Raises ``Asking`` where there is none, ``QuestionDeclinedError`` where
         somebody would not answer, ``ValueError`` and ``TypeError`` for what cannot be asked."""
         question = Question(
-            text=_checked(text), form=form_of(schema), expires=None if expires is None else seconds(expires)
+            text=_validate_question_text(text),
+            form=build_form(schema),
+            expires=None if expires is None else parse_seconds(expires),
         )
-        read = _reader(schema)
+        read = _build_answer_reader(schema)
         while (answer := self._taken()) is not None:
             if answer.error is not None:
                 who = answer.by or "somebody"
@@ -65,13 +68,15 @@ class Questions:
             try:
                 return read(answer.value)
             except ValidationError as error:
-                said = explained(error, "The answer before does not fit:", ())
-                question = question.model_copy(update={"text": f"{_checked(text)}\n{said}"[: 2 * QUESTION_CHARS]})
+                said = explain_validation_error(error, "The answer before does not fit:", ())
+                question = question.model_copy(
+                    update={"text": f"{_validate_question_text(text)}\n{said}"[: 2 * QUESTION_CHARS]}
+                )
         with self._lock:
             self.open = self.open or question
-        raise Asking(question)
+        raise QuestionSuspension(question)
 
-    def _taken(self) -> Answer | None:
+    def _taken(self) -> ToolAnswer | None:
         with self._lock:
             if self._next >= len(self._answers):
                 return None
@@ -79,7 +84,7 @@ class Questions:
             return self._answers[self._next - 1]
 
 
-def check_async(verb: str) -> None:
+def check_running_loop(verb: str) -> None:
     """Raise ``RuntimeError`` on a thread without a running event loop: nobody would await what is returned."""
     try:
         asyncio.get_running_loop()
@@ -87,19 +92,19 @@ def check_async(verb: str) -> None:
         raise RuntimeError(f"ctx.{verb} in a plain function: write ctx.blocking.{verb}(…) there") from None
 
 
-def _reader(schema: Any) -> Callable[[Any], Any]:
+def _build_answer_reader(schema: Any) -> Callable[[Any], Any]:
     if schema is None or isinstance(schema, Mapping):
         return lambda value: value
-    adapter = adapter_of(schema)
+    adapter = build_type_adapter(schema)
     return lambda value: adapter.validate_json(json.dumps(value))
 
 
-def _checked(text: Any) -> str:
+def _validate_question_text(text: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         raise TypeError(f"a question is a text, not {text!r:.100}")
     if len(text) > QUESTION_CHARS:
         raise ValueError(f"the question has {len(text):,} characters; most is {QUESTION_CHARS:,}")
-    return clean(text)
+    return clean_text(text)
 
 
 # ---
@@ -145,7 +150,7 @@ class RunFacts:
     """What the worker's ``lifespan`` yields."""
 
 
-ResolveAuth = Callable[[str, RunFacts], Awaitable[Mapping[str, Any]] | Mapping[str, Any]]
+AuthFunction = Callable[[str, RunFacts], Awaitable[Mapping[str, Any]] | Mapping[str, Any]]
 """``async def resolve(ref, run): return {"token": …}``; also a plain function."""
 
 
@@ -195,15 +200,15 @@ class RunContext(Generic[ContextT]):
         return f"{type(self).__name__}({facts})"
 
 
-def _no_heartbeat(*details: Any) -> None:
+def _discard_heartbeat(*details: Any) -> None:
     """Outside an activity (an inline tool, a unit test) nobody waits for a heartbeat."""
 
 
-def _no_progress(message: str, data: Any) -> None:
+def _discard_progress(message: str, data: Any) -> None:
     """Nobody follows."""
 
 
-def _not_cancelled() -> bool:
+def _is_never_cancelled() -> bool:
     return False
 
 
@@ -224,9 +229,9 @@ class ToolContext(RunContext[ContextT]):
         auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
-        heartbeat: Callable[..., None] = _no_heartbeat,
-        cancelled: Callable[[], bool] = _not_cancelled,
-        progress: Callable[[str, Any], None] = _no_progress,
+        heartbeat: Callable[..., None] = _discard_heartbeat,
+        cancelled: Callable[[], bool] = _is_never_cancelled,
+        progress: Callable[[str, Any], None] = _discard_progress,
         answers: Iterable[Any] = (),
     ) -> None:
         """``heartbeat``, ``cancelled`` and ``progress`` (given a text and plain JSON) are called on the tool's thread:
@@ -264,10 +269,10 @@ class ToolContext(RunContext[ContextT]):
         anything that is JSON, a dataclass or a pydantic model. Raises ``ValueError`` for what is not, or is too large
         (32 KiB).
         """
-        plain = json.loads(json_text(data))
-        if why := flaw(plain):
+        plain = json.loads(dump_result_json(data))
+        if why := find_json_flaw(plain):
             raise ValueError(f"progress: data must be plain JSON: {why}")
-        self._progress(clean(str(message)), plain)
+        self._progress(clean_text(str(message)), plain)
 
     @property
     def cancelled(self) -> bool:
@@ -297,8 +302,8 @@ class ToolContext(RunContext[ContextT]):
         ``"7d"``: then the call ends as an error. Raises ``QuestionDeclinedError`` where somebody would not answer. A
         plain ``def`` tool uses :attr:`blocking`.
         """
-        check_async("ask")
-        return _given(self.questions.ask(question, schema, expires))
+        check_running_loop("ask")
+        return _return_answer(self.questions.ask(question, schema, expires))
 
     @property
     def blocking(self) -> BlockingContext:
@@ -323,5 +328,5 @@ class BlockingContext:
         return self._questions.ask(question, schema, expires)
 
 
-async def _given(answer: Any) -> Any:
+async def _return_answer(answer: Any) -> Any:
     return answer

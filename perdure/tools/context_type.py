@@ -10,10 +10,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..errors import DefinitionError, InvalidInputError
-from ..types.plain_json import flaw
+from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
 
-_NO_OBJECT = {
+_NON_OBJECT_TYPES = {
     "call",
     "int",
     "float",
@@ -52,7 +52,7 @@ class ContextType:
                 f"is no type that pydantic can take: {why}",
                 "A pydantic model, a dataclass or a TypedDict of plain types, defined before the agent.",
             ) from error
-        if shape in _NO_OBJECT:
+        if shape in _NON_OBJECT_TYPES:
             raise self._wrong("cannot be a JSON object", "A pydantic model, a dataclass or a TypedDict can.")
 
     @property
@@ -93,7 +93,7 @@ class ContextType:
             plain = dump()
         except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
             raise self._unfit(f"it cannot be written as JSON: {error}") from error
-        if why := flaw(plain):
+        if why := find_json_flaw(plain):
             raise self._unfit(f"it must be plain JSON: {why}")
         if not isinstance(plain, dict):
             raise self._unfit(f"as JSON it is no object but a {type(plain).__name__}")
@@ -111,11 +111,11 @@ class ContextType:
         return DefinitionError(f"agent {self._agent!r}: {self._field}={self._name:.100} {why}", hint=hint)
 
 
-def plain_context(agent: str, value: Any) -> dict[str, Any]:
+def validate_plain_context(agent: str, value: Any) -> dict[str, Any]:
     """The context of an agent that declares no type: a dictionary of plain JSON. Raises ``InvalidInputError``."""
     if isinstance(value, Mapping):
         plain = dict(value)
-        if why := flaw(plain):
+        if why := find_json_flaw(plain):
             raise InvalidInputError(
                 f"the context of a run is a dictionary of plain JSON: {why}",
                 hint="Give ids, numbers and texts; tools load the rest.",

@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import DefinitionError, ToolError
 from ..hooks import Hook, HookSet
 from ..ports import ToolSpec
-from ..types.forms import misfit
-from ..types.limits import seconds
-from ..types.messages import clean
-from ..types.tool_calls import ERROR_CHARS, AsCallback, AsRemote
+from ..types.forms import find_form_mismatch
+from ..types.limits import parse_seconds
+from ..types.messages import clean_text
+from ..types.tool_calls import ANSWER_ERROR_CHARS, CallbackCall, RemoteCall
 from .context import RunContext
-from .json_schema import PlainSchema, explained, form_of, untitled
+from .json_schema import PlainSchema, build_form, explain_validation_error, remove_titles
 from .signature import ArgumentsError
 from .tool import DEFAULT_TIMEOUT, NeedsApproval, Tool
 
@@ -42,20 +42,20 @@ class CallbackTool(Tool):
     ) -> None:
         """Arguments as of :func:`callback_tool`. Raises ``DefinitionError``."""
         super().__init__(
-            _callback_stub(name),
+            _build_callback_stub(name),
             name=name,
-            description=clean(description),
+            description=clean_text(description),
             hooks=hooks,
             needs_approval=needs_approval,
         )
         self.where = "a client"
-        self._adapter = None if isinstance(parameters, Mapping) else _adapter(name, parameters)
-        self.parameters = _callback_parameters(name, parameters, self._adapter)
+        self._adapter = None if isinstance(parameters, Mapping) else _build_parameters_adapter(name, parameters)
+        self.parameters = _build_callback_parameters(name, parameters, self._adapter)
         self.validates_by_code = self._adapter is not None
-        self.form = _form(name, output)
+        self.form = _build_output_form(name, output)
         """JSON Schema of the result; None takes anything."""
-        self.expires = _expires(name, expires)
-        self.on_expiry = None if on_expiry is None else _said(name, on_expiry)
+        self.expires = _parse_callback_expiry(name, expires)
+        self.on_expiry = None if on_expiry is None else _validate_expiry_text(name, on_expiry)
         self.spec = ToolSpec(self.name, self.description, self.parameters)
         seen = json.dumps([self.name, self.description, self.parameters, self.form, "callback"], sort_keys=True)
         self.definition = hashlib.sha256(seen.encode()).hexdigest()[:16]
@@ -66,24 +66,24 @@ class CallbackTool(Tool):
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as they are. Raises ``ArgumentsError`` for those that do not fit."""
         if self._adapter is None:
-            if (why := misfit(self.parameters, dict(arguments))) is not None:
+            if (why := find_form_mismatch(self.parameters, dict(arguments))) is not None:
                 raise ArgumentsError(f"the arguments of {self.name} are not valid:\n- {why}")
             return dict(arguments)
         try:
             self._adapter.validate_python(dict(arguments))
         except ValidationError as error:
             title = f"the arguments of {self.name} are not valid:"
-            raise ArgumentsError(explained(error, title, self.parameters["properties"])) from error
+            raise ArgumentsError(explain_validation_error(error, title, self.parameters["properties"])) from error
         return dict(arguments)
 
     def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
         """A call that was asked for when it was a tool of this worker. Raises ``ToolError``."""
         raise ToolError(f"{self.name} is run by a client now: call it again")
 
-    def ask(self, arguments: Mapping[str, Any]) -> AsCallback:
+    def ask(self, arguments: Mapping[str, Any]) -> CallbackCall:
         """How a call of it is run. Raises ``ArgumentsError``."""
         self.validate(arguments)
-        return AsCallback(form=self.form, expires=self.expires, on_expiry=self.on_expiry)
+        return CallbackCall(form=self.form, expires=self.expires, on_expiry=self.on_expiry)
 
 
 def callback_tool(
@@ -123,7 +123,7 @@ def callback_tool(
     )
 
 
-def _callback_stub(name: Any) -> Callable[[], None]:
+def _build_callback_stub(name: Any) -> Callable[[], None]:
     """A function without parameters: only its name counts."""
     if not isinstance(name, str):
         raise DefinitionError(f"a callback tool's name is text, not {name!r:.100}")
@@ -135,7 +135,7 @@ def _callback_stub(name: Any) -> Callable[[], None]:
     return call
 
 
-def _adapter(name: str, kind: Any) -> TypeAdapter[Any]:
+def _build_parameters_adapter(name: str, kind: Any) -> TypeAdapter[Any]:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
         adapter.rebuild(raise_errors=True)
@@ -148,10 +148,10 @@ def _adapter(name: str, kind: Any) -> TypeAdapter[Any]:
     return adapter
 
 
-def _callback_parameters(name: str, given: Any, adapter: TypeAdapter[Any] | None) -> dict[str, Any]:
+def _build_callback_parameters(name: str, given: Any, adapter: TypeAdapter[Any] | None) -> dict[str, Any]:
     """A JSON Schema of an object. Raises ``DefinitionError``."""
     try:
-        schema = given if adapter is None else untitled(adapter.json_schema(schema_generator=PlainSchema))
+        schema = given if adapter is None else remove_titles(adapter.json_schema(schema_generator=PlainSchema))
         plain = json.loads(json.dumps({"type": "object", "properties": {}, **schema}, allow_nan=False))
     except Exception as error:
         raise DefinitionError(f"callback tool {name!r}: its parameters have no JSON Schema: {error}") from error
@@ -163,9 +163,9 @@ def _callback_parameters(name: str, given: Any, adapter: TypeAdapter[Any] | None
     return dict(plain)
 
 
-def _form(name: str, output: Any) -> dict[str, Any] | None:
+def _build_output_form(name: str, output: Any) -> dict[str, Any] | None:
     try:
-        return form_of(output)
+        return build_form(output)
     except (TypeError, ValueError) as error:
         raise DefinitionError(
             f"callback tool {name!r}: output={output!r:.100}: {error}",
@@ -173,17 +173,19 @@ def _form(name: str, output: Any) -> dict[str, Any] | None:
         ) from error
 
 
-def _expires(name: str, given: Any) -> float | None:
+def _parse_callback_expiry(name: str, given: Any) -> float | None:
     try:
-        return None if given is None else seconds(given)
+        return None if given is None else parse_seconds(given)
     except ValueError as error:
         raise DefinitionError(f"callback tool {name!r}: expires: {error}") from None
 
 
-def _said(name: str, given: Any) -> str:
-    if not isinstance(given, str) or len(given) > ERROR_CHARS:
-        raise DefinitionError(f"callback tool {name!r}: on_expiry is a text of at most {ERROR_CHARS:,} characters")
-    return clean(given)
+def _validate_expiry_text(name: str, given: Any) -> str:
+    if not isinstance(given, str) or len(given) > ANSWER_ERROR_CHARS:
+        raise DefinitionError(
+            f"callback tool {name!r}: on_expiry is a text of at most {ANSWER_ERROR_CHARS:,} characters"
+        )
+    return clean_text(given)
 
 
 # ---
@@ -218,7 +220,7 @@ class RemoteTool(Tool):
             )
         self._loose = isinstance(schema, Mapping)
         super().__init__(
-            _remote_stub(name) if isinstance(schema, Mapping) else schema,
+            _build_remote_stub(name) if isinstance(schema, Mapping) else schema,
             name=name,
             description=description if description is not None or not self._loose else "",
             timeout=timeout,
@@ -234,7 +236,7 @@ class RemoteTool(Tool):
                 hint="It is given its arguments alone: leave that parameter out.",
             )
         if isinstance(schema, Mapping):
-            self.parameters = _remote_parameters(name, schema)
+            self.parameters = _build_remote_parameters(name, schema)
         self.where = f"task queue {task_queue!r}"
         self.spec = ToolSpec(self.name, self.description, self.parameters)
         seen = json.dumps([self.name, self.description, self.parameters, idempotent, "remote"], sort_keys=True)
@@ -251,11 +253,11 @@ class RemoteTool(Tool):
         """A call that was asked for when it was a tool of this worker. Raises ``ToolError``."""
         raise ToolError(f"{self.name} is run elsewhere now: call it again")
 
-    def ask(self, arguments: Mapping[str, Any]) -> AsRemote:
+    def ask(self, arguments: Mapping[str, Any]) -> RemoteCall:
         """How a call of it is run. Raises ``ToolError`` for arguments that do not fit."""
         self.validate(arguments)
         assert self.task_queue is not None, "checked"
-        return AsRemote(
+        return RemoteCall(
             task_queue=self.task_queue, timeout=self.timeout, idempotent=self.idempotent, retries=self.retries
         )
 
@@ -297,7 +299,7 @@ def remote_tool(
     )
 
 
-def _remote_stub(name: str) -> Callable[[], None]:
+def _build_remote_stub(name: str) -> Callable[[], None]:
     """A function without parameters, for a tool whose parameters are given as a schema."""
 
     def call() -> None:
@@ -307,7 +309,7 @@ def _remote_stub(name: str) -> Callable[[], None]:
     return call
 
 
-def _remote_parameters(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _build_remote_parameters(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Plain JSON that describes an object. Raises ``DefinitionError``."""
     try:
         plain = json.loads(json.dumps({"type": "object", "properties": {}, **schema}, allow_nan=False))

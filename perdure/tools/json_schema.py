@@ -10,11 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
-from ..types.forms import checked_form
-from ..types.messages import clean
+from ..types.forms import normalize_form
+from ..types.messages import clean_text
 
-_SHOWN_ERRORS = 10
-_SHOWN_VALUE = 200  # characters
+_MAX_ARGUMENT_ERRORS = 10
+_MAX_VALUE_CHARACTERS = 200  # characters
 
 
 class PlainSchema(GenerateJsonSchema):
@@ -34,24 +34,24 @@ class PlainSchema(GenerateJsonSchema):
         return encoded
 
 
-_NAMED = {"properties", "$defs", "patternProperties", "dependentSchemas"}
-_DATA = {"default", "examples", "example", "enum", "const"}
+_NAME_MAP_KEYWORDS = {"properties", "$defs", "patternProperties", "dependentSchemas"}
+_DATA_KEYWORDS = {"default", "examples", "example", "enum", "const"}
 
 
-def untitled(schema: Any) -> Any:
+def remove_titles(schema: Any) -> Any:
     """``schema`` without titles; a property, or data, that happens to be called "title" stays."""
     if isinstance(schema, list):
-        return [untitled(item) for item in schema]
+        return [remove_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _DATA:
+        if key in _DATA_KEYWORDS:
             kept[key] = value
-        elif key in _NAMED and isinstance(value, dict):
-            kept[key] = {name: untitled(item) for name, item in value.items()}
+        elif key in _NAME_MAP_KEYWORDS and isinstance(value, dict):
+            kept[key] = {name: remove_titles(item) for name, item in value.items()}
         elif key != "title":
-            kept[key] = untitled(value)
+            kept[key] = remove_titles(value)
     return kept
 
 
@@ -65,29 +65,29 @@ def runs_code(schema: Any) -> bool:
     return isinstance(schema, list | tuple) and any(map(runs_code, schema))
 
 
-def explained(error: ValidationError, title: str, takes: Iterable[str]) -> str:
+def explain_validation_error(error: ValidationError, title: str, takes: Iterable[str]) -> str:
     """What a model is told of ``error``: a line for each of the first problems. ``takes`` are the fields there are."""
     details = error.errors(include_url=False, include_context=False)
     fields = ", ".join(takes) or "none"
-    lines = [f"- {_one(detail, fields)}" for detail in details[:_SHOWN_ERRORS]]
-    if len(details) > _SHOWN_ERRORS:
-        lines.append(f"- and {len(details) - _SHOWN_ERRORS} more")
-    return clean("\n".join([title, *lines]))
+    lines = [f"- {_explain_error_detail(detail, fields)}" for detail in details[:_MAX_ARGUMENT_ERRORS]]
+    if len(details) > _MAX_ARGUMENT_ERRORS:
+        lines.append(f"- and {len(details) - _MAX_ARGUMENT_ERRORS} more")
+    return clean_text("\n".join([title, *lines]))
 
 
-def _one(detail: ErrorDetails, takes: str) -> str:
-    path = _path(detail["loc"])
+def _explain_error_detail(detail: ErrorDetails, takes: str) -> str:
+    path = _format_argument_path(detail["loc"])
     if detail["type"] == "missing":
         return f"{path}: missing, and it has no default"
     if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
         return f"{path}: there is no such argument; the arguments are: {takes}"
     given = to_json(detail["input"], serialize_unknown=True, inf_nan_mode="constants").decode()
-    if len(given) > _SHOWN_VALUE:
-        given = given[:_SHOWN_VALUE] + "…"
+    if len(given) > _MAX_VALUE_CHARACTERS:
+        given = given[:_MAX_VALUE_CHARACTERS] + "…"
     return f"{path}: {detail['msg']}; given: {given}"
 
 
-def _path(loc: Sequence[str | int]) -> str:
+def _format_argument_path(loc: Sequence[str | int]) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
     return path.removeprefix(".") or "arguments"
 
@@ -96,16 +96,16 @@ def _path(loc: Sequence[str | int]) -> str:
 # Types as forms: what a person is shown of them, and what is made of an answer.
 
 
-def form_of(kind: Any) -> dict[str, Any] | None:
+def build_form(kind: Any) -> dict[str, Any] | None:
     """The JSON Schema of ``kind``, a type or a schema; None of None. Raises ``TypeError``, ``ValueError``."""
     if kind is None:
         return None
     if isinstance(kind, Mapping):
-        return checked_form(kind)
-    return checked_form(untitled(adapter_of(kind).json_schema(schema_generator=PlainSchema)))
+        return normalize_form(kind)
+    return normalize_form(remove_titles(build_type_adapter(kind).json_schema(schema_generator=PlainSchema)))
 
 
-def adapter_of(kind: Any) -> TypeAdapter[Any]:
+def build_type_adapter(kind: Any) -> TypeAdapter[Any]:
     """Pydantic's own for ``kind``. Raises ``TypeError`` for what is no type that it can take."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)

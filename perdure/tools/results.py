@@ -10,8 +10,8 @@ from typing import Any
 from pydantic_core import to_json, to_jsonable_python
 
 from ..errors import ToolError
-from ..types.files import MAX_BYTES, File
-from ..types.messages import clean
+from ..types.files import MAX_FILE_BYTES, File
+from ..types.messages import clean_text
 
 MAX_ERROR_BYTES = 8 * 1024
 CUT = "… (cut)"
@@ -28,30 +28,30 @@ class ResultError(ToolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultContent:
     """What a tool's result is to the model: text, and files beside it."""
 
     text: str
     files: tuple[File, ...] = ()
 
 
-def read_result(value: Any) -> Result:
+def read_result(value: Any) -> ResultContent:
     """``value`` as text and files: a ``File``, a list or tuple with some in it, or whatever :func:`serialise` takes.
 
     Of a list, every piece that is no file is text as it would be alone, on lines of its own. Raises ``ResultError``.
     """
     pieces = [value] if isinstance(value, File) else value
     if not isinstance(pieces, list | tuple) or not any(isinstance(piece, File) for piece in pieces):
-        return Result(serialise(value))
+        return ResultContent(serialise(value))
     files = tuple(piece for piece in pieces if isinstance(piece, File))
     size = sum(len(file.data or b"") for file in files)
-    if len(files) > MAX_FILES or size > MAX_BYTES:
+    if len(files) > MAX_FILES or size > MAX_FILE_BYTES:
         raise ResultError(
             f"the tool ran, but its result has {len(files):,} files of {size:,} bytes; "
-            f"it may have {MAX_FILES} files, and {MAX_BYTES:,} bytes",
+            f"it may have {MAX_FILES} files, and {MAX_FILE_BYTES:,} bytes",
             hint="Return fewer or smaller ones, or a File.at(url).",
         )
-    return Result("\n".join(serialise(piece) for piece in pieces if not isinstance(piece, File)), files)
+    return ResultContent("\n".join(serialise(piece) for piece in pieces if not isinstance(piece, File)), files)
 
 
 def serialise(value: Any) -> str:
@@ -63,7 +63,7 @@ def serialise(value: Any) -> str:
     APIs refuse an empty block.
     """
     if isinstance(value, str):
-        return clean(str.__str__(value))  # of a subclass or enum: the text itself
+        return clean_text(str.__str__(value))  # of a subclass or enum: the text itself
     if isinstance(value, bytes | bytearray):
         try:
             return value.decode()
@@ -72,32 +72,32 @@ def serialise(value: Any) -> str:
     if inspect.isawaitable(value):
         raise ResultError("the tool returned an awaitable that nobody awaited", hint="Await it inside the tool.")
     try:
-        return json_text(value)
+        return dump_result_json(value)
     except Exception as error:  # a type's own serialiser may raise anything
         raise ResultError(
-            f"the tool ran, but its result ({_type_name(value)}) is not serialisable: {_text(error)}",
+            f"the tool ran, but its result ({_get_qualified_type_name(value)}) is not serialisable: {_get_error_message(error)}",
             hint="Return text, plain data, a dataclass or a pydantic model; a File alone, or in a list or tuple.",
         ) from error
 
 
-def error_text(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """``Type: message``, at most 8 KiB, never a traceback; of a group also the errors in it."""
-    lines = [_line(error)]
+    lines = [_format_error_line(error)]
     if isinstance(error, BaseExceptionGroup):
-        lines += [f"- {error_text(inner)}" for inner in error.exceptions[:10]]
-    return shortened("\n".join(lines))
+        lines += [f"- {format_error(inner)}" for inner in error.exceptions[:10]]
+    return truncate_error_text("\n".join(lines))
 
 
-def shortened(text: str) -> str:
+def truncate_error_text(text: str) -> str:
     """``text`` as it can stand in history: at most 8 KiB, without lone surrogates."""
-    text = clean(text)
+    text = clean_text(text)
     encoded = text.encode()
     if len(encoded) <= MAX_ERROR_BYTES:
         return text
     return encoded[: MAX_ERROR_BYTES - len(CUT.encode())].decode(errors="ignore") + CUT
 
 
-def json_text(value: Any) -> str:
+def dump_result_json(value: Any) -> str:
     """JSON as pydantic writes it, so that it can be stored. Raises ``ValueError``, or what a type's code raises."""
     for bytes_mode in ("utf8", "base64"):
         try:
@@ -107,22 +107,22 @@ def json_text(value: Any) -> str:
                 raise
     # Not the bytes, then: some text holds a lone surrogate.
     plain = to_jsonable_python(value, bytes_mode="base64")
-    cleaned = json.loads(clean(json.dumps(plain, ensure_ascii=False)))
+    cleaned = json.loads(clean_text(json.dumps(plain, ensure_ascii=False)))
     return to_json(cleaned, inf_nan_mode="strings").decode()
 
 
-def _line(error: BaseException) -> str:
-    text = _text(error)
+def _format_error_line(error: BaseException) -> str:
+    text = _get_error_message(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _text(error: BaseException) -> str:
+def _get_error_message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # __str__ of an exception is the author's code
         return ""
 
 
-def _type_name(value: Any) -> str:
+def _get_qualified_type_name(value: Any) -> str:
     cls = type(value)
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

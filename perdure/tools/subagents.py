@@ -12,15 +12,15 @@ from pydantic import Field
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
 from ..ports import ToolSpec
-from ..types.messages import clean
-from ..types.subagents import AT_ONCE, MOST_AT_ONCE, AsCollect, AsTell
-from ..types.tool_calls import AsSubagent
+from ..types.messages import clean_text
+from ..types.subagents import DEFAULT_BACKGROUND_RUNS, MAX_BACKGROUND_RUNS, CollectCall, TellCall
+from ..types.tool_calls import SubagentCall
 from .context import RunContext
 from .signature import ArgumentsError
 from .tool import Tool
 
-DELEGATE = "call_agent"
-_NAME_CHARS = 64
+DELEGATE_TOOL = "call_agent"
+_MAX_SUBAGENT_NAME_CHARS = 64
 
 
 class SubagentTool(Tool):
@@ -33,7 +33,7 @@ class SubagentTool(Tool):
         name: str,
         description: str,
         parameters: Mapping[str, Any],
-        ask: Callable[[Mapping[str, Any]], AsSubagent | AsCollect | AsTell],
+        ask: Callable[[Mapping[str, Any]], SubagentCall | CollectCall | TellCall],
         *,
         agents: Sequence[Any],
         typed: bool = False,
@@ -43,12 +43,12 @@ class SubagentTool(Tool):
         """``ask`` gives what is asked of whom, and raises ``ArgumentsError``. ``agents`` are those that it may name:
         agents, or their names. ``chosen``: which of them is for the model to say. ``answers``: its result is an
         agent's answer."""
-        if len(name) > _NAME_CHARS:
+        if len(name) > _MAX_SUBAGENT_NAME_CHARS:
             raise DefinitionError(
-                f"the tool name {name!r} has {len(name)} characters; models take {_NAME_CHARS}",
+                f"the tool name {name!r} has {len(name)} characters; models take {_MAX_SUBAGENT_NAME_CHARS}",
                 hint='Give it a shorter one: tools=[that_agent.as_tool("name")].',
             )
-        self.name, self.description = name, clean(description)
+        self.name, self.description = name, clean_text(description)
         self.where = f"subagent{'s' if chosen else ''} {', '.join(map(agent_name, agents))}"
         self.parameters = dict(parameters)
         self.agents, self.chosen, self.answers = tuple(agents), chosen, answers
@@ -75,12 +75,12 @@ class SubagentTool(Tool):
         raise ToolError(f"{self.name} calls another agent now: call it again")
 
 
-def call_tool(agent: Any, name: str | None = None, description: str | None = None) -> SubagentTool:
+def build_subagent_tool(agent: Any, name: str | None = None, description: str | None = None) -> SubagentTool:
     """``call_NAME``: ``agent``, an agent or the name of one, answers a task, or an input of its type."""
     title = name or f"call_{agent_name(agent)}"
-    said = description if description is not None else _described(agent)
+    said = description if description is not None else _describe_agent(agent)
     if getattr(agent, "takes_input", False):
-        return _typed(agent, title, said)
+        return _build_typed_subagent_tool(agent, title, said)
 
     def call(
         task: Annotated[str, Field(description="All that the agent needs to know: it sees nothing else.")],
@@ -89,26 +89,28 @@ def call_tool(agent: Any, name: str | None = None, description: str | None = Non
 
     form = Tool(call, name=title)
 
-    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
-        return AsSubagent(agent=agent_name(agent), message=form.validate(arguments)["task"])
+    def ask(arguments: Mapping[str, Any]) -> SubagentCall:
+        return SubagentCall(agent=agent_name(agent), message=form.validate(arguments)["task"])
 
     return SubagentTool(title, said, form.parameters, ask, agents=[agent])
 
 
-def delegate(agents: Sequence[Any], *, name: str = DELEGATE, description: str | None = None) -> Tool:
+def delegate(agents: Sequence[Any], *, name: str = DELEGATE_TOOL, description: str | None = None) -> Tool:
     """A tool by which the model asks any of ``agents`` (agents, or names of agents that the same worker serves):
     ``call_agent(agent_name, message)``. Raises ``DefinitionError``."""
-    form = choice("delegate", agents, name)
+    form = build_choice_form("delegate", agents, name)
 
-    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
+    def ask(arguments: Mapping[str, Any]) -> SubagentCall:
         given = form.validate(arguments)
-        return AsSubagent(agent=given["agent_name"], message=given["message"])
+        return SubagentCall(agent=given["agent_name"], message=given["message"])
 
-    said = description if description is not None else "Ask another agent, and get its answer. " + there_are(agents)
+    said = (
+        description if description is not None else "Ask another agent, and get its answer. " + describe_agents(agents)
+    )
     return SubagentTool(name, said, form.parameters, ask, agents=agents, chosen=True)
 
 
-def choice(maker: str, agents: Sequence[Any], name: str) -> Tool:
+def build_choice_form(maker: str, agents: Sequence[Any], name: str) -> Tool:
     """A form of ``agent_name``, one of ``agents``, and ``message``. Raises ``DefinitionError``."""
     if not isinstance(agents, Sequence) or isinstance(agents, str) or not agents:
         raise DefinitionError(f"{maker} takes a list of agents, not {agents!r:.100}", hint=f"{maker}([researcher]).")
@@ -125,7 +127,7 @@ def choice(maker: str, agents: Sequence[Any], name: str) -> Tool:
     return Tool(call, name=name)
 
 
-def there_are(agents: Sequence[Any]) -> str:
+def describe_agents(agents: Sequence[Any]) -> str:
     """The agents that the model may choose from, for a tool's description."""
     return "There are:\n" + "\n".join(
         f"- {agent_name(one)}: {getattr(one, 'description', '') or 'an agent'}" for one in agents
@@ -142,20 +144,20 @@ def agent_name(agent: Any) -> str:
     return name
 
 
-def _typed(agent: Any, title: str, description: str) -> SubagentTool:
+def _build_typed_subagent_tool(agent: Any, title: str, description: str) -> SubagentTool:
     """For an agent with an input type: its fields are the tool's."""
 
-    def ask(arguments: Mapping[str, Any]) -> AsSubagent:
+    def ask(arguments: Mapping[str, Any]) -> SubagentCall:
         try:
             plain = agent.check_input(dict(arguments))
         except InvalidInputError as error:
             raise ArgumentsError(f"the arguments of {title} do not fit: {error.message}") from error
-        return AsSubagent(agent=agent.name, message=json.dumps(plain, ensure_ascii=False), typed=True)
+        return SubagentCall(agent=agent.name, message=json.dumps(plain, ensure_ascii=False), typed=True)
 
     return SubagentTool(title, description, agent.input_schema(), ask, agents=[agent], typed=True)
 
 
-def _described(agent: Any) -> str:
+def _describe_agent(agent: Any) -> str:
     name = agent_name(agent)
     return getattr(agent, "description", "") or f"Ask the agent {name}, and get its answer."
 
@@ -164,12 +166,12 @@ def _described(agent: Any) -> str:
 # Tools by which a model starts other agents in background, talks to them, and collects their answers.
 
 
-START, COLLECT, TELL = "start_agent", "collect_agent", "tell_agent"
+START_TOOL, COLLECT_TOOL, TELL_TOOL = "start_agent", "collect_agent", "tell_agent"
 
-Handle = Annotated[str, Field(description=f"As {START} gave it: b1, b2, …", min_length=1, max_length=50)]
+Handle = Annotated[str, Field(description=f"As {START_TOOL} gave it: b1, b2, …", min_length=1, max_length=50)]
 
 
-def background(agents: Sequence[Any], *, at_once: int = AT_ONCE) -> list[Tool]:
+def background(agents: Sequence[Any], *, at_once: int = DEFAULT_BACKGROUND_RUNS) -> list[Tool]:
     """Tools by which the model has any of ``agents`` (agents, or names of agents that the same worker serves) work in
     background: ``Agent(…, tools=[search, *background([researcher])])``.
 
@@ -178,51 +180,51 @@ def background(agents: Sequence[Any], *, at_once: int = AT_ONCE) -> list[Tool]:
     ``at_once`` of them, up to 20, run at the same time. They end with the run that started them. Raises
     ``DefinitionError``.
     """
-    form = choice("background", agents, START)
-    if not isinstance(at_once, int) or isinstance(at_once, bool) or not 1 <= at_once <= MOST_AT_ONCE:
+    form = build_choice_form("background", agents, START_TOOL)
+    if not isinstance(at_once, int) or isinstance(at_once, bool) or not 1 <= at_once <= MAX_BACKGROUND_RUNS:
         raise DefinitionError(
-            f"background: at_once is {at_once!r:.50}; it can be 1 to {MOST_AT_ONCE}",
-            hint=f"Leave it out for {AT_ONCE}.",
+            f"background: at_once is {at_once!r:.50}; it can be 1 to {MAX_BACKGROUND_RUNS}",
+            hint=f"Leave it out for {DEFAULT_BACKGROUND_RUNS}.",
         )
 
-    def start(arguments: Mapping[str, Any]) -> AsSubagent:
+    def start(arguments: Mapping[str, Any]) -> SubagentCall:
         given = form.validate(arguments)
-        return AsSubagent(agent=given["agent_name"], message=given["message"], background=at_once)
+        return SubagentCall(agent=given["agent_name"], message=given["message"], background=at_once)
 
     said = (
         "Start another agent in background: it works while you go on. Gives a handle, by which "
-        f"{COLLECT} gets its answer and {TELL} sends it a message. Uncollected agents are stopped when you finish. "
+        f"{COLLECT_TOOL} gets its answer and {TELL_TOOL} sends it a message. Uncollected agents are stopped when you finish. "
     )
     started = SubagentTool(
-        START, said + there_are(agents), form.parameters, start, agents=agents, chosen=True, answers=False
+        START_TOOL, said + describe_agents(agents), form.parameters, start, agents=agents, chosen=True, answers=False
     )
-    return [started, _collect(), _tell()]
+    return [started, _build_collect_tool(), _build_tell_tool()]
 
 
-def _collect() -> SubagentTool:
+def _build_collect_tool() -> SubagentTool:
     def call(
         handle: Handle,
         wait: Annotated[bool, Field(description="Until it has ended; false only says how it stands.")] = True,
     ) -> None:
         """Only its signature counts."""
 
-    form = Tool(call, name=COLLECT)
+    form = Tool(call, name=COLLECT_TOOL)
 
-    def collect(arguments: Mapping[str, Any]) -> AsCollect:
-        return AsCollect(**form.validate(arguments))
+    def collect(arguments: Mapping[str, Any]) -> CollectCall:
+        return CollectCall(**form.validate(arguments))
 
     said = "Get the answer of an agent that works in background."
-    return SubagentTool(COLLECT, said, form.parameters, collect, agents=[], chosen=True)
+    return SubagentTool(COLLECT_TOOL, said, form.parameters, collect, agents=[], chosen=True)
 
 
-def _tell() -> SubagentTool:
+def _build_tell_tool() -> SubagentTool:
     def call(handle: Handle, message: str) -> None:
         """Only its signature counts."""
 
-    form = Tool(call, name=TELL)
+    form = Tool(call, name=TELL_TOOL)
 
-    def tell(arguments: Mapping[str, Any]) -> AsTell:
-        return AsTell(**form.validate(arguments))
+    def tell(arguments: Mapping[str, Any]) -> TellCall:
+        return TellCall(**form.validate(arguments))
 
     said = "Send a message to an agent that works in background: it reads it before its next step."
-    return SubagentTool(TELL, said, form.parameters, tell, agents=[], chosen=True, answers=False)
+    return SubagentTool(TELL_TOOL, said, form.parameters, tell, agents=[], chosen=True, answers=False)

@@ -13,16 +13,16 @@ from typing import Any, Generic, overload
 from typing_extensions import ParamSpec, TypeVar
 
 from ..errors import DefinitionError
-from ..hooks import Hook, HookSet, checked_hooks
-from ..hooks.hook import OF_TOOLS
+from ..hooks import Hook, HookSet, validate_hooks
+from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import ListedTool, Toolset, ToolSpec
 from ..ports.model import NAME_PATTERN
 from ..types.interface import FINISH_TOOL
-from ..types.messages import clean
+from ..types.messages import clean_text
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
 from .context import RunContext
-from .signature import Arguments, Function, describe, read
+from .signature import Arguments, FunctionSignature, parse_docstring, read_signature
 
 # With defaults, a bare `Tool` is complete under mypy --strict.
 P = ParamSpec("P", default=...)
@@ -59,7 +59,7 @@ class Tool(Generic[P, R]):
         needs_approval: NeedsApproval = False,
     ) -> None:
         """Arguments as of :func:`tool`. Raises ``DefinitionError``."""
-        function = read(fn)
+        function = read_signature(fn)
         self.fn = fn
         self.name = function.name if name is None else name
         self.where = function.where
@@ -70,24 +70,24 @@ class Tool(Generic[P, R]):
         self.inline = inline
         self.retries = retries
         self.task_queue = task_queue
-        self.hooks = HookSet(checked_hooks(f"tool {self.name!r} ({self.where})", hooks, OF_TOOLS))
+        self.hooks = HookSet(validate_hooks(f"tool {self.name!r} ({self.where})", hooks, TOOL_HOOK_EVENTS))
         """What runs around each call of it, innermost."""
         self.needs_approval = needs_approval
         self.is_async = function.is_async
         """Whether ``fn`` is a coroutine function. If not, it may still return an awaitable (:meth:`bind`)."""
         self.context_parameter = function.context
         """Name of the parameter that takes the context, if there is one."""
-        _check_name(self.name, function)
-        _check_options(self, function)
-        text, parameters = _described(function)
-        self.description = text if description is None else clean(description)
+        _check_tool_name(self.name, function)
+        _check_tool_options(self, function)
+        text, parameters = _merge_docstrings(function)
+        self.description = text if description is None else clean_text(description)
         self._arguments = Arguments(function, self.name, parameters)
         self.parameters = self._arguments.schema
         """JSON Schema of the arguments: always an object."""
         self.validates_by_code = self._arguments.runs_code
         """Whether validating runs validators of the author's."""
         self.spec = ToolSpec(self.name, self.description, self.parameters)
-        self.definition = _definition(self)
+        self.definition = _hash_definition(self)
         """Hash (hexadecimal) of what the model sees and of how the call acts."""
         functools.update_wrapper(self, fn, updated=())
 
@@ -168,7 +168,7 @@ def as_tool(fn: Tool | Callable[..., Any]) -> Tool:
     return fn if isinstance(fn, Tool) else Tool(fn)
 
 
-def _check_name(name: str, function: Function) -> None:
+def _check_tool_name(name: str, function: FunctionSignature) -> None:
     if name == "<lambda>":
         raise function.wrong("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
     if name == FINISH_TOOL:
@@ -179,7 +179,7 @@ def _check_name(name: str, function: Function) -> None:
         )
 
 
-def _check_options(one: Tool[..., Any], function: Function) -> None:
+def _check_tool_options(one: Tool[..., Any], function: FunctionSignature) -> None:
     timeout, retries = one.timeout, one.retries
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise function.wrong(
@@ -216,17 +216,17 @@ def _check_options(one: Tool[..., Any], function: Function) -> None:
         raise function.wrong("task_queue is empty", "Name a task queue or leave it out.")
 
 
-def _described(function: Function) -> tuple[str, dict[str, str]]:
+def _merge_docstrings(function: FunctionSignature) -> tuple[str, dict[str, str]]:
     names = [parameter.name for parameter in function.parameters]
     text, parameters = "", dict[str, str]()
     for doc in function.docs:
-        described = describe(doc, names)
+        described = parse_docstring(doc, names)
         text = text or described.text
         parameters = described.parameters | parameters
     return text, parameters
 
 
-def _definition(one: Tool[..., Any]) -> str:
+def _hash_definition(one: Tool[..., Any]) -> str:
     seen = [one.name, one.description, one.parameters, one.idempotent, one.inline]
     canonical = json.dumps(seen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -236,11 +236,11 @@ def _definition(one: Tool[..., Any]) -> str:
 # Tools of toolsets: made from a list, not from a function.
 
 
-_UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
-NAME_CHARS = 64
+_INVALID_TOOL_NAME_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
+MAX_TOOL_NAME_CHARS = 64
 
 
-class ToolOfSet(Tool):
+class ToolsetTool(Tool):
     """A tool as a run has pinned it. Its arguments are the toolset's to check; a call goes to ``call``."""
 
     read_elsewhere = True
@@ -275,7 +275,7 @@ class ToolOfSet(Tool):
         return functools.partial(self._call, self.pinned.tool, dict(arguments), context)
 
 
-def pinned(toolset: Toolset, listed: Any) -> PinnedTool:
+def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
     """``listed`` as a run pins it. Raises ``DefinitionError`` for what a toolset may not list."""
     if isinstance(listed, Tool):
         if listed.hooks:
@@ -301,8 +301,8 @@ def pinned(toolset: Toolset, listed: Any) -> PinnedTool:
         return PinnedTool(
             toolset=toolset.name,
             tool=spec.name,
-            name=shown_name(toolset.prefix + spec.name),
-            description=clean(spec.description),
+            name=sanitise_tool_name(toolset.prefix + spec.name),
+            description=clean_text(spec.description),
             parameters={"type": "object", "properties": {}, **spec.parameters},
             timeout=timeout or toolset.timeout,
             **own,
@@ -314,9 +314,9 @@ def pinned(toolset: Toolset, listed: Any) -> PinnedTool:
         ) from None
 
 
-def shown_name(name: str) -> str:
+def sanitise_tool_name(name: str) -> str:
     """``name`` as models may call it: all of them take letters, digits, ``_`` and ``-``."""
-    return _UNFIT.sub("_", name)[:NAME_CHARS]
+    return _INVALID_TOOL_NAME_CHARACTER.sub("_", name)[:MAX_TOOL_NAME_CHARS]
 
 
 # ---

@@ -16,28 +16,28 @@ from .plain_json import JsonObject
 
 OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
-STANDING = 100
+MAX_STANDING_APPROVALS = 100
 """How many standing approvals a conversation keeps."""
-WaitsFor = Literal["approval", "question", "callback"]
+PendingKind = Literal["approval", "question", "callback"]
 COMMENT_CHARS = 2000
 """Of what somebody says with a decision."""
-CHANGED_BYTES = 64 * 1024
+CHANGED_ARGUMENTS_BYTES = 64 * 1024
 """Of arguments that a decision changes, as JSON."""
 
 
-def arguments_hash(call_id: str, name: str, arguments: Mapping[str, Any] | None) -> str:
+def hash_arguments(call_id: str, name: str, arguments: Mapping[str, Any] | None) -> str:
     """What an approval is bound to: this call of this tool with these arguments (hexadecimal)."""
     plain = json.dumps([call_id, name, dict(arguments or {})], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
 
-def name_hash(name: str | None) -> str | None:
+def hash_name(name: str | None) -> str | None:
     """By what two names are told to be one person's: case, width and blanks around do not matter. None for no name."""
     plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name or "").casefold()).strip()
     return hashlib.sha256(plain.encode(errors="replace")).hexdigest()[:16] if plain else None
 
 
-class Asks(Data):
+class ApprovalTerms(Data):
     """A call that waits for somebody's approval: on what terms."""
 
     hash: str
@@ -51,7 +51,7 @@ class Asks(Data):
     """Seconds between two reminders."""
 
 
-class Waiting(Data):
+class WaitState(Data):
     """Since when a call waits, and until when."""
 
     since: str
@@ -77,7 +77,7 @@ class Reminder(Data):
     """Seconds that are left; None waits for as long as it takes."""
 
 
-class Decided(Data):
+class ApprovalOutcome(Data):
     """What became of an approval."""
 
     state: DecisionState
@@ -118,7 +118,7 @@ class Revocation(Data):
     """Who takes it back, as the sender says."""
 
 
-class Revoked(Data):
+class RevokedApproval(Data):
     """Somebody took back that all calls of ``tool`` are approved."""
 
     tool: str
@@ -150,7 +150,7 @@ class ApprovalDecision(Data):
 class PendingApproval(Data):
     """A call that waits for somebody to decide, or to answer."""
 
-    kind: WaitsFor = "approval"
+    kind: PendingKind = "approval"
     """``question``: its tool asks something. ``callback``: a client is to run it, and answers with the result."""
     call_id: str
     name: str

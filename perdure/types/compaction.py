@@ -68,9 +68,9 @@ class Truncate(Compaction):
     every: int | None = None
 
     def __post_init__(self) -> None:
-        _whole("truncate", "after", self.after, 1)
-        _whole("truncate", "keep", self.keep, 0)
-        _whole("truncate", "every", self.every, 1, optional=True)
+        _check_compaction_number("truncate", "after", self.after, 1)
+        _check_compaction_number("truncate", "keep", self.keep, 0)
+        _check_compaction_number("truncate", "every", self.every, 1, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class ClearResults(Compaction):
     every: int | None = None
 
     def __post_init__(self) -> None:
-        _whole("clear_results", "after", self.after, 1)
-        _whole("clear_results", "every", self.every, 1, optional=True)
+        _check_compaction_number("clear_results", "after", self.after, 1)
+        _check_compaction_number("clear_results", "every", self.every, 1, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +95,8 @@ class Window(Compaction):
     def __post_init__(self) -> None:
         if self.messages is None and self.tokens is None:
             raise DefinitionError("Compaction.window needs messages=… or tokens=…", hint="For instance messages=100.")
-        _whole("window", "messages", self.messages, 4, optional=True)
-        _whole("window", "tokens", self.tokens, 100, optional=True)
+        _check_compaction_number("window", "messages", self.messages, 4, optional=True)
+        _check_compaction_number("window", "tokens", self.tokens, 100, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ class Summarise(Compaction):
     prompt: str | None = None
 
     def __post_init__(self) -> None:
-        _whole("summarise", "at", self.at, 100)
-        _whole("summarise", "keep_last", self.keep_last, 0)
+        _check_compaction_number("summarise", "at", self.at, 100)
+        _check_compaction_number("summarise", "keep_last", self.keep_last, 0)
         if self.prompt is not None and (not isinstance(self.prompt, str) or not self.prompt.strip()):
             raise DefinitionError(
                 f"Compaction.summarise: prompt must be a text, not {self.prompt!r:.100}",
@@ -119,7 +119,7 @@ class Summarise(Compaction):
 
 
 @dataclass(frozen=True, slots=True)
-class Compactions:
+class CompactionSettings:
     """What an agent has of each kind."""
 
     truncate: Truncate | None = None
@@ -133,7 +133,7 @@ class Compactions:
         return not (self.truncate is None and self.clear_results is None and self.window is None)
 
 
-def compactions(name: str, given: Any) -> Compactions | None:
+def build_compaction_settings(name: str, given: Any) -> CompactionSettings | None:
     """The ways of agent ``name``, one of a kind; None without any. Raises ``DefinitionError``."""
     if given is None:
         return None
@@ -152,10 +152,10 @@ def compactions(name: str, given: Any) -> Compactions | None:
                 f"agent {name!r}: compaction has {kind} twice", hint="Give each kind once; they work together."
             )
         by_kind[kind] = way
-    return Compactions(**by_kind) if by_kind else None
+    return CompactionSettings(**by_kind) if by_kind else None
 
 
-def _whole(way: str, field: str, value: Any, least: int, *, optional: bool = False) -> None:
+def _check_compaction_number(way: str, field: str, value: Any, least: int, *, optional: bool = False) -> None:
     if optional and value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -482,21 +482,21 @@ Event = Annotated[
     Field(discriminator="type"),
 ]
 
-_events: TypeAdapter[Event] = TypeAdapter(Event)
-_OWN = {"context_id", "task_id", "path", "seq", "type", "replaces", "retracts", "partial"}
+_event_adapter: TypeAdapter[Event] = TypeAdapter(Event)
+_ENVELOPE_FIELDS = {"context_id", "task_id", "path", "seq", "type", "replaces", "retracts", "partial"}
 """What the store keeps apart, or makes."""
 
 
-def event_body(event: Event) -> bytes:
+def encode_event_body(event: Event) -> bytes:
     """What is stored of ``event`` beside its number, type, conversation and turn: JSON, defaults left out."""
     try:
         # The serialiser itself: a third of the time that a model's method takes, and this is done for every event.
-        return event.__pydantic_serializer__.to_json(event, exclude_defaults=True, exclude=_OWN)
+        return event.__pydantic_serializer__.to_json(event, exclude_defaults=True, exclude=_ENVELOPE_FIELDS)
     except ValueError:  # a lone surrogate, in somebody else's error message for instance
-        return json.dumps(event.model_dump(mode="json", exclude_defaults=True, exclude=_OWN)).encode()
+        return json.dumps(event.model_dump(mode="json", exclude_defaults=True, exclude=_ENVELOPE_FIELDS)).encode()
 
 
-def read_event(
+def decode_event(
     context_id: str,
     seq: int,
     task_id: str | None,
@@ -513,10 +513,10 @@ def read_event(
         plain["path"] = path
     if spans:
         plain["replaces" if type == "model.completed" else "retracts"] = spans
-    return _events.validate_python(plain)
+    return _event_adapter.validate_python(plain)
 
 
-def lost(delta: Event, at: str) -> ModelRetracted:
+def build_worker_lost_retraction(delta: Event, at: str) -> ModelRetracted:
     """What a store says of open deltas, ``delta`` one of them, when somebody else takes the call or the run over."""
     iteration = delta.iteration if isinstance(delta, ModelDelta) else 0
     return ModelRetracted(task_id=delta.task_id, at=at, attempt=delta.attempt, iteration=iteration, reason="WorkerLost")

@@ -16,17 +16,17 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel
 
 from ..errors import InvalidInputError
-from .messages import ContentPart, FilePart, TextPart, clean
+from .messages import ContentPart, FilePart, TextPart, clean_text
 
-MAX_BYTES = 100 * 1024 * 1024
+MAX_FILE_BYTES = 100 * 1024 * 1024
 """Of one file, and of all files of one tool result. No model's API takes as much."""
-MAX_NAME = 255
-MAX_URL = 8192
+MAX_FILE_NAME_CHARS = 255
+MAX_FILE_URL_CHARS = 8192
 
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}")
-_URL = re.compile(r"(?!(?i:file|data):)[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_FETCHABLE_URL = re.compile(r"(?!(?i:file|data):)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
-_BY_MAGIC = (
+_MEDIA_TYPES_BY_MAGIC = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
     (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
     (re.compile(rb"GIF8[79]a"), "image/gif"),
@@ -39,7 +39,7 @@ _BY_MAGIC = (
     (re.compile(rb"fLaC"), "audio/flac"),
 )
 """Of what APIs take; where a name says something else, they believe the bytes."""
-_BY_NAME = {
+_MEDIA_TYPES_BY_SUFFIX = {
     ".avif": "image/avif",
     ".heic": "image/heic",
     ".heif": "image/heif",
@@ -83,15 +83,23 @@ class File:
         data = bytes(data)
         if not data:
             raise InvalidInputError(f"the file{f' {name}' if name else ''} is empty", hint="No model takes such a one.")
-        self._set(data, None, media_type or _of_bytes(data) or _of_name(name) or _of_text(data, name), name)
+        self._set(
+            data,
+            None,
+            media_type
+            or _guess_type_from_bytes(data)
+            or _guess_type_from_name(name)
+            or _guess_type_from_text(data, name),
+            name,
+        )
 
     @classmethod
     def read(cls, path: str | PathLike[str], media_type: str | None = None, name: str | None = None) -> File:
         """The file at ``path``, under its own name. Raises ``InvalidInputError`` where it cannot be read."""
         at = Path(path)
         try:
-            if (size := at.stat().st_size) > MAX_BYTES:
-                raise InvalidInputError(too_large(str(at), size))
+            if (size := at.stat().st_size) > MAX_FILE_BYTES:
+                raise InvalidInputError(describe_oversized_file(str(at), size))
             return cls(at.read_bytes(), media_type, name or at.name)
         except OSError as error:
             raise InvalidInputError(f"cannot read {str(at)!r}: {error.strerror or error}") from error
@@ -99,7 +107,7 @@ class File:
     @classmethod
     def at(cls, url: str, media_type: str | None = None, name: str | None = None) -> File:
         """A file that the model's API fetches by itself, each time that it is asked; not every API does."""
-        known = media_type or _of_name(unquote(urlsplit(url).path)) if isinstance(url, str) else "x/x"
+        known = media_type or _guess_type_from_name(unquote(urlsplit(url).path)) if isinstance(url, str) else "x/x"
         if known is None:
             raise InvalidInputError(
                 f"cannot tell the media type of {url!r:.200}", hint='Say it: File.at(url, media_type="image/png").'
@@ -112,8 +120,8 @@ class File:
         for field, text in (("media_type", media_type), ("url", url), ("name", name)):
             if text is not None and not isinstance(text, str):
                 raise InvalidInputError(f"a file's {field} is text, not {type(text).__name__}")
-        name = clean(name) if name else None
-        if why := _wrong(media_type, url, name):
+        name = clean_text(name) if name else None
+        if why := _find_file_field_flaw(media_type, url, name):
             raise InvalidInputError(f"File: {why}")
         self.data, self.url, self.media_type, self.name = data, url, media_type.lower(), name
 
@@ -145,18 +153,21 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-Asked = Content | Mapping[str, Any] | BaseModel | Dataclass
+MessageInput = Content | Mapping[str, Any] | BaseModel | Dataclass
 """What may be sent: content, or a value of the agent's input type."""
 
 
-def parts_of(content: Content) -> tuple[ContentPart, ...]:
+def build_content_parts(content: Content) -> tuple[ContentPart, ...]:
     """``content`` as parts of a message, the bytes of files in them. Raises ``InvalidInputError``."""
     if isinstance(content, str):
-        return (TextPart(text=clean(content)),)
-    return tuple(piece.part if isinstance(piece, File) else TextPart(text=clean(piece)) for piece in pieces(content))
+        return (TextPart(text=clean_text(content)),)
+    return tuple(
+        piece.part if isinstance(piece, File) else TextPart(text=clean_text(piece))
+        for piece in normalize_content(content)
+    )
 
 
-def pieces(content: Sequence[str | File]) -> list[str | File]:
+def normalize_content(content: Sequence[str | File]) -> list[str | File]:
     """``content``, a list of texts and files, without empty texts. Raises ``InvalidInputError``."""
     expected = 'A message is text, or a list: ["What is this?", File.read("cat.png")].'
     if isinstance(content, bytes | File) or not isinstance(content, Sequence):
@@ -164,34 +175,34 @@ def pieces(content: Sequence[str | File]) -> list[str | File]:
     for piece in content:
         if not isinstance(piece, str | File):
             raise InvalidInputError(f"a message has texts and Files in it, not {type(piece).__name__}", hint=expected)
-        if isinstance(piece, File) and piece.data is not None and len(piece.data) > MAX_BYTES:
-            raise InvalidInputError(too_large(piece.name or "the file", len(piece.data)))
+        if isinstance(piece, File) and piece.data is not None and len(piece.data) > MAX_FILE_BYTES:
+            raise InvalidInputError(describe_oversized_file(piece.name or "the file", len(piece.data)))
     said = [piece for piece in content if piece != ""]
     if not said:
         raise InvalidInputError("the message has nothing in it", hint=expected)
     return said
 
 
-def too_large(name: str, size: int) -> str:
+def describe_oversized_file(name: str, size: int) -> str:
     """What is said of a file over the limit."""
-    return f"{name} has {size:,} bytes; a file may have {MAX_BYTES:,}"
+    return f"{name} has {size:,} bytes; a file may have {MAX_FILE_BYTES:,}"
 
 
-def unfit_file(part: FilePart) -> str | None:
+def find_file_flaw(part: FilePart) -> str | None:
     """Why ``part`` is no file that may be sent, if so."""
     given = [name for name in ("blob", "url", "data") if getattr(part, name) is not None]
     if len(given) != 1:
         return f"a file has exactly one of blob, url and data, this one has {' and '.join(given) or 'none'}"
     if part.data is not None:
         try:
-            if not decoded(part):
+            if not decode_file_data(part):
                 return "data: the file is empty"
         except InvalidInputError as error:
             return error.message
-    return _wrong(part.media_type, part.url, part.name)
+    return _find_file_field_flaw(part.media_type, part.url, part.name)
 
 
-def decoded(part: FilePart) -> bytes:
+def decode_file_data(part: FilePart) -> bytes:
     """The bytes of a part that has ``data``. Raises ``InvalidInputError``."""
     try:
         return base64.b64decode((part.data or "").encode(), validate=True)
@@ -199,34 +210,34 @@ def decoded(part: FilePart) -> bytes:
         raise InvalidInputError(f"data: it is not base64: {error}") from None
 
 
-def _wrong(media_type: str, url: str | None, name: str | None) -> str | None:
+def _find_file_field_flaw(media_type: str, url: str | None, name: str | None) -> str | None:
     if not _MEDIA_TYPE.fullmatch(media_type):
         return f"media_type: {media_type!r:.100} is none; one is like 'image/png', without parameters"
-    if url is not None and (not _URL.fullmatch(url) or len(url) > MAX_URL):
+    if url is not None and (not _FETCHABLE_URL.fullmatch(url) or len(url) > MAX_FILE_URL_CHARS):
         return f"url: {url!r:.100} is none that a model's API can fetch; one is like 'https://example.com/cat.png'"
-    if name is not None and len(name) > MAX_NAME:
-        return f"name: it has {len(name):,} characters and may have {MAX_NAME}"
+    if name is not None and len(name) > MAX_FILE_NAME_CHARS:
+        return f"name: it has {len(name):,} characters and may have {MAX_FILE_NAME_CHARS}"
     return None
 
 
-def _of_bytes(data: bytes) -> str | None:
-    return next((found for magic, found in _BY_MAGIC if magic.match(data)), None)
+def _guess_type_from_bytes(data: bytes) -> str | None:
+    return next((found for magic, found in _MEDIA_TYPES_BY_MAGIC if magic.match(data)), None)
 
 
-def _of_name(name: str | None) -> str | None:
+def _guess_type_from_name(name: str | None) -> str | None:
     if not isinstance(name, str):
         return None
     suffix = PurePosixPath(name).suffix.lower()
-    return _BY_NAME.get(suffix) or _pythons().get(suffix)
+    return _MEDIA_TYPES_BY_SUFFIX.get(suffix) or _load_python_mime_types().get(suffix)
 
 
 @cache
-def _pythons() -> dict[str, str]:
+def _load_python_mime_types() -> dict[str, str]:
     """Python's own table: that of the system is another one on each machine."""
     return mimetypes.MimeTypes().types_map[True]
 
 
-def _of_text(data: bytes, name: str | None) -> str:
+def _guess_type_from_text(data: bytes, name: str | None) -> str:
     try:
         data.decode()
     except UnicodeDecodeError:

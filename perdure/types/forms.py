@@ -13,32 +13,32 @@ from typing import Any
 
 from .tool_calls import FORM_BYTES
 
-STEPS = 10_000
+MAX_CHECK_STEPS = 10_000
 """Of one check; what is left then is not looked at."""
-DEPTH = 100
+MAX_FORM_DEPTH = 100
 """Forms in each other; what is further in is not looked at."""
-_SHOWN = 80
-_NAMED = 20
+_SHOWN_VALUE_CHARS = 80
+_MAX_LISTED_OPTIONS = 20
 """Options or fields that a message names."""
-_KINDS: dict[str, Callable[[Any], bool]] = {
+_TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
-    "integer": lambda value: _number(value) and (isinstance(value, int) or value.is_integer()),
-    "number": lambda value: _number(value),
+    "integer": lambda value: _is_json_number(value) and (isinstance(value, int) or value.is_integer()),
+    "number": lambda value: _is_json_number(value),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
 }
-_BOUNDS: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
+_BOUND_CHECKS: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("minimum", lambda value, bound: value >= bound, "is less than"),
     ("maximum", lambda value, bound: value <= bound, "is more than"),
     ("exclusiveMinimum", lambda value, bound: value > bound, "is not more than"),
     ("exclusiveMaximum", lambda value, bound: value < bound, "is not less than"),
 )
-_SIZES = {str: ("minLength", "maxLength", "characters"), list: ("minItems", "maxItems", "items")}
+_SIZE_KEYWORDS = {str: ("minLength", "maxLength", "characters"), list: ("minItems", "maxItems", "items")}
 
 
-def checked_form(schema: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     """``schema`` as plain JSON. Raises ``ValueError`` for what is none, or too large."""
     try:
         text = json.dumps(schema, allow_nan=False)
@@ -50,15 +50,15 @@ def checked_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def misfit(form: Any, value: Any) -> str | None:
+def find_form_mismatch(form: Any, value: Any) -> str | None:
     """Why ``value``, plain JSON, does not fit; None where it does."""
-    return next(_Check(form).misfits(form, value, ""), None)
+    return next(_FormCheck(form).misfits(form, value, ""), None)
 
 
-class _Check:
+class _FormCheck:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._left = STEPS
+        self._left = MAX_CHECK_STEPS
         self._depth = 0
         # By identity, of what stands in form and value: each is written once, however often it is looked at.
         self._texts: dict[int, str] = {}
@@ -68,7 +68,7 @@ class _Check:
     def misfits(self, form: Any, value: Any, at: str) -> Generator[str, None, None]:
         """Why ``value``, which stands at ``at``, does not fit."""
         self._left -= 1
-        if self._left < 0 or self._depth >= DEPTH:
+        if self._left < 0 or self._depth >= MAX_FORM_DEPTH:
             return
         self._depth += 1
         try:
@@ -85,10 +85,10 @@ class _Check:
             yield from self.misfits(self._found(ref), value, at)
         yield from self._plain(form, value, at)
         yield from self._inside(form, value, at)
-        for part in _listed(form.get("allOf")):
+        for part in _as_sequence(form.get("allOf")):
             yield from self.misfits(part, value, at)
         for name in ("anyOf", "oneOf"):
-            ways = _listed(form.get(name))
+            ways = _as_sequence(form.get(name))
             found = [self._first(way, value, at) for way in ways]
             if ways and None not in found:
                 yield str(found[0]) if len(found) == 1 else f"{self._at(at, value)} fits none of the {len(found)} ways"
@@ -103,7 +103,7 @@ class _Check:
 
     def _inside(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         if isinstance(value, list):
-            first = _listed(form.get("prefixItems"))
+            first = _as_sequence(form.get("prefixItems"))
             for index, item in enumerate(value):
                 yield from self.misfits(
                     first[index] if index < len(first) else form.get("items"), item, f"{at}[{index}]"
@@ -112,16 +112,16 @@ class _Check:
             return
         fields = form.get("properties")
         fields = fields if isinstance(fields, Mapping) else {}
-        for name in _listed(form.get("required")):
+        for name in _as_sequence(form.get("required")):
             if name not in value:
-                yield f"{_below(at, name)}: it is missing"
+                yield f"{_join_field_path(at, name)}: it is missing"
         for name, item in value.items():
             if name in fields:
-                yield from self.misfits(fields[name], item, _below(at, name))
+                yield from self.misfits(fields[name], item, _join_field_path(at, name))
             elif form.get("additionalProperties") is False and "patternProperties" not in form:
-                yield f"{_below(at, name)}: there is no such field; there is: {_some(list(map(str, fields))) or 'none'}"
+                yield f"{_join_field_path(at, name)}: there is no such field; there is: {_format_options(list(map(str, fields))) or 'none'}"
             else:
-                yield from self.misfits(form.get("additionalProperties"), item, _below(at, name))
+                yield from self.misfits(form.get("additionalProperties"), item, _join_field_path(at, name))
 
     def _found(self, ref: str) -> Any:
         """What ``#/$defs/Name`` means; nothing that is not in the form itself."""
@@ -133,23 +133,23 @@ class _Check:
     def _plain(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         """What the value itself, without what is in it, breaks."""
         kinds = form.get("type")
-        known = [kind for kind in ([kinds] if isinstance(kinds, str) else _listed(kinds)) if kind in _KINDS]
-        if known and not any(_KINDS[kind](value) for kind in known):
+        known = [kind for kind in ([kinds] if isinstance(kinds, str) else _as_sequence(kinds)) if kind in _TYPE_CHECKS]
+        if known and not any(_TYPE_CHECKS[kind](value) for kind in known):
             yield f"{self._at(at, value)} is no {' or '.join(known)}"
         if "const" in form and self._name(form["const"]) != self._name(value):
             yield f"{self._at(at, value)} is not {self._shown(form['const'])}"
         options = form.get("enum")
         if isinstance(options, list) and self._name(value) not in self._named(options):
-            yield f"{self._at(at, value)} is none of {_some(options, self._shown)}"
-        if _number(value):
-            for name, fits, why in _BOUNDS:
-                if _number(bound := form.get(name)) and not fits(value, bound):
+            yield f"{self._at(at, value)} is none of {_format_options(options, self._shown)}"
+        if _is_json_number(value):
+            for name, fits, why in _BOUND_CHECKS:
+                if _is_json_number(bound := form.get(name)) and not fits(value, bound):
                     yield f"{self._at(at, value)} {why} {bound}"
-        for kind, (least, most, unit) in _SIZES.items():
+        for kind, (least, most, unit) in _SIZE_KEYWORDS.items():
             if isinstance(value, kind):
-                if _number(bound := form.get(least)) and len(value) < bound:
+                if _is_json_number(bound := form.get(least)) and len(value) < bound:
                     yield f"{self._at(at, value)} has fewer than {bound} {unit}"
-                if _number(bound := form.get(most)) and len(value) > bound:
+                if _is_json_number(bound := form.get(most)) and len(value) > bound:
                     yield f"{self._at(at, value)} has more than {bound} {unit}"
 
     def _named(self, options: list[Any]) -> frozenset[Any]:
@@ -159,7 +159,7 @@ class _Check:
 
     def _name(self, value: Any) -> Any:
         """The same for what is equal as JSON: true is not 1, and 1.0 is."""
-        if _number(value):
+        if _is_json_number(value):
             return value
         if id(value) not in self._names:
             self._names[id(value)] = json.dumps(value, sort_keys=True)
@@ -171,22 +171,22 @@ class _Check:
     def _shown(self, value: Any) -> str:
         if id(value) not in self._texts:
             text = json.dumps(value, ensure_ascii=False)
-            self._texts[id(value)] = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+            self._texts[id(value)] = text if len(text) <= _SHOWN_VALUE_CHARS else text[:_SHOWN_VALUE_CHARS] + "…"
         return self._texts[id(value)]
 
 
-def _number(value: Any) -> bool:
+def _is_json_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _below(at: str, name: Any) -> str:
+def _join_field_path(at: str, name: Any) -> str:
     return f"{at}.{name}" if at else str(name)
 
 
-def _some(what: Sequence[Any], shown: Callable[[Any], str] = str) -> str:
-    more = len(what) - _NAMED
-    return ", ".join(map(shown, what[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+def _format_options(what: Sequence[Any], shown: Callable[[Any], str] = str) -> str:
+    more = len(what) - _MAX_LISTED_OPTIONS
+    return ", ".join(map(shown, what[:_MAX_LISTED_OPTIONS])) + (f" and {more} more" if more > 0 else "")

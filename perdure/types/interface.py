@@ -23,21 +23,21 @@ from .subagents import BackgroundStatus, Lineage
 # On whose behalf a run acts, as it travels: a token that only workers with the key can read, or a reference.
 
 
-FORM = "perdure1"
+AUTH_TOKEN_PREFIX = "perdure1"
 """What a token begins with: ``perdure1:<key id>:<fingerprint of the key>:<base64>``."""
-TOKEN_CHARS = 16 * 1024
+AUTH_TOKEN_CHARS = 16 * 1024
 """Of a token; every activity is told it."""
-REF_CHARS = 1000
+AUTH_REF_CHARS = 1000
 
 
-def is_token(given: Any) -> bool:
+def is_auth_token(given: Any) -> bool:
     """Whether ``given`` looks like a token of ours. It may not open."""
-    return isinstance(given, str) and given.startswith(f"{FORM}:") and given.count(":") == 3
+    return isinstance(given, str) and given.startswith(f"{AUTH_TOKEN_PREFIX}:") and given.count(":") == 3
 
 
-def _sealed(given: Any) -> Any:
+def _require_sealed_token(given: Any) -> Any:
     """Temporal has what comes in the clear already. Refused all the same, so that nobody gets used to it."""
-    if given is None or is_token(given):
+    if given is None or is_auth_token(given):
         return given
     raise PydanticCustomError(
         "auth_context_in_the_clear",
@@ -47,11 +47,11 @@ def _sealed(given: Any) -> Any:
 
 
 # A bound on the length stands at the text: at `str | None` pydantic raises TypeError for an explicit null.
-Token = Annotated[Annotated[str, Field(max_length=TOKEN_CHARS)] | None, BeforeValidator(_sealed)]
-Ref = Annotated[str, Field(min_length=1, max_length=REF_CHARS)] | None
+AuthToken = Annotated[Annotated[str, Field(max_length=AUTH_TOKEN_CHARS)] | None, BeforeValidator(_require_sealed_token)]
+AuthRef = Annotated[str, Field(min_length=1, max_length=AUTH_REF_CHARS)] | None
 
 
-def one_auth(raw: Any) -> Any:
+def check_single_auth(raw: Any) -> Any:
     """For a validator before the others: of the two, one."""
     if isinstance(raw, Mapping) and raw.get("auth_context") is not None and raw.get("auth_ref") is not None:
         raise PydanticCustomError("auth_context_and_ref", "there is auth_context or auth_ref, not both")
@@ -62,25 +62,29 @@ def one_auth(raw: Any) -> Any:
 # Search attributes and memo: what Temporal can be asked about runs, besides their ids and times.
 
 
-AGENT = "PerdureAgent"
+AGENT_ATTRIBUTE = "PerdureAgent"
 """The agent's name. Clients give it to the runs that they start, parents to their children."""
-STATUS = "PerdureStatus"
+STATUS_ATTRIBUTE = "PerdureStatus"
 """An :data:`IndexedStatus`."""
-PENDING = "PerdurePendingApprovals"
+PENDING_ATTRIBUTE = "PerdurePendingApprovals"
 """How much waits for a person in the run: the length of ``Status.approvals``."""
 
-ATTRIBUTES: dict[str, Literal["Keyword", "Int"]] = {AGENT: "Keyword", STATUS: "Keyword", PENDING: "Int"}
+SEARCH_ATTRIBUTES: dict[str, Literal["Keyword", "Int"]] = {
+    AGENT_ATTRIBUTE: "Keyword",
+    STATUS_ATTRIBUTE: "Keyword",
+    PENDING_ATTRIBUTE: "Int",
+}
 """Their types, as Temporal calls them."""
 
-WAITING = "PerdureWaiting"
+WAITING_MEMO = "PerdureWaiting"
 """Key of the memo for what waits for a person in the run: a list like ``Status.approvals``, without how often was
 reminded. It is whole, or it is not there: the run itself always says it (the query ``status``)."""
-WAITING_BYTES = 40 * 1024
+WAITING_MEMO_BYTES = 40 * 1024
 """Of that list, as JSON: the whole memo stands in a row of visibility, which has 64 KiB in MySQL."""
-WAITING_CALLS = 50
+WAITING_MEMO_CALLS = 50
 """In that list: with each that is decided on, what still waits is written once more."""
 
-TURN = "PerdureTurn"
+TURN_MEMO = "PerdureTurn"
 """Key of the memo for the ``task_id`` of a turn, empty before the first. Nothing here reads it. It is written by
 workflow tasks that brought something and have no other command, so that they have one: a turn may have begun since."""
 
@@ -89,27 +93,27 @@ IndexedStatus = Literal["running", "waiting", "paused"]
 was last when the run ends: ``ExecutionStatus`` says that."""
 
 
-WORKFLOW = "AgentWorkflow"
-READ = "Read"
+WORKFLOW_TYPE = "AgentWorkflow"
+READ_ERROR_TYPE = "Read"
 """Type of the error with which the update ``read`` is refused: its details are ``{"answer", "asker"}``."""
 Mode = Literal["run", "session"]
-Doing = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
+RunPhase = Literal["model", "compacting", "tools", "branches", "approval", "answer", "message", "closing", "nothing"]
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
-SENDERS = 4096
+MAX_SENDERS = 4096
 """People who may write to a run in one turn, those who wrote to the runs above it included. All are remembered: none
 of them may approve what they asked for where the approval is separate."""
 FINISH_TOOL = "__finish__"
 """The tool that ends a task under ``finish="tool"``: its arguments are the answer."""
 
 
-class Strict(Data):
+class StrictInput(Data):
     """Input from outside: an unknown field is a mistake that somebody should hear of."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Override(Strict):
+class Override(StrictInput):
     """What one call, or one turn, changes of its agent. What is left out stays as the agent has it."""
 
     model: str | tuple[str, ...] | None = None
@@ -136,7 +140,7 @@ class Override(Strict):
         return model
 
 
-class UserMessage(Strict):
+class UserMessage(StrictInput):
     """A message from a user. ``content`` is text, where it is kept in the store, or parts: texts and files.
 
     None asks for a turn without a message: the model is called on the conversation as it stands. ``input`` stands in
@@ -158,15 +162,15 @@ class UserMessage(Strict):
     """What the turn changes of the agent, from its next model call on."""
     store_id: str | None = Field(default=None, max_length=100)
     """The store that holds ``content``, where it is kept in one."""
-    auth_context: Token = None
+    auth_context: AuthToken = None
     """On whose behalf the run acts from this message on: encrypted by perdure's client."""
-    auth_ref: Ref = None
+    auth_ref: AuthRef = None
     """The same as a reference, for any client: the worker resolves it."""
 
     @model_validator(mode="before")
     @classmethod
     def _says_something(cls, raw: Any) -> Any:
-        raw = one_auth(raw)
+        raw = check_single_auth(raw)
         if not isinstance(raw, Mapping) or raw.get("input") is None:
             return raw
         if raw.get("content") is not None:
@@ -196,11 +200,11 @@ class Parent(Data):
     """Nobody awaits it: it tells its parent when it has ended."""
     lineage: Lineage
     """The way down to it."""
-    asked_by: tuple[NameHash, ...] = Field(default=(), max_length=SENDERS, exclude_if=operator.not_)
+    asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS, exclude_if=operator.not_)
     """``name_hash`` of who wrote to the runs above it in their present turns: they asked for what it does too."""
 
 
-class Start(Strict):
+class Start(StrictInput):
     """The workflow's input: ``{"agent": "support", "message": "hi"}``."""
 
     agent: str = Field(min_length=1, max_length=NAME_CHARS)
@@ -221,9 +225,9 @@ class Start(Strict):
     """The store that holds ``history`` and blobs of the message."""
     max_history_events: int | None = Field(default=None, gt=10)
     """Continue as new past this many events; Temporal's own suggestion always counts."""
-    auth_context: Token = None
+    auth_context: AuthToken = None
     """On whose behalf the run acts: encrypted by perdure's client."""
-    auth_ref: Ref = None
+    auth_ref: AuthRef = None
     """The same as a reference, for any client: the worker resolves it."""
     parent: Parent | None = None
     """Of a subagent."""
@@ -231,10 +235,10 @@ class Start(Strict):
     @model_validator(mode="before")
     @classmethod
     def _one_auth(cls, raw: Any) -> Any:
-        return one_auth(raw)
+        return check_single_auth(raw)
 
 
-def plain_output(content: str) -> Any:
+def parse_output(content: str) -> Any:
     """The output whose JSON ``content`` is; what is not plain JSON, for instance a text that a hook gave, as it is."""
     try:
         return parse_json(content)
@@ -312,7 +316,7 @@ class Status(Data):
 
     state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
     """``waiting`` for a message or a person, ``paused`` until an operator resumes it; or how the run ended."""
-    doing: Doing = "nothing"
+    doing: RunPhase = "nothing"
     """What it is at, or waits for."""
     since: str | None = None
     """When that began: ISO 8601, UTC."""
@@ -353,8 +357,8 @@ class Status(Data):
 # What a step policy decides, as far as the loop and the next activities are told of it.
 
 
-KeptFor = Literal["turn", "run"]
-KEPT: tuple[KeptFor, ...] = ("turn", "run")
+OverrideDuration = Literal["turn", "run"]
+OVERRIDE_DURATIONS: tuple[OverrideDuration, ...] = ("turn", "run")
 
 
 class StepOverride(Override):
@@ -366,7 +370,7 @@ class StepOverride(Override):
     """Tools that are not offered."""
 
 
-class Kept(Data):
+class LastingOverrides(Data):
     """What is to hold from now on, each a ``StepOverride``: for the rest of the turn, and of the run."""
 
     turn: dict[str, Any] | None = None

@@ -17,22 +17,22 @@ from .messages import Data
 # Durations as people write them: ``90`` (seconds), ``"30s"``, ``"15m"``, ``"1h"``, ``"7d"``, ``"1h30m"``.
 
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
-_PIECE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION_TEXT = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
+_DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 LONGEST_SECONDS = 100 * 365 * 86400
 """Of a duration: a century, which Temporal can be told."""
 
 
-def seconds(value: Any) -> float:
+def parse_seconds(value: Any) -> float:
     """``value`` in seconds. Raises ``ValueError`` for what is no duration, or not above zero and below 100 years."""
     if isinstance(value, timedelta):
         found = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
         in_range = abs(value) < LONGEST_SECONDS  # an int may be too large for a float
         found = float(value) if in_range else LONGEST_SECONDS
-    elif isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-        found = sum(float(number) * _UNITS[unit] for number, unit in _PIECE.findall(value))
+    elif isinstance(value, str) and _DURATION_TEXT.fullmatch(value.strip()):
+        found = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PIECE.findall(value))
     else:
         raise ValueError(f"{value!r:.100} is no duration: give seconds, or text like '30s', '15m', '1h', '7d'")
     if not 0 < found < LONGEST_SECONDS:
@@ -40,7 +40,7 @@ def seconds(value: Any) -> float:
     return found
 
 
-Seconds = Annotated[float, BeforeValidator(seconds, json_schema_input_type=float | str)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
 """A field that takes any of these and holds seconds."""
 
 
@@ -139,7 +139,7 @@ class RunLimits(TurnLimits):
         return {**rest, "turn": {**turn, "iterations": raw["max_iterations"]}}
 
 
-RETRY_WAIT = 3600.0
+DEFAULT_RETRY_WAIT = 3600.0
 """Default of ``Limits.retry_wait``."""
 
 
@@ -160,7 +160,7 @@ class Limits:
     call_timeout: float | str | None = None
     """How long one model call may take with all its attempts and the waits between them, from the moment that the first
     was scheduled: seconds, or text like ``"10m"``; a number of seconds from then on."""
-    retry_wait: float | str = RETRY_WAIT
+    retry_wait: float | str = DEFAULT_RETRY_WAIT
     """The longest wait before the next attempt that a provider may ask for (Retry-After); an hour by default, and never
     without a limit. A provider that asks for more is asked again after this time: the error and its event say so, and
     the attempt counts. Seconds, or text like ``"10m"``; a number of seconds from then on."""
@@ -181,10 +181,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in ("attempts", "iterations", "tokens", "tool_calls"):
-            _whole("Limits", field, getattr(self, field), "3")
+            _check_limit_count("Limits", field, getattr(self, field), "3")
         for field in ("call_timeout", "retry_wait", "wall_time"):
-            _duration(self, field)
-        _dollars(self.cost_usd)
+            _convert_duration_field(self, field)
+        _check_dollars(self.cost_usd)
         turn = self.turn
         if turn is None:
             return
@@ -193,7 +193,7 @@ class Limits:
                 f"Limits: turn must be Limits, not {turn!r:.100}",
                 hint="For instance turn=Limits(tokens=50_000); leave it out for no limit.",
             )
-        for field, unset in _OF_CALL.items():
+        for field, unset in _CALL_LIMIT_DEFAULTS.items():
             if getattr(turn, field) != unset:
                 raise DefinitionError(
                     f"Limits: turn has {field}, which is no limit of a turn",
@@ -247,8 +247,8 @@ class Limits:
         """With what ``change`` has in the place of its own."""
         turn = self.turn
         if change.turn is not None:
-            turn = replace(turn or Limits(), **_given(change.turn))
-        return replace(self, **_given(change), turn=turn)
+            turn = replace(turn or Limits(), **_dump_set_limits(change.turn))
+        return replace(self, **_dump_set_limits(change), turn=turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,19 +264,19 @@ class RateLimit:
     """Calls that may begin within any 60 seconds."""
 
     def __post_init__(self) -> None:
-        _whole("RateLimit", "concurrent", self.concurrent, "8")
-        _whole("RateLimit", "per_minute", self.per_minute, "50")
+        _check_limit_count("RateLimit", "concurrent", self.concurrent, "8")
+        _check_limit_count("RateLimit", "per_minute", self.per_minute, "50")
 
 
-_OF_CALL = {"attempts": None, "call_timeout": None, "retry_wait": RETRY_WAIT, "turn": None}
+_CALL_LIMIT_DEFAULTS = {"attempts": None, "call_timeout": None, "retry_wait": DEFAULT_RETRY_WAIT, "turn": None}
 """Fields that a turn does not have, and what they are where they were left out."""
 
 
-def _given(change: TurnLimits) -> dict[str, Any]:
+def _dump_set_limits(change: TurnLimits) -> dict[str, Any]:
     return change.model_dump(exclude_none=True, exclude={"turn"})
 
 
-def _whole(owner: str, field: str, value: object, example: str) -> None:
+def _check_limit_count(owner: str, field: str, value: object, example: str) -> None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < MOST_COUNT):
         return
     raise DefinitionError(
@@ -285,13 +285,13 @@ def _whole(owner: str, field: str, value: object, example: str) -> None:
     )
 
 
-def _duration(limits: Limits, field: str) -> None:
+def _convert_duration_field(limits: Limits, field: str) -> None:
     """Make the field seconds."""
     value = getattr(limits, field)
     if value is None and field != "retry_wait":
         return
     try:
-        object.__setattr__(limits, field, seconds(value))
+        object.__setattr__(limits, field, parse_seconds(value))
     except ValueError as error:
         unset = "an hour" if field == "retry_wait" else "no limit"
         raise DefinitionError(
@@ -299,7 +299,7 @@ def _duration(limits: Limits, field: str) -> None:
         ) from None
 
 
-def _dollars(value: object) -> None:
+def _check_dollars(value: object) -> None:
     if value is None:
         return
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:

@@ -236,9 +236,9 @@ class Message(Data):
         """A user message: text, or a list of texts and ``File``. Raises ``InvalidInputError``."""
         if isinstance(content, str):
             return cls(role="user", parts=(TextPart(text=content),), id=id, by=by)
-        from .files import parts_of
+        from .files import build_content_parts
 
-        return cls(role="user", parts=parts_of(content), id=id, by=by)
+        return cls(role="user", parts=build_content_parts(content), id=id, by=by)
 
     @classmethod
     def assistant(cls, text: str = "", *calls: ToolCallPart) -> Message:
@@ -277,10 +277,10 @@ class Message(Data):
         return copy
 
 
-_messages: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+_messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
-def canonical(messages: Sequence[Message]) -> bytes:
+def encode_canonical(messages: Sequence[Message]) -> bytes:
     """The bytes that are hashed and stored: JSON, keys sorted, no blanks, UTF-8, defaults left out.
 
     Raises ``UnicodeEncodeError`` for a lone surrogate: :func:`clean` text before it becomes a message.
@@ -293,7 +293,7 @@ def canonical(messages: Sequence[Message]) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
+def iter_file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
     """The files in ``messages``, those of tool results too, in order."""
     for message in messages:
         for part in message.parts:
@@ -305,14 +305,14 @@ def file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
 
 def parse_messages(body: bytes) -> list[Message]:
     """The messages of canonical bytes."""
-    return _messages.validate_json(body)
+    return _messages_adapter.validate_json(body)
 
 
-_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 """An escaped NUL in JSON; not a backslash that is escaped itself, and digits behind it."""
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """``text`` with U+FFFD in place of what cannot be carried everywhere: lone surrogates, which neither UTF-8 nor JSON
     has, and NUL, which PostgreSQL's texts and some providers refuse."""
     if "\0" in text:
@@ -324,6 +324,6 @@ def clean(text: str) -> str:
     return text
 
 
-def clean_json(text: str) -> str:
+def clean_json_text(text: str) -> str:
     """``text``, JSON that was written without ASCII escapes, with every text in it :func:`clean`."""
-    return clean(_NUL.sub("\\1\ufffd", text) if "\\u0000" in text else text)
+    return clean_text(_ESCAPED_NUL.sub("\\1\ufffd", text) if "\\u0000" in text else text)

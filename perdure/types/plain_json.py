@@ -14,20 +14,20 @@ from typing import Annotated, Any, NoReturn
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
-LEVELS = 150
+MAX_LEVELS = 150
 """Arrays and objects in each other that a value may have."""
-LARGEST = 4 * 1024 * 1024
+MAX_VALUE_CHARS = 4 * 1024 * 1024
 """Characters in the texts of a value, and two for each value in it. What is carried through Temporal has a lower bound
 of its own; this one ends the walk through a value that contains itself."""
 EXACT_INTEGERS = 2**53
 """Below this, a double has every integer."""
-_TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
-_TORN = "a text in it has a lone surrogate, which UTF-8 cannot carry"
-_BITS = sys.float_info.max_exp - 1
+_TOO_DEEP = f"it is nested deeper than {MAX_LEVELS} levels"
+_LONE_SURROGATE = "a text in it has a lone surrogate, which UTF-8 cannot carry"
+_MAX_INTEGER_BITS = sys.float_info.max_exp - 1
 """Of an integer that is certainly in the range of a double, the only number that many readers know."""
 
 
-def flaw(value: Any, largest: int = LARGEST) -> str | None:
+def find_json_flaw(value: Any, largest: int = MAX_VALUE_CHARS) -> str | None:
     """Why ``value`` is not plain JSON, as the end of a sentence; None if it is.
 
     Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists (or
@@ -35,20 +35,20 @@ def flaw(value: Any, largest: int = LARGEST) -> str | None:
     ``largest`` is as :data:`LARGEST`.
     """
     level, walked = [value], 0
-    for above in range(LEVELS + 1):
+    for above in range(MAX_LEVELS + 1):
         below: list[Any] = []
         for part in level:
             if isinstance(part, str):
                 walked += len(part)
-                if not part.isascii() and _torn(part):
-                    return _TORN
+                if not part.isascii() and _has_lone_surrogate(part):
+                    return _LONE_SURROGATE
             elif isinstance(part, dict):
                 for key in part:
                     if not isinstance(key, str):
                         return f"a key in it is not text but {type(key).__name__}"
                     walked += len(key)
-                    if not key.isascii() and _torn(key):
-                        return _TORN
+                    if not key.isascii() and _has_lone_surrogate(key):
+                        return _LONE_SURROGATE
                 below += part.values()
             elif isinstance(part, list | tuple):
                 below += part
@@ -56,12 +56,12 @@ def flaw(value: Any, largest: int = LARGEST) -> str | None:
                 if part - part != 0.0:  # an infinity or NaN
                     return f"a number in it is not finite: {part}"
             elif isinstance(part, int):
-                if part.bit_length() > _BITS:
+                if part.bit_length() > _MAX_INTEGER_BITS:
                     return "an integer in it is beyond the range of a double (1.8e308)"
             elif part is not None:
                 return f"a value in it is of type {type(part).__name__}, which JSON does not have"
         if not below:
-            if above == LEVELS and any(isinstance(part, dict | list | tuple) for part in level):  # empty ones
+            if above == MAX_LEVELS and any(isinstance(part, dict | list | tuple) for part in level):  # empty ones
                 return _TOO_DEEP
             return None if walked <= largest else _too_large(largest)
         walked += 2 * len(below)
@@ -75,17 +75,17 @@ def _too_large(largest: int) -> str:
     return f"it is larger than {largest:,} characters"
 
 
-def as_plain(value: Any, *, by_alias: bool = True) -> Any:
+def to_plain_json(value: Any, *, by_alias: bool = True) -> Any:
     """``value`` of Python (tuples, dates, models) as plain JSON. Raises ``ValueError`` that says why it cannot be."""
     try:
         plain = to_jsonable_python(value, by_alias=by_alias)
     except UnicodeEncodeError:
-        raise ValueError(_TORN) from None
+        raise ValueError(_LONE_SURROGATE) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except ValueError as error:  # PydanticSerializationError too
         raise ValueError(_TOO_DEEP if "depth exceeded" in str(error) else str(error)) from None
-    if why := flaw(plain):
+    if why := find_json_flaw(plain):
         raise ValueError(why)
     return plain
 
@@ -96,12 +96,12 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if why := flaw(value):
+    if why := find_json_flaw(value):
         raise ValueError(why)
     return value
 
 
-def size(value: Any) -> int:
+def measure_json(value: Any) -> int:
     """Bytes of ``value``, plain JSON, on its way through Temporal, whose converter writes ASCII: six bytes a ``ж``."""
     return len(json.dumps(value))
 
@@ -110,7 +110,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _torn(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -118,13 +118,13 @@ def _torn(text: str) -> bool:
     return False
 
 
-def _checked(value: Any) -> Any:
-    if why := flaw(value):
+def _require_plain_json(value: Any) -> Any:
+    if why := find_json_flaw(value):
         raise PydanticCustomError("plain_json", "must be plain JSON: {why}", {"why": why})
     return value
 
 
-Json = Annotated[Any, AfterValidator(_checked)]
+Json = Annotated[Any, AfterValidator(_require_plain_json)]
 """The type of a field that holds plain JSON from outside."""
-JsonObject = Annotated[dict[str, Any], AfterValidator(_checked)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_require_plain_json)]
 """The same where it is an object."""

@@ -29,32 +29,32 @@ from ..errors import PerdureError
 
 E = TypeVar("E", bound=PerdureError)
 
-MARK = "[redacted]"
-LONGEST = 16 * 1024
+REDACTION_MARK = "[redacted]"
+MAX_TEXT_CHARS = 16 * 1024
 """Characters of a text that are looked at; the rest is cut off. The adapters show much less."""
-ANYWHERE = 8
+MIN_SUBSTRING_CHARS = 8
 """Characters from which on a value is removed wherever it occurs."""
-WORD = 4
+MIN_WORD_CHARS = 4
 """Characters from which on a value is removed where it is a whole word."""
 
-_TRIVIAL = re.compile(
+_TRIVIAL_VALUE = re.compile(
     r"true|false|none|null|yes|no|on|off|auto|default|enabled|disabled|utf-?8|gzip|identity|close|keep-alive|no-cache"
     r"|no-store|\d{1,5}|\d{4}-\d\d-\d\d(-beta|-preview)?|(application|audio|image|message|multipart|text|video)/[\w.+*-]+"
     r"(;\s*charset=utf-?8)?",
     re.IGNORECASE,
 )
-_KEY_LIKE = re.compile(
+_VENDOR_KEY = re.compile(
     r"\b(sk|rk|pk|gsk|xai)-[\w*.-]{6,}|\bAIza[\w*-]{6,}|(?<=Bearer )[^\s'\"\[]+|(?<=[?&]key=)[^\s&'\"\[]+",
     re.IGNORECASE,
 )
-_CREDENTIAL = re.compile(
+_CREDENTIAL_NAME = re.compile(
     r"auth|bearer|cookie|credential|header|key|passw|pwd|secret|session|signature|token", re.IGNORECASE
 )
 """Names under which options, program arguments and variables hold a credential."""
-_PAIR = re.compile(r"(?P<name>[\w.-]+)\s*[=:]\s*(?!//)(?P<value>.+)", re.DOTALL)
-_LETTERS = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
+_NAME_VALUE_PAIR = re.compile(r"(?P<name>[\w.-]+)\s*[=:]\s*(?!//)(?P<value>.+)", re.DOTALL)
+_ESCAPE_LETTERS = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
 """What JSON and Python escape with a letter."""
-_CUT = re.compile(r"\s*['\")\]]{0,4}(…|\.\.\.|\Z)")
+_CUT_END = re.compile(r"\s*['\")\]]{0,4}(…|\.\.\.|\Z)")
 _USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#\s]*)@", re.IGNORECASE)
 _QUERY = re.compile(r"[a-z][a-z0-9+.-]*://[^?#\s]*\?([^#\s]*)", re.IGNORECASE)
 
@@ -63,19 +63,19 @@ class Redaction:
     """``Redaction(secrets).redact_text(text)``. Secrets that are trivial, and empty ones, are left out."""
 
     def __init__(self, secrets: Iterable[str | bytes]) -> None:
-        values = {piece for secret in secrets for piece in _pieces(secret)}
-        self._compiled = _compile(tuple(sorted(values, key=lambda value: (-len(value), value))))
+        values = {piece for secret in secrets for piece in _split_secret(secret)}
+        self._compiled = _compile_secrets(tuple(sorted(values, key=lambda value: (-len(value), value))))
 
     def redact_text(self, text: str) -> str:
         """``text`` without the secrets, at most ``LONGEST`` characters of it."""
-        if len(text) > LONGEST:
-            text = text[:LONGEST] + "…"
+        if len(text) > MAX_TEXT_CHARS:
+            text = text[:MAX_TEXT_CHARS] + "…"
         pattern, forms = self._compiled
         if pattern is not None:
-            text = pattern.sub(MARK, text)
+            text = pattern.sub(REDACTION_MARK, text)
         for form in forms:
-            text = _without_beginnings(text, form)
-        return _KEY_LIKE.sub(MARK, text)
+            text = _redact_prefixes(text, form)
+        return _VENDOR_KEY.sub(REDACTION_MARK, text)
 
     def redact_error(self, error: E) -> E:
         """``error`` itself, message and hint without the secrets."""
@@ -85,7 +85,7 @@ class Redaction:
         return error
 
 
-def address_secrets(address: str) -> Iterator[str]:
+def find_address_secrets(address: str) -> Iterator[str]:
     """User, password and query values of the URLs in ``address``."""
     for found in _USERINFO.finditer(address):
         yield found[1]
@@ -94,42 +94,42 @@ def address_secrets(address: str) -> Iterator[str]:
         yield from (value for pair in parse_qsl(found[1]) for value in pair[1:])
 
 
-def option_secrets(options: object) -> Iterator[str]:
+def find_option_secrets(options: object) -> Iterator[str]:
     """The texts in ``options`` (plain data, nested) that stand under the name of a credential, headers included."""
     if isinstance(options, str):
-        yield from address_secrets(options)
+        yield from find_address_secrets(options)
     elif isinstance(options, Mapping):
         for name, value in options.items():
-            if _CREDENTIAL.search(str(name)):
+            if _CREDENTIAL_NAME.search(str(name)):
                 values = value.values() if isinstance(value, Mapping) else (value,)
                 yield from (one for one in values if isinstance(one, str))
-            yield from option_secrets(value)
+            yield from find_option_secrets(value)
     elif isinstance(options, list | tuple):
         for value in options:
-            yield from option_secrets(value)
+            yield from find_option_secrets(value)
 
 
-def argument_secrets(arguments: Sequence[str]) -> Iterator[str]:
+def find_argument_secrets(arguments: Sequence[str]) -> Iterator[str]:
     """The credentials in a program's ``arguments``: ``--token X``, ``-e API_KEY=X``, ``X-Key: X``, URLs."""
     before = ""
     for argument in arguments:
-        yield from address_secrets(argument)
-        if (pair := _PAIR.fullmatch(argument)) is not None and _CREDENTIAL.search(pair["name"]):
+        yield from find_address_secrets(argument)
+        if (pair := _NAME_VALUE_PAIR.fullmatch(argument)) is not None and _CREDENTIAL_NAME.search(pair["name"]):
             yield pair["value"]
-        elif before.startswith("-") and "=" not in before and _CREDENTIAL.search(before):
+        elif before.startswith("-") and "=" not in before and _CREDENTIAL_NAME.search(before):
             yield argument
         before = argument
 
 
-def variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
+def find_variable_secrets(variables: Mapping[str, str]) -> Iterator[str]:
     """The values of environment ``variables``, without paths: those stand in every second error text."""
     for name, value in variables.items():
-        if _CREDENTIAL.search(name) or not value.startswith(("/", "~", ".")):
+        if _CREDENTIAL_NAME.search(name) or not value.startswith(("/", "~", ".")):
             yield value
-            yield from address_secrets(value)
+            yield from find_address_secrets(value)
 
 
-def _pieces(secret: Any) -> Iterator[str]:
+def _split_secret(secret: Any) -> Iterator[str]:
     """``secret`` and what of it is a secret alone."""
     if isinstance(secret, bytes):  # the value of a header
         try:
@@ -137,7 +137,7 @@ def _pieces(secret: Any) -> Iterator[str]:
         except UnicodeDecodeError:
             secret = secret.decode("latin-1")
     secret = str(secret).strip()
-    if len(secret) < WORD or _TRIVIAL.fullmatch(secret):
+    if len(secret) < MIN_WORD_CHARS or _TRIVIAL_VALUE.fullmatch(secret):
         return
     yield secret
     scheme, _, rest = secret.partition(" ")
@@ -146,21 +146,23 @@ def _pieces(secret: Any) -> Iterator[str]:
             decoded = base64.b64decode(rest.strip(), validate=True).decode()
         except (binascii.Error, ValueError):
             decoded = ""
-        yield from (part for part in (decoded, decoded.partition(":")[2]) if len(part) >= WORD)
-    elif scheme.isalpha() and len(rest.strip()) >= WORD and not _TRIVIAL.fullmatch(rest.strip()):
+        yield from (part for part in (decoded, decoded.partition(":")[2]) if len(part) >= MIN_WORD_CHARS)
+    elif scheme.isalpha() and len(rest.strip()) >= MIN_WORD_CHARS and not _TRIVIAL_VALUE.fullmatch(rest.strip()):
         yield rest.strip()
     for piece in re.split(r"[\s;,=&]+", secret):
-        if len(piece) >= ANYWHERE and not piece.endswith(":") and not _TRIVIAL.fullmatch(piece):
+        if len(piece) >= MIN_SUBSTRING_CHARS and not piece.endswith(":") and not _TRIVIAL_VALUE.fullmatch(piece):
             yield piece
 
 
 @lru_cache(maxsize=64)
-def _compile(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
+def _compile_secrets(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
     """A pattern of all forms of ``values``, and the forms of which a beginning may have been cut off."""
-    patterns = [_pattern(value) for value in values if len(value) >= ANYWHERE]
-    cores = [core for value in values if len(value) >= ANYWHERE for core in _base64_cores(value)]
-    patterns += [f"{_pattern(core)}(?:=|%3D){{0,2}}" for core in cores]
-    patterns += [rf"(?<!\w){_pattern(value)}(?!\w)" for value in values if len(value) < ANYWHERE]
+    patterns = [_build_secret_pattern(value) for value in values if len(value) >= MIN_SUBSTRING_CHARS]
+    cores = [core for value in values if len(value) >= MIN_SUBSTRING_CHARS for core in _list_base64_cores(value)]
+    patterns += [f"{_build_secret_pattern(core)}(?:=|%3D){{0,2}}" for core in cores]
+    patterns += [
+        rf"(?<!\w){_build_secret_pattern(value)}(?!\w)" for value in values if len(value) < MIN_SUBSTRING_CHARS
+    ]
     forms = dict.fromkeys(
         form
         for value in values
@@ -169,7 +171,7 @@ def _compile(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str
     return re.compile("|".join(patterns)) if patterns else None, tuple(forms)
 
 
-def _pattern(value: str) -> str:
+def _build_secret_pattern(value: str) -> str:
     """A regular expression of ``value`` with any of its characters URL-encoded or escaped.
 
     Letters and digits of ASCII stand for themselves: no encoder changes them. A run of backslashes takes all that
@@ -179,20 +181,26 @@ def _pattern(value: str) -> str:
     found, after_run = [], False
     for part in re.findall(r"\\+|[^\\]", value):
         if part[0] == "\\":
-            found.append(rf"(?:\\{{{len(part)},{5 * len(part)}}}+|{_any_of(_encoded(part[0]))}{{{len(part)}}})")
+            found.append(
+                rf"(?:\\{{{len(part)},{5 * len(part)}}}+|{_join_alternatives(_list_encodings(part[0]))}{{{len(part)}}})"
+            )
         elif part.isascii() and part.isalnum():
             found.append(part)
         else:
-            found.append(_any_of([rf"\\{{0,4}}{re.escape(part)}", *_encoded(part, least=0 if after_run else 1)]))
+            found.append(
+                _join_alternatives(
+                    [rf"\\{{0,4}}{re.escape(part)}", *_list_encodings(part, least=0 if after_run else 1)]
+                )
+            )
         after_run = part[0] == "\\"
     return "".join(found)
 
 
-def _any_of(forms: Iterable[str]) -> str:
+def _join_alternatives(forms: Iterable[str]) -> str:
     return f"(?:{'|'.join(forms)})"
 
 
-def _encoded(char: str, least: int = 1) -> Iterator[str]:
+def _list_encodings(char: str, least: int = 1) -> Iterator[str]:
     """The forms of ``char`` in which it does not stand itself; ``least``: backslashes that an escaped one has."""
     code, body = ord(char), char.encode(errors="surrogatepass")
     units = char.encode("utf-16-be", errors="surrogatepass").hex()
@@ -204,13 +212,13 @@ def _encoded(char: str, least: int = 1) -> Iterator[str]:
     yield rf"(?i:{first}(?:U{code:08x}|x{code:02x}))"
     if (named := escape(char)) != char:
         yield named
-    if char in _LETTERS:
-        yield f"{first}{_LETTERS[char]}"
+    if char in _ESCAPE_LETTERS:
+        yield f"{first}{_ESCAPE_LETTERS[char]}"
     if quote_plus(char) == "+":
         yield r"\+"
 
 
-def _base64_cores(value: str) -> Iterator[str]:
+def _list_base64_cores(value: str) -> Iterator[str]:
     """What base64 of any text that contains ``value`` contains: one for each place in a group of three bytes."""
     body = value.encode(errors="surrogatepass")
     for shift in range(3):
@@ -219,17 +227,17 @@ def _base64_cores(value: str) -> Iterator[str]:
         yield from dict.fromkeys((core, core.replace("+", "-").replace("/", "_")))
 
 
-def _without_beginnings(text: str, form: str) -> str:
+def _redact_prefixes(text: str, form: str) -> str:
     """``text`` without beginnings of ``form``: see the module."""
     at = 0
-    while (at := text.find(form[:WORD], at)) >= 0:
-        length = WORD
+    while (at := text.find(form[:MIN_WORD_CHARS], at)) >= 0:
+        length = MIN_WORD_CHARS
         while length < len(form) and text[at + length : at + length + 1] == form[length]:
             length += 1
-        most = len(form) >= 2 * ANYWHERE and length >= max(ANYWHERE, len(form) // 2)
-        if most or (length < len(form) and _CUT.match(text, at + length)):
-            text = f"{text[:at]}{MARK}{text[at + length :]}"
-            at += len(MARK)
+        most = len(form) >= 2 * MIN_SUBSTRING_CHARS and length >= max(MIN_SUBSTRING_CHARS, len(form) // 2)
+        if most or (length < len(form) and _CUT_END.match(text, at + length)):
+            text = f"{text[:at]}{REDACTION_MARK}{text[at + length :]}"
+            at += len(REDACTION_MARK)
         else:
             at += 1
     return text

@@ -26,7 +26,7 @@ from ..errors import InvalidInputError
 from .messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from .validation_errors import first_problem
 
-_GROUPS = {
+_ENTRY_GROUPS = {
     "system": "alone",
     "user": "alone",
     "assistant": "reply",
@@ -34,11 +34,11 @@ _GROUPS = {
     "tool_call": "reply",
     "tool_result": "results",
 }
-_ROLES = {"alone": "user", "reply": "assistant", "results": "tool"}
-_FACTS = ("id", "by", "model", "finish_reason", "usage", "cost_usd")
-_NAMES = {"tool_call": {"input": "arguments"}, "tool_result": {"id": "call_id", "output": "content"}}
+_GROUP_ROLES = {"alone": "user", "reply": "assistant", "results": "tool"}
+_MESSAGE_FIELDS = ("id", "by", "model", "finish_reason", "usage", "cost_usd")
+_FIELD_NAMES = {"tool_call": {"input": "arguments"}, "tool_result": {"id": "call_id", "output": "content"}}
 """What fields of parts are called here, where it is another name."""
-_part: TypeAdapter[Part] = TypeAdapter(Part)
+_part_adapter: TypeAdapter[Part] = TypeAdapter(Part)
 
 
 def to_session(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -46,16 +46,16 @@ def to_session(messages: Iterable[Message]) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for message in messages:
-        said = [_entry(part, message.role, names) for part in message.parts]
-        about: dict[str, Any] = message.model_dump(mode="json", include=set(_FACTS), exclude_defaults=True)
+        said = [_encode_entry(part, message.role, names) for part in message.parts]
+        about: dict[str, Any] = message.model_dump(mode="json", include=set(_MESSAGE_FIELDS), exclude_defaults=True)
         nothing = {"type": "assistant" if message.role == "tool" else message.role, "content": ""}
         first: dict[str, Any] = said[0] if said else nothing
-        groups = [_GROUPS[entry["type"]] for entry in said]
+        groups = [_ENTRY_GROUPS[entry["type"]] for entry in said]
         if not said or len(set(groups)) > 1 or (groups[0] == "alone" and len(groups) > 1):
             about["parts"] = len(said)
-        if _role(first) != message.role:
+        if _get_entry_role(first) != message.role:
             about["role"] = message.role
-        joins = bool(entries) and groups[:1] != ["alone"] and groups[:1] == [_GROUPS[entries[-1]["type"]]]
+        joins = bool(entries) and groups[:1] != ["alone"] and groups[:1] == [_ENTRY_GROUPS[entries[-1]["type"]]]
         if about or joins:
             first["message"] = about
         entries += said or [first]
@@ -64,7 +64,7 @@ def to_session(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def from_session(session: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages of a session in the flat form. Raises ``InvalidInputError`` that names the wrong entry."""
-    entries = [_checked(number, entry, len(session) - number) for number, entry in enumerate(session)]
+    entries = [_parse_entry(number, entry, len(session) - number) for number, entry in enumerate(session)]
     messages: list[Message] = []
     names: dict[str, str] = {}
     at = 0
@@ -72,65 +72,65 @@ def from_session(session: Sequence[Mapping[str, Any]]) -> list[Message]:
         first = entries[at]
         about = dict(first.pop("message", None) or {})
         count = about.pop("parts", None)
-        end = at + (_natural(entries[at:]) if count is None else count)
-        role = about.pop("role", _role(first))
+        end = at + (_count_message_entries(entries[at:]) if count is None else count)
+        role = about.pop("role", _get_entry_role(first))
         try:
-            parts = tuple(_part_of(entry, names, number) for number, entry in enumerate(entries[at:end], at))
+            parts = tuple(_decode_entry(entry, names, number) for number, entry in enumerate(entries[at:end], at))
             messages.append(Message.model_validate({"role": role, "parts": parts, **about}))
         except ValidationError as error:
-            raise _wrong(at, error) from None
+            raise _build_entry_error(at, error) from None
         at = max(end, at + 1)
     return messages
 
 
-def _role(entry: Mapping[str, Any]) -> str:
-    return "system" if entry["type"] == "system" else _ROLES[_GROUPS[entry["type"]]]
+def _get_entry_role(entry: Mapping[str, Any]) -> str:
+    return "system" if entry["type"] == "system" else _GROUP_ROLES[_ENTRY_GROUPS[entry["type"]]]
 
 
-def _natural(entries: Sequence[Mapping[str, Any]]) -> int:
+def _count_message_entries(entries: Sequence[Mapping[str, Any]]) -> int:
     """How many entries are one message, where the first does not say."""
-    group = _GROUPS[entries[0]["type"]]
+    group = _ENTRY_GROUPS[entries[0]["type"]]
     count = 1
     while (
         group != "alone"
         and count < len(entries)
-        and _GROUPS[entries[count]["type"]] == group
+        and _ENTRY_GROUPS[entries[count]["type"]] == group
         and "message" not in entries[count]
     ):
         count += 1
     return count
 
 
-def _entry(part: Part, role: str, names: dict[str, str]) -> dict[str, Any]:
+def _encode_entry(part: Part, role: str, names: dict[str, str]) -> dict[str, Any]:
     text = role if role != "tool" else "user"
     match part:
         case FilePart():
-            return {"type": text, "content": "", "file": _plain(part)}
+            return {"type": text, "content": "", "file": _dump_part(part)}
         case OpaquePart():
-            return {"type": "thinking", "content": "", **_plain(part)}
+            return {"type": "thinking", "content": "", **_dump_part(part)}
         case TextPart(text=content):
-            return {"type": text, "content": content, **_plain(part, "text")}
+            return {"type": text, "content": content, **_dump_part(part, "text")}
         case ThinkingPart(text=content):
-            return {"type": "thinking", "content": content, **_plain(part, "text")}
+            return {"type": "thinking", "content": content, **_dump_part(part, "text")}
         case ToolCallPart(id=id, name=name, arguments=arguments):
             names[id] = name
-            return {"type": "tool_call", "name": name, "id": id, "input": arguments} | _plain(
+            return {"type": "tool_call", "name": name, "id": id, "input": arguments} | _dump_part(
                 part, "id", "name", "arguments"
             )
         case ToolResultPart(call_id=id, content=output):
-            more = _plain(part, "call_id", "content")
+            more = _dump_part(part, "call_id", "content")
             if names.get(id) == part.name:
                 del more["name"]
             return {"type": "tool_result", "id": id, "output": output, **more}
 
 
-def _plain(part: Part, *without: str) -> dict[str, Any]:
+def _dump_part(part: Part, *without: str) -> dict[str, Any]:
     return part.model_dump(mode="json", exclude_defaults=True, exclude={"type", *without})
 
 
-def _part_of(entry: dict[str, Any], names: dict[str, str], number: int) -> Part:
+def _decode_entry(entry: dict[str, Any], names: dict[str, str], number: int) -> Part:
     kind = entry["type"]
-    fields = {_NAMES.get(kind, {}).get(name, name): value for name, value in entry.items()}
+    fields = {_FIELD_NAMES.get(kind, {}).get(name, name): value for name, value in entry.items()}
     if kind in ("tool_call", "tool_result"):
         if kind == "tool_call":
             names[str(fields.get("id"))] = str(fields.get("name"))
@@ -149,12 +149,12 @@ def _part_of(entry: dict[str, Any], names: dict[str, str], number: int) -> Part:
         fields["type"] = "thinking" if kind == "thinking" else "text"
         fields["text"] = fields.pop("content", "")
     try:
-        return _part.validate_python(fields)
+        return _part_adapter.validate_python(fields)
     except ValidationError as error:
-        raise _wrong(number, error) from None
+        raise _build_entry_error(number, error) from None
 
 
-_KEYS = {
+_ENTRY_KEYS = {
     "text": {"content", "file", "blob", "provider", "opaque"},
     "thinking": {"content", "provider", "opaque", "data"},
     "tool_call": {"id", "name", "input", "malformed", "provider", "opaque"},
@@ -162,27 +162,27 @@ _KEYS = {
 }
 
 
-def _checked(number: int, entry: Any, left: int) -> dict[str, Any]:
+def _parse_entry(number: int, entry: Any, left: int) -> dict[str, Any]:
     """A copy with ``type`` in the place of ``role``; what it has is what there is."""
     if not isinstance(entry, Mapping):
         raise InvalidInputError(f"session[{number}]: an entry is a dictionary, not {type(entry).__name__}")
     plain = {"type" if name == "role" else name: value for name, value in entry.items()}
     kind = plain.get("type")
-    if kind not in _GROUPS:
-        raise InvalidInputError(f"session[{number}]: type is one of {', '.join(_GROUPS)}, not {kind!r:.100}")
-    known = _KEYS.get(str(kind), _KEYS["text"])
+    if kind not in _ENTRY_GROUPS:
+        raise InvalidInputError(f"session[{number}]: type is one of {', '.join(_ENTRY_GROUPS)}, not {kind!r:.100}")
+    known = _ENTRY_KEYS.get(str(kind), _ENTRY_KEYS["text"])
     if unknown := [name for name in plain if name not in known | {"type", "message"}]:
         raise InvalidInputError(
             f"session[{number}]: {kind} has no key {unknown[0]!r:.100}", hint=f"It may have {', '.join(sorted(known))}."
         )
     about = plain.get("message")
     if about is not None:
-        _check_about(number, about, left)
+        _check_entry_message(number, about, left)
     return plain
 
 
-def _check_about(number: int, about: Any, left: int) -> None:
-    known = {*_FACTS, "role", "parts"}
+def _check_entry_message(number: int, about: Any, left: int) -> None:
+    known = {*_MESSAGE_FIELDS, "role", "parts"}
     if not isinstance(about, Mapping) or not about.keys() <= known:
         raise InvalidInputError(f"session[{number}].message: a dictionary with {', '.join(sorted(known))}")
     parts = about.get("parts", 1)
@@ -190,10 +190,10 @@ def _check_about(number: int, about: Any, left: int) -> None:
         raise InvalidInputError(f"session[{number}].message.parts: a number of entries that follow, not {parts!r:.100}")
 
 
-def _wrong(number: int, error: ValidationError) -> InvalidInputError:
+def _build_entry_error(number: int, error: ValidationError) -> InvalidInputError:
     place, why = first_problem(error)  # it begins with the kind of a part, or is a field of the message
     kind = str(place[0]) if place else "entry"
-    ours = {"text": "content", **{name: here for here, name in _NAMES.get(kind, {}).items()}}
+    ours = {"text": "content", **{name: here for here, name in _FIELD_NAMES.get(kind, {}).items()}}
     shown = [kind] if kind not in ("text", "file") else []
     where = ".".join((*shown, *(ours.get(str(step), str(step)) for step in place[1:])))
     return InvalidInputError(f"session[{number}]: {where}: {why}")

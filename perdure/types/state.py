@@ -12,52 +12,52 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
-from .approvals import Decided, DecidedApproval, Revoked, StandingApproval, Waiting
+from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
 from .interface import Mode, Parent, TurnStatus
 from .limits import Bounds, LimitUse
 from .messages import BlobRef, FinishReason, Usage
-from .subagents import BackgroundRun, BranchAsked, BranchOutcome
-from .tool_calls import Answer as PersonsAnswer
-from .tool_calls import Call, Cleared, Question
+from .subagents import BackgroundRun, BranchOutcome, BranchRequest
+from .tool_calls import Call, Clearance, Question
+from .tool_calls import ToolAnswer as PersonsAnswer
 from .validation_errors import describe_validation_error
-from .wire import AgentLimits, New, NewResult
+from .wire import AgentLimits, NewItem, NewResult
 
 SCHEMA_VERSION = 1
-DECIDED = 100
+MAX_PAST_DECISIONS = 100
 """How many decisions on approvals are remembered, for whoever comes too late."""
-SEEN_IDS = 1000
+MAX_SEEN_IDS = 1000
 """How many message ids are remembered to tell a repeated one."""
-NAMED_TURNS = 1000
+MAX_NAMED_TURNS = 1000
 """How many turns are remembered whose senders named them, to tell a repeated name."""
 
 
-class Part(BaseModel):
+class StatePart(BaseModel):
     """Mutable piece of the state."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class PendingCall(Part):
+class ToolCallState(StatePart):
     """A tool call of the last reply, until all of them have results."""
 
     call: Call
     op: int
     """Its operation number, given when the reply is applied."""
-    result: New | None = None
+    result: NewItem | None = None
     held: bool = False
     """It waits until somebody raises the limit of tool calls."""
     released: bool = Field(default=False, exclude_if=operator.not_)
     """It has waited for that."""
-    waiting: Waiting | None = None
+    waiting: WaitState | None = None
     """Since when it waits for somebody's approval, if it was to; ``decided`` is what came of it."""
-    decided: Decided | None = None
+    decided: ApprovalOutcome | None = None
     question: Question | None = None
     """What its tool asks of a person now."""
-    expects: Waiting | None = None
+    expects: WaitState | None = None
     """Since when it waits for an answer: to its question, or in the place of its result."""
     answers: list[PersonsAnswer] = Field(default=[], exclude_if=operator.not_)
     """What it was answered so far."""
-    cleared: Cleared | None = Field(default=None, exclude_if=operator.not_)
+    cleared: Clearance | None = Field(default=None, exclude_if=operator.not_)
     """Of one that is run elsewhere: that the worker has looked at it, and what it is made with."""
     returned: NewResult | None = Field(default=None, exclude_if=operator.not_)
     """What it came to there, until hooks have seen it."""
@@ -65,7 +65,7 @@ class PendingCall(Part):
     """Class of what it failed with there."""
 
 
-class Answer(Part):
+class TurnAnswer(StatePart):
     """The answer of the turn, kept until the turn is recorded as ended."""
 
     content: str = ""
@@ -76,14 +76,14 @@ class Answer(Part):
     """``content`` is JSON, of the agent's output type."""
 
 
-class Failure(Part):
+class TurnFailure(StatePart):
     """Why the turn failed: class name of the error, and its message."""
 
     type: str
     message: str
 
 
-class Pause(Part):
+class Pause(StatePart):
     """Why the run waits for an operator, and since when (ISO 8601)."""
 
     reason: str
@@ -92,7 +92,7 @@ class Pause(Part):
     """The engine failed: nothing else is tried before the run is resumed, or cancelled."""
 
 
-class Compacting(Part):
+class CompactionState(StatePart):
     """How the conversation is kept short."""
 
     due: bool = False
@@ -105,16 +105,16 @@ class Compacting(Part):
     """The head at which a call was refused as too long, until one was answered."""
 
 
-class PendingBranch(Part):
+class PendingBranch(StatePart):
     """A branch of a step, until the step is recorded."""
 
-    asked: BranchAsked
+    asked: BranchRequest
     op: int
     """Its operation number."""
     outcome: BranchOutcome | None = None
 
 
-class Branching(Part):
+class BranchingStep(StatePart):
     """A step whose policy has asked for branches: it is tried again when they have ended."""
 
     taken: int
@@ -122,7 +122,7 @@ class Branching(Part):
     branches: list[PendingBranch] = []
 
 
-class Turn(Part):
+class TurnState(StatePart):
     """One turn: from a user's message to the answer."""
 
     task_id: str
@@ -136,8 +136,8 @@ class Turn(Part):
     """No iterations are left; the turn ends when its last calls have results."""
     last_text: str = ""
     last_blob: BlobRef | None = None
-    answer: Answer | None = None
-    failure: Failure | None = None
+    answer: TurnAnswer | None = None
+    failure: TurnFailure | None = None
     overrides: dict[str, Any] | None = None
     """What the turn changes of the agent, an ``Override``."""
     usage_before: Usage = Usage()
@@ -159,7 +159,7 @@ class Turn(Part):
     """Ids of messages that a limit has left without an answer, the last ones; empty for one without."""
 
 
-class RunState(Part):
+class RunState(StatePart):
     """Everything that a conversation is, besides its transcript."""
 
     schema_version: int = SCHEMA_VERSION
@@ -190,18 +190,18 @@ class RunState(Part):
     op: int = 0
     """Operations so far; the next one's number."""
     turns: int = 0
-    turn: Turn | None = None
+    turn: TurnState | None = None
     past: list[TurnStatus] = []
     """Turns that have ended, the latest last, as many as fit."""
-    inbox: list[New] = []
+    inbox: list[NewItem] = []
     """Messages that no model call was given yet."""
     waiting: int = Field(default=0, exclude_if=operator.not_)
     """How many messages there were, when ``waiting_bytes`` was counted."""
     waiting_bytes: int = Field(default=0, exclude_if=operator.not_)
     """Bytes of these as JSON."""
-    carry: list[New] = []
+    carry: list[NewItem] = []
     """What the next model call must be given besides the inbox: results, reminders."""
-    calls: list[PendingCall] = []
+    calls: list[ToolCallState] = []
     background: list[BackgroundRun] = Field(default=[], exclude_if=operator.not_)
     """Subagents in background, the latest last."""
     backgrounds: int = Field(default=0, exclude_if=operator.not_)
@@ -216,7 +216,7 @@ class RunState(Part):
     """Approvals that were decided, the latest last."""
     standing: list[StandingApproval] = Field(default=[], exclude_if=operator.not_)
     """Approvals of all calls of a tool, the latest last."""
-    revoked: list[Revoked] = Field(default=[], exclude_if=operator.not_)
+    revoked: list[RevokedApproval] = Field(default=[], exclude_if=operator.not_)
     """Of those that were taken back: what the next call of the model, or the ending, says."""
     seen: dict[str, str] = {}
     """Ids of messages, the latest last, and the turn that each joined or opened."""
@@ -224,8 +224,8 @@ class RunState(Part):
     """Hashes of the ids that senders gave to turns, the latest last."""
     refused: list[str] = []
     limits: AgentLimits = AgentLimits()
-    compaction: Compacting | None = None
-    branching: Branching | None = None
+    compaction: CompactionState | None = None
+    branching: BranchingStep | None = None
     pinned: BlobRef | None = None
     """The list of the tools of the agent's toolsets, as the run took it."""
     usage: Usage = Usage()

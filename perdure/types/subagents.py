@@ -10,20 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from .limits import Bounds
 from .messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, Data, Usage
 
-AT_ONCE = 10
+DEFAULT_BACKGROUND_RUNS = 10
 """How many run at once, unless the author says otherwise."""
-MOST_AT_ONCE = 20
+MAX_BACKGROUND_RUNS = 20
 """How many an author may let run at once."""
-ENDED_CHARS = 32 * 1024
+CHILD_ANSWER_CHARS = 32 * 1024
 """Of an answer that a child sends; a longer one it sends as a reference."""
-ERROR_CHARS = 2000
+CHILD_ERROR_CHARS = 2000
 """Of what it failed with."""
 
 BackgroundState = Literal["starting", "running", "completed", "failed", "cancelled", "lost"]
 """``lost``: it was terminated, or timed out, and could say nothing any more."""
 
 
-class AsCollect(Data):
+class CollectCall(Data):
     """The call asks for the answer of a subagent in background."""
 
     kind: Literal["collect"] = "collect"
@@ -32,7 +32,7 @@ class AsCollect(Data):
     """Until it has ended; else the call says how it stands."""
 
 
-class AsTell(Data):
+class TellCall(Data):
     """The call sends a message to a subagent in background."""
 
     kind: Literal["tell"] = "tell"
@@ -42,7 +42,7 @@ class AsTell(Data):
     blob: BlobRef | None = None
 
 
-class Used(Data):
+class RunUsage(Data):
     """What a run has used, all its own subagents counted."""
 
     usage: Usage = Usage()
@@ -50,7 +50,7 @@ class Used(Data):
     tool_calls: int = 0
 
 
-class ChildEnded(Data):
+class ChildEnding(Data):
     """How a run in background ended, as it tells its parent: the argument of the signal ``child_ended``."""
 
     context_id: str = Field(max_length=RUN_ID_CHARS)
@@ -58,12 +58,12 @@ class ChildEnded(Data):
     scope: str = Field(max_length=NAME_CHARS)
     """The journal scope that its parent gave it, by which it is known to be the one that was started."""
     state: Literal["completed", "failed", "cancelled"]
-    content: str = Field(default="", max_length=ENDED_CHARS)
+    content: str = Field(default="", max_length=CHILD_ANSWER_CHARS)
     """Its answer; empty where that is in ``blob``, or there is none."""
     blob: BlobRef | None = None
-    error: str | None = Field(default=None, max_length=ERROR_CHARS)
+    error: str | None = Field(default=None, max_length=CHILD_ERROR_CHARS)
     """``Type: message`` of one that did not end well."""
-    used: Used = Used()
+    used: RunUsage = RunUsage()
 
 
 class BackgroundRun(BaseModel):
@@ -84,7 +84,7 @@ class BackgroundRun(BaseModel):
     text: str | None = None
     """Its answer, or why there is none; None where it is in ``blob``, or was dropped."""
     blob: BlobRef | None = None
-    used: Used = Used()
+    used: RunUsage = RunUsage()
     """What of it counts for the parent already."""
     collected: bool = False
     stopped: bool = False
@@ -115,15 +115,15 @@ class BackgroundStatus(Data):
 # Branches of a step: what a policy asks of other agents, and what came of it, as far as the loop is told.
 
 
-BRANCHES = 10
+MAX_BRANCHES = 10
 """Branches of one step, all rounds of its policy together: what they answer stands in one activity's input."""
-MODEL_BYTES = 4 * 1024
+BRANCH_MODEL_BYTES = 4 * 1024
 """Of the models that one branch is asked with: those of all branches stand in one activity's outcome."""
-SAID_CHARS = 100
+BRANCH_LABEL_CHARS = 100
 """Of what a branch was asked, as errors name it."""
 
 
-class BranchAsked(Data):
+class BranchRequest(Data):
     """A branch that a policy waits for."""
 
     key: str

@@ -11,16 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from .approvals import Asks
+from .approvals import ApprovalTerms
 from .messages import CALL_ID_CHARS, NAME_CHARS, BlobRef, Data
 from .plain_json import Json, JsonObject
-from .subagents import AsCollect, AsTell
+from .subagents import CollectCall, TellCall
 
 # ---
 # Calls that are run elsewhere, by other workers or by a client: what perdure's worker does before and after them.
 
 
-class Around(Data):
+class ExternalCallHooks(Data):
     """Which hooks the worker runs around a call that is run elsewhere."""
 
     before: bool = Field(default=False, exclude_if=operator.not_)
@@ -31,16 +31,16 @@ class Around(Data):
     """Hooks are told where it fails."""
 
 
-class Cleared(Data):
+class Clearance(Data):
     """The call may be handed over."""
 
     arguments: dict[str, Any] | None = None
     """What it is made with, where hooks have changed that."""
-    around: Around = Around()
+    around: ExternalCallHooks = ExternalCallHooks()
     """What there is behind it, as the worker has that now."""
 
 
-class Before(Data):
+class BeforeExternalCall(Data):
     """The worker looks at a call before it is handed over: rules, arguments, hooks."""
 
     kind: Literal["before"] = "before"
@@ -50,7 +50,7 @@ class Before(Data):
     expires: float | None = None
 
 
-class After(Data):
+class AfterExternalCall(Data):
     """Hooks see what it came to."""
 
     kind: Literal["after"] = "after"
@@ -66,7 +66,7 @@ class After(Data):
     """Of a callback: who gave the result; empty where nobody said."""
 
 
-Side = Annotated[Before | After, Field(discriminator="kind")]
+ExternalCallPhase = Annotated[BeforeExternalCall | AfterExternalCall, Field(discriminator="kind")]
 
 
 # ---
@@ -79,11 +79,11 @@ FORM_BYTES = 16 * 1024
 """Of the JSON Schema of an answer."""
 ANSWER_BYTES = 64 * 1024
 """Of an answer to a tool's question, as JSON: every later run of the call is given it."""
-ANSWERS_BYTES = 256 * 1024
+ALL_ANSWERS_BYTES = 256 * 1024
 """Of all answers that one call was given."""
-QUESTIONS = 100
+MAX_QUESTIONS = 100
 """That one call may ask."""
-ERROR_CHARS = 2000
+ANSWER_ERROR_CHARS = 2000
 """Of what somebody says who does not answer."""
 
 
@@ -97,7 +97,7 @@ class Question(Data):
     """Seconds; None waits for as long as it takes."""
 
 
-class Answer(Data):
+class ToolAnswer(Data):
     """What somebody has answered a tool."""
 
     value: Any = None
@@ -109,7 +109,7 @@ class Answer(Data):
     """ISO 8601, UTC."""
 
 
-class AsCallback(Data):
+class CallbackCall(Data):
     """The call is handed to a client, which answers it."""
 
     kind: Literal["callback"] = "callback"
@@ -119,7 +119,7 @@ class AsCallback(Data):
     """Seconds, from when nothing stands between the call and its answer any more."""
     on_expiry: str | None = None
     """What the model is told then."""
-    around: Around = Around()
+    around: ExternalCallHooks = ExternalCallHooks()
 
 
 class CallAnswer(Data):
@@ -130,7 +130,7 @@ class CallAnswer(Data):
     call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     value: Json = None
     """Plain JSON; null is an answer too."""
-    error: str | None = Field(default=None, max_length=ERROR_CHARS)
+    error: str | None = Field(default=None, max_length=ANSWER_ERROR_CHARS)
     """Why there is no answer."""
     blob: BlobRef | None = None
     """Where a long text is that perdure's client has put into the store ``store_id``."""
@@ -151,14 +151,14 @@ class CallAnswer(Data):
         return raw
 
 
-class Refused(Data):
+class RefusedCall(Data):
     """The call does not run; the model is told why."""
 
     kind: Literal["refused"] = "refused"
     text: str
 
 
-class Answered(Data):
+class AnsweredCall(Data):
     """The call has its result: it is recorded behind the reply, in the same node."""
 
     kind: Literal["answered"] = "answered"
@@ -166,7 +166,7 @@ class Answered(Data):
     is_error: bool = False
 
 
-class AsActivity(Data):
+class ActivityCall(Data):
     """The call is a Temporal activity of its own."""
 
     kind: Literal["activity"] = "activity"
@@ -182,7 +182,7 @@ class AsActivity(Data):
     """The toolset that the tool is of."""
 
 
-class Inline(Data):
+class InlineCall(Data):
     """The call ran inside the model activity; its outcome is in the journal."""
 
     kind: Literal["inline"] = "inline"
@@ -194,7 +194,7 @@ class Inline(Data):
     """The call ended the run: the error's text, as of ``ToolOutput.status``."""
 
 
-class AsRemote(Data):
+class RemoteCall(Data):
     """The call is an activity of a worker that knows nothing of perdure: plain JSON arguments, a plain JSON result."""
 
     kind: Literal["remote"] = "remote"
@@ -204,10 +204,10 @@ class AsRemote(Data):
     idempotent: bool = False
     retries: int | None = None
     """How often it may run again where its outcome is not known; None is without bound."""
-    around: Around = Around()
+    around: ExternalCallHooks = ExternalCallHooks()
 
 
-class AsSubagent(Data):
+class SubagentCall(Data):
     """The call is a child workflow of another agent."""
 
     kind: Literal["subagent"] = "subagent"
@@ -222,7 +222,15 @@ class AsSubagent(Data):
 
 
 Disposition = Annotated[
-    Refused | Answered | AsActivity | AsRemote | Inline | AsSubagent | AsCollect | AsTell | AsCallback,
+    RefusedCall
+    | AnsweredCall
+    | ActivityCall
+    | RemoteCall
+    | InlineCall
+    | SubagentCall
+    | CollectCall
+    | TellCall
+    | CallbackCall,
     Field(discriminator="kind"),
 ]
 
@@ -237,7 +245,7 @@ class Call(Data):
     definition: str = ""
     """Hash of the tool's definition that the model saw."""
     disposition: Disposition
-    approval: Asks | None = Field(default=None, exclude_if=operator.not_)
+    approval: ApprovalTerms | None = Field(default=None, exclude_if=operator.not_)
     """It runs when somebody has approved it."""
 
 
@@ -271,15 +279,15 @@ class PinnedTool(Data):
         return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_Pinned = TypeAdapter(tuple[PinnedTool, ...])
+_pinned_tools_adapter = TypeAdapter(tuple[PinnedTool, ...])
 
 
-def written(tools: Sequence[PinnedTool]) -> bytes:
+def encode_pinned_tools(tools: Sequence[PinnedTool]) -> bytes:
     """The list as it is kept in the store. Schemas keep their order: it is the order that models fill in."""
     plain = [tool.model_dump(mode="json") for tool in tools]
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def read_pinned(body: str | bytes) -> tuple[PinnedTool, ...]:
+def decode_pinned_tools(body: str | bytes) -> tuple[PinnedTool, ...]:
     """The list that :func:`written` wrote. Raises ``ValidationError``."""
-    return _Pinned.validate_json(body)
+    return _pinned_tools_adapter.validate_json(body)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .messages import clean
+from .messages import clean_text
 
 Place = Sequence[str | int]
 
@@ -56,7 +56,7 @@ def _path(place: Place, within: str, content: bool) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    return clean(text if len(text) <= most else f"{text[: most - 1]}…")
+    return clean_text(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def _of_nearest_form(problems: list[ErrorDetails]) -> list[ErrorDetails]:

@@ -10,21 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .approvals import Decided, Reminder, Revoked
-from .interface import FinishProtocol, Kept, Mode, OnLimit, plain_output
+from .approvals import ApprovalOutcome, Reminder, RevokedApproval
+from .interface import FinishProtocol, LastingOverrides, Mode, OnLimit, parse_output
 from .limits import DEFAULT_ITERATIONS, Bounds, LimitUse
 from .messages import BlobRef, ContentPart, Data, FilePart, FinishReason, Usage
-from .subagents import BranchAsked, BranchOutcome, Lineage
-from .tool_calls import (
-    Answer,
-    Call,
-    Cleared,
-    Question,
-    Side,
-)
+from .subagents import BranchOutcome, BranchRequest, Lineage
+from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 
 MODEL_ACTIVITY = "perdure.model"
-TOOL_ACTIVITY = "tool."
+TOOL_ACTIVITY_PREFIX = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
 INLINE_BYTES = 32 * 1024
 """Text up to this size stands in history; anything larger is a blob in the store and a reference in history."""
@@ -61,13 +55,13 @@ class NewResult(Data):
     blob: BlobRef | None = None
     """Where the text is, if it is too large for history: a subagent's answer."""
     is_error: bool = False
-    decided: Decided | None = Field(default=None, exclude_if=operator.not_)
+    decided: ApprovalOutcome | None = Field(default=None, exclude_if=operator.not_)
     """Of a call that was denied, or that nobody approved in time: who, and when. Of a callback: who approved it."""
     answered_by: str | None = None
     """Of a callback: who gave the result; empty where nobody said. ``blob`` is then what a client has named."""
 
 
-New = Annotated[NewMessage | NewResult, Field(discriminator="kind")]
+NewItem = Annotated[NewMessage | NewResult, Field(discriminator="kind")]
 
 
 class CallFacts(Data):
@@ -92,7 +86,7 @@ class CallFacts(Data):
     """``lineage`` is confirmed by Temporal."""
 
 
-class Closing(Data):
+class RunEnding(Data):
     """How a run ended: what the last, unpaid model activity records."""
 
     status: Literal["completed", "failed", "cancelled", "waiting", "paused"]
@@ -112,7 +106,7 @@ class ModelInput(CallFacts):
     """Input of ``perdure.model``."""
 
     head: str | None = None
-    new: tuple[New, ...] = ()
+    new: tuple[NewItem, ...] = ()
     purpose: Literal["call", "force_finish", "close", "compact", "remind"] = "call"
     """``force_finish`` asks for the answer now, without tools; ``close`` only records what is new; ``compact`` writes
     the conversation up to ``head`` anew, shorter; ``remind`` tells of calls that still wait for somebody."""
@@ -121,7 +115,7 @@ class ModelInput(CallFacts):
     behind: str | None = None
     """The head that an earlier try of the same step had, before it was compacted: by it those who follow know what is
     new already. Empty for none: that of a conversation which is opened again is the store's to say."""
-    closing: Closing | None = None
+    closing: RunEnding | None = None
     reminders: tuple[Reminder, ...] | None = None
     """With ``remind``."""
     pinned: BlobRef | None = None
@@ -147,11 +141,11 @@ class ModelInput(CallFacts):
     """What the branches came to that the step policy asked for when this step was tried before."""
     cost_limited: bool = Field(default=False, exclude_if=operator.not_)
     """Of a subagent: its parent has a limit of cost, so every reply must have one."""
-    revoked: tuple[Revoked, ...] = Field(default=(), exclude_if=operator.not_)
+    revoked: tuple[RevokedApproval, ...] = Field(default=(), exclude_if=operator.not_)
     """Standing approvals that were taken back and nobody was told of yet."""
 
 
-class Failed(Data):
+class ReplyFailure(Data):
     """The run fails with what a paid and recorded reply came to."""
 
     type: str
@@ -159,7 +153,7 @@ class Failed(Data):
     message: str
 
 
-class Finish(Data):
+class FinalAnswer(Data):
     """The reply is the answer."""
 
     content: str
@@ -173,7 +167,7 @@ class Finish(Data):
     @property
     def output(self) -> Any:
         """The answer as a value: plain JSON of the output type, or the text."""
-        return plain_output(self.content) if self.typed else self.content
+        return parse_output(self.content) if self.typed else self.content
 
 
 class AgentLimits(Data):
@@ -188,7 +182,7 @@ class AgentLimits(Data):
     """What a turn may use, besides ``max_iterations``."""
 
 
-class Compacted(Data):
+class CompactionResult(Data):
     """What a rewrite of the conversation came to. Tokens are counted by a provider or estimated."""
 
     replaces: str
@@ -208,18 +202,18 @@ class ModelOutput(Data):
     """Set by the transcript stage, like ``head``."""
     compact: bool | None = None
     """The conversation is to be compacted before the next call; left out where it is not."""
-    compacted: Compacted | None = None
+    compacted: CompactionResult | None = None
     """Of ``purpose="compact"``; left out where there was nothing to make shorter."""
     text: str = ""
     """The reply's text; empty where it is longer than ``INLINE_BYTES`` (``blob``)."""
     blob: BlobRef | None = None
     calls: tuple[Call, ...] = ()
-    finish: Finish | None = None
+    finish: FinalAnswer | None = None
     rejected: bool = Field(default=False, exclude_if=operator.not_)
     """The reply was to be the answer, and will not do."""
     reminder: str | None = None
     """What the model is told of a reply that will not do, where no call has that as its result."""
-    failed: Failed | None = None
+    failed: ReplyFailure | None = None
     finish_reason: FinishReason = "stop"
     usage: Usage = Usage()
     cost_usd: float | None = None
@@ -228,9 +222,9 @@ class ModelOutput(Data):
     """The list of tools that the run has taken with this call; left out where it had one, or has no toolsets."""
     unasked: bool = Field(default=False, exclude_if=operator.not_)
     """No model was asked: a hook or a step has answered in its place."""
-    overrides: Kept | None = None
+    overrides: LastingOverrides | None = None
     """What the step policy changes from now on."""
-    branches: tuple[BranchAsked, ...] = Field(default=(), exclude_if=operator.not_)
+    branches: tuple[BranchRequest, ...] = Field(default=(), exclude_if=operator.not_)
     """The step policy waits for them: no model was asked, nothing is recorded, and the same step is tried again."""
     limits: AgentLimits = AgentLimits()
     indexed: tuple[str, ...] | None = None
@@ -261,11 +255,11 @@ class ToolInput(CallFacts):
     """Of which toolset the tool is; left out where it is the agent's own."""
     retries: int | None = None
     """See ``AsActivity.retries``; the journal counts, because Temporal's attempts may end before the tool begins."""
-    approval: Decided | None = Field(default=None, exclude_if=operator.not_)
+    approval: ApprovalOutcome | None = Field(default=None, exclude_if=operator.not_)
     """Who approved the call, where it was asked for: for these arguments and no others."""
-    answers: tuple[Answer, ...] = Field(default=(), exclude_if=operator.not_)
+    answers: tuple[ToolAnswer, ...] = Field(default=(), exclude_if=operator.not_)
     """What the call was answered so far (``ctx.ask``), in order."""
-    side: Side | None = Field(default=None, exclude_if=operator.not_)
+    side: ExternalCallPhase | None = Field(default=None, exclude_if=operator.not_)
     """Of a call that is run elsewhere: what is to be done here, before it or after it."""
 
 
@@ -282,4 +276,4 @@ class ToolOutput(Data):
     """``aborted``: the tool, or a hook of it, ended the run; ``content`` is the error's text. ``asking``: the call is
     run again when somebody has answered ``question``. ``cleared``: it may be handed over to whoever runs it."""
     question: Question | None = None
-    cleared: Cleared | None = Field(default=None, exclude_if=operator.not_)
+    cleared: Clearance | None = Field(default=None, exclude_if=operator.not_)

@@ -11,22 +11,22 @@ from pathlib import Path
 
 from ..activities import Agents
 from ..agent.agent import Agent
-from ..agent.agent_file import SUFFIXES, load_agent
+from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_agent
 from ..errors import InvalidInputError, PerdureError
 from ..ports import Toolset
 
 logger = logging.getLogger("perdure.worker")
 
-POLL = 0.3
+FOLDER_POLL_SECONDS = 0.3
 """Seconds between two looks. A file is read once it is the same at two of them: whoever writes it may not be done."""
 
-_State = tuple[int, int]
+_FileState = tuple[int, int]
 """Time (ns) and size."""
 
 
 @dataclass(slots=True)
-class _File:
-    state: _State
+class _WatchedAgentFile:
+    state: _FileState
     latest: Agent | None = None
     """What it says, or said before it was broken."""
     served: Agent | None = None
@@ -53,7 +53,7 @@ class AgentFolder:
         self._agents = agents
         self._toolsets = tuple(toolsets)
         self._say = say
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, _WatchedAgentFile] = {}
         self._before = self._look()
         self._take(self._before, self._before, self._loaded(self._changed(self._before)))
 
@@ -69,7 +69,7 @@ class AgentFolder:
         """Until cancelled."""
         there = True
         while True:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(FOLDER_POLL_SECONDS)
             before, was_there = self._before, there
             there = self._folder.is_dir()
             if not there:
@@ -84,17 +84,17 @@ class AgentFolder:
             except Exception:
                 logger.exception("the agent files of %s could not be looked at", self._folder)
 
-    def _look(self) -> dict[Path, _State]:
+    def _look(self) -> dict[Path, _FileState]:
         """The files that there are."""
-        found: dict[Path, _State] = {}
+        found: dict[Path, _FileState] = {}
         for path in sorted(self._folder.glob("*")):
-            if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+            if path.suffix.lower() in AGENT_FILE_SUFFIXES and not path.name.startswith("."):
                 with suppress(OSError):  # an editor that is just replacing it
                     stat = path.stat()
                     found[path] = (stat.st_mtime_ns, stat.st_size)
         return found
 
-    def _changed(self, settled: dict[Path, _State]) -> list[Path]:
+    def _changed(self, settled: dict[Path, _FileState]) -> list[Path]:
         """The files that are to be read."""
         return [path for path, state in settled.items() if path not in self._files or self._files[path].state != state]
 
@@ -110,7 +110,9 @@ class AgentFolder:
         except Exception as error:  # the others are served all the same
             return f"{path}: {type(error).__name__}: {error}"
 
-    def _take(self, settled: dict[Path, _State], present: Collection[Path], loaded: dict[Path, Agent | str]) -> None:
+    def _take(
+        self, settled: dict[Path, _FileState], present: Collection[Path], loaded: dict[Path, Agent | str]
+    ) -> None:
         """Serve what the files say. Those of ``present`` that are not ``settled`` may still be written to; what has
         changed is ``loaded``."""
         gone = [self._files.pop(path) for path in [*self._files] if path not in present]
@@ -122,7 +124,7 @@ class AgentFolder:
         ours = {file.served.name for file in (*gone, *self._files.values()) if file.served is not None}
         taken = {agent.name: "the code" for agent in self._agents if agent.name not in ours}
         # Who has a name keeps it; of several that want one, the first file gets it.
-        for path, file in sorted(self._files.items(), key=lambda one: (_wants_another(one[1]), one[0])):
+        for path, file in sorted(self._files.items(), key=lambda one: (_is_agent_renamed(one[1]), one[0])):
             free = (agent for agent in (file.latest, file.served) if agent is not None and agent.name not in taken)
             file.served = next(free, None)
             if file.served is not None:
@@ -133,15 +135,15 @@ class AgentFolder:
         for path, file in sorted(self._files.items()):
             self._report(path, file, taken, again=path in changed)
 
-    def _keep(self, path: Path, state: _State, found: Agent | str) -> None:
-        file = self._files.setdefault(path, _File(state))
+    def _keep(self, path: Path, state: _FileState, found: Agent | str) -> None:
+        file = self._files.setdefault(path, _WatchedAgentFile(state))
         file.state, file.broken = state, None
         if isinstance(found, str):
             file.broken = found
         else:
             file.latest = found
 
-    def _report(self, path: Path, file: _File, taken: dict[str, str], *, again: bool) -> None:
+    def _report(self, path: Path, file: _WatchedAgentFile, taken: dict[str, str], *, again: bool) -> None:
         why = file.broken
         if why is None and file.latest is not file.served and file.latest is not None:
             name = file.latest.name
@@ -155,6 +157,6 @@ class AgentFolder:
         file.said = said
 
 
-def _wants_another(file: _File) -> bool:
+def _is_agent_renamed(file: _WatchedAgentFile) -> bool:
     """Whether it asks for another name than the one that it is served under."""
     return file.served is None or (file.latest is not None and file.latest.name != file.served.name)

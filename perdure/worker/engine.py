@@ -15,30 +15,30 @@ from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
 from .. import config
-from ..activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
-from ..activities.agents import check_asked
-from ..activities.hooks import ON_MESSAGES
-from ..activities.run_context import Authorising
-from ..activities.tools import cancellation
+from ..activities import Agents, AuthorLoop, IterationStage, MemoryFactory, ModelActivity, ToolActivity
+from ..activities.agents import check_hook_agents
+from ..activities.hooks import MESSAGE_EVENTS
+from ..activities.run_context import AuthResolver
+from ..activities.tools import get_cancellation
 from ..activities.toolsets import Toolsets
 from ..agent.agent import Agent
-from ..client.visibility import make_store
-from ..encryption import Keys
+from ..client.visibility import create_store
+from ..encryption import KeyRing
 from ..errors import DefinitionError, RuntimeSetupError
-from ..hooks import Hook, HookSet, checked_hooks
+from ..hooks import Hook, HookSet, validate_hooks
 from ..ports import ModelCall, ModelRef, ModelReply, Provider, Stage, Store, ToolCall
-from ..ports.test_seams import model_in_place
+from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
-from ..providers.pricing import cost_usd
-from ..providers.registry import ALIASES, get_provider, known_providers, using_providers
+from ..providers.pricing import calculate_cost_usd
+from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
 from ..stages import (
     EventsStage,
     FailuresStage,
     HookStage,
     InlineStage,
     JournalStage,
-    PaidStage,
     PrepareStage,
+    ReplyCacheStage,
     StageInterceptor,
     TracingStage,
     TranscriptStage,
@@ -46,12 +46,12 @@ from ..stages import (
     compose_tool,
 )
 from ..stages.compaction import CompactionStage
-from ..stages.retries import BudgetStage, note, reporter
+from ..stages.retries import BudgetStage, build_heartbeat_reporter, report_waiting
 from ..store import Chain, open_store
 from ..store.chain import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
-from ..temporal_service import known
-from ..tools import Tool, error_text
-from ..tools.context import ResolveAuth
+from ..temporal_service import get_search_attributes
+from ..tools import Tool, format_error
+from ..tools.context import AuthFunction
 from ..types.limits import Limits, RateLimit
 from ..types.wire import ToolOutput
 
@@ -62,7 +62,7 @@ from ..types.wire import ToolOutput
 logger = logging.getLogger("perdure.worker")
 
 
-class Indexed:
+class SearchAttributeCheck:
     """Asked by every reply that says so (``stages.indexed``). Whoever registers them later need not restart workers."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Indexed:
             client = activity.client()
         except RuntimeError:  # a test's environment
             return None
-        found = await known(client)
+        found = await get_search_attributes(client)
         if found is None:
             return None
         if (lacks := str(found)) and self._said.get(client.namespace) != lacks:
@@ -92,7 +92,7 @@ class Indexed:
 # What a worker may use: the limits per provider, the rate of its task queue, and the bytes of its caches.
 
 
-def checked_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]:
+def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]:
     """``provider_limits`` by the names of providers, or of the classes of agents' own. Raises ``DefinitionError``."""
     if limits is None:
         return {}
@@ -102,7 +102,7 @@ def checked_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]
             hint='For instance provider_limits={"anthropic": RateLimit(concurrent=8, per_minute=50)}.',
         )
     own = {model.provider for agent in agents for model in agent.chain if model.own is not None}
-    known = sorted({*known_providers(), *own})
+    known = sorted({*list_providers(), *own})
     for name, limit in limits.items():
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
@@ -118,16 +118,16 @@ def checked_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]
     return dict(limits)
 
 
-def throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
+def build_throttles(limits: Mapping[str, RateLimit]) -> dict[str, Throttle]:
     """One for each limit, found by each name of its provider."""
     made = {name: Throttle(name, limit) for name, limit in limits.items()}
-    for alias, name in ALIASES.items():
+    for alias, name in PROVIDER_ALIASES.items():
         if (found := made.get(name) or made.get(alias)) is not None:
             made[name] = made[alias] = found
     return made
 
 
-def checked_rate(rate: Any) -> float | None:
+def check_call_rate(rate: Any) -> float | None:
     """``calls_per_second``: a number above zero. Raises ``DefinitionError``."""
     if rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0):
         return rate
@@ -137,7 +137,7 @@ def checked_rate(rate: Any) -> float | None:
     )
 
 
-def checked_cache(cache: Any) -> int:
+def check_cache_size(cache: Any) -> int:
     """``cache``: a number of bytes. Raises ``DefinitionError``."""
     if isinstance(cache, int) and not isinstance(cache, bool) and cache >= 0:
         return cache
@@ -153,14 +153,14 @@ def checked_cache(cache: Any) -> int:
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """``@asynccontextmanager async def resources(): yield …``"""
 
-LEAVE = 10.0
+LIFESPAN_EXIT_SECONDS = 10.0
 """Seconds that leaving a lifespan may take before the worker stops without it."""
-SLOW = 10.0
+LIFESPAN_WARN_SECONDS = 10.0
 """Seconds after which a worker says that it still waits for its lifespan to be entered."""
-_CANCELLED = 2.0
+_LIFESPAN_CANCEL_SECONDS = 2.0
 
 
-class Resources:
+class LifespanResources:
     """Holds a lifespan open: ``async with``. ``value`` is what it yields, None without one.
 
     One task of the author's loop enters and leaves it, as task groups and cancel scopes inside need it.
@@ -170,10 +170,10 @@ class Resources:
         """Raises ``DefinitionError`` for what cannot be a lifespan."""
         self._lifespan = lifespan
         self._author = author
-        self._name = _checked(lifespan)
+        self._name = _check_worker_lifespan(lifespan)
         self.value: Any = None
 
-    async def __aenter__(self) -> Resources:
+    async def __aenter__(self) -> LifespanResources:
         if self._lifespan is not None:
             await self._enter()
         return self
@@ -189,7 +189,11 @@ class Resources:
         self._task = asyncio.create_task(self._author.run(self._name, self._hold, entered, self._leaving))
         ready = asyncio.wrap_future(entered)
         try:
-            while not (await asyncio.wait([self._task, ready], timeout=SLOW, return_when=asyncio.FIRST_COMPLETED))[0]:
+            while not (
+                await asyncio.wait(
+                    [self._task, ready], timeout=LIFESPAN_WARN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+            )[0]:
                 logger.warning("%s is not entered yet; the worker waits for it", self._name)
         except asyncio.CancelledError:
             await self._give_up()
@@ -201,7 +205,7 @@ class Resources:
         ready.cancel()
         error = self._task.exception()
         raise RuntimeSetupError(
-            f"{self._name} failed when it was entered: {error_text(error) if error else 'it yielded nothing'}",
+            f"{self._name} failed when it was entered: {format_error(error) if error else 'it yielded nothing'}",
             hint="The worker serves nothing without it: mend it, or what it connects to.",
         ) from error
 
@@ -227,10 +231,12 @@ class Resources:
             self._leaving.set_result(None)
         self.value = None
         try:
-            await asyncio.wait([self._task], timeout=LEAVE)
+            await asyncio.wait([self._task], timeout=LIFESPAN_EXIT_SECONDS)
         finally:
             if not self._task.done():
-                logger.warning("%s was not left within %g s; the worker stops without it", self._name, LEAVE)
+                logger.warning(
+                    "%s was not left within %g s; the worker stops without it", self._name, LIFESPAN_EXIT_SECONDS
+                )
                 await self._give_up()
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
             logger.error("%s failed when it was left", self._name, exc_info=error)
@@ -238,7 +244,7 @@ class Resources:
     async def _give_up(self) -> None:
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
         self._task.cancel()
-        await asyncio.wait([self._task], timeout=_CANCELLED)
+        await asyncio.wait([self._task], timeout=_LIFESPAN_CANCEL_SECONDS)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         """It is over while the worker serves: a task group in it that failed, for instance."""
@@ -246,7 +252,7 @@ class Resources:
         logger.error("%s ended while the worker serves; its resources are gone", self._name, exc_info=error)
 
 
-def _checked(lifespan: Any) -> str:
+def _check_worker_lifespan(lifespan: Any) -> str:
     """What it is called in messages. Raises ``DefinitionError``."""
     if lifespan is None:
         return ""
@@ -284,22 +290,22 @@ class Engine:
         provider_limits: Mapping[str, RateLimit] | None = None,
         hooks: Iterable[Hook | HookSet] = (),
         tools: Iterable[Tool | Callable[..., Any]] = (),
-        resolve_auth: ResolveAuth | None = None,
+        resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
     ) -> None:
-        self._cache = CacheBudget(checked_cache(cache))
+        self._cache = CacheBudget(check_cache_size(cache))
         self._stream = stream
-        self.hooks = HookSet(checked_hooks("worker", hooks))
+        self.hooks = HookSet(validate_hooks("worker", hooks))
         asked = (one for each in self.hooks for one in each.agents if isinstance(one, Agent))
         self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *asked], tools)
-        self._provider_limits = checked_limits(provider_limits, self.agents)
+        self._provider_limits = check_provider_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
-        self.store = store or open_store(config.store_url(store_url) or config.home_store_url())
+        self.store = store or open_store(config.resolve_store_url(store_url) or config.get_home_store_url())
         self.author = AuthorLoop()
-        self._resources = Resources(lifespan, self.author)
-        self._authorise = Authorising(Keys.given(), self.author, resolve_auth, self._shared)
-        memory = StoredMemory(self.store, note)
-        self.model = ModelActivity(self._provider, cost_usd)
+        self._resources = LifespanResources(lifespan, self.author)
+        self._authorise = AuthResolver(KeyRing.given(), self.author, resolve_auth, self._shared)
+        memory = MemoryFactory(self.store, report_waiting)
+        self.model = ModelActivity(self._provider, calculate_cost_usd)
         self.toolsets = Toolsets(self.author, Chain(self.store).resolve_blob, ByteLRU(self._cache))
         self._iteration = IterationStage(
             self.agents,
@@ -311,9 +317,14 @@ class Engine:
             toolsets=self.toolsets,
         )
         self.tool = ToolActivity(
-            self.agents, self.author, self._shared, heartbeat=reporter, memory=memory, toolsets=self.toolsets
+            self.agents,
+            self.author,
+            self._shared,
+            heartbeat=build_heartbeat_reporter,
+            memory=memory,
+            toolsets=self.toolsets,
         )
-        self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours, Indexed())
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours, SearchAttributeCheck())
         self._stages: Sequence[Stage] = ()
         self._users = 0
         self._opening = asyncio.Lock()
@@ -328,7 +339,7 @@ class Engine:
         """
         async with self._opening:
             if self._users == 0:
-                check_asked(self.hooks, self.agents)
+                check_hook_agents(self.hooks, self.agents)
                 await self._open(temporal, task_queue)
             self._users += 1
         try:
@@ -344,13 +355,13 @@ class Engine:
             await self.store.open(create=temporal is None)
             stack.push_async_callback(self.store.close)
             if temporal is not None and not self.store.store_id:
-                await make_store(self.store, temporal, task_queue)
-            await stack.enter_async_context(using_providers())
+                await create_store(self.store, temporal, task_queue)
+            await stack.enter_async_context(keep_providers_open())
             self.author.start()
             stack.callback(self.author.stop)
             stack.push_async_callback(self.toolsets.close, self.agents)
             await stack.enter_async_context(self._resources)
-            self._throttles = throttles(self._provider_limits)
+            self._throttles = build_throttles(self._provider_limits)
             self._stages = self._make_stages()
             self._stack = stack.pop_all()
 
@@ -368,16 +379,19 @@ class Engine:
         tracing = TracingStage()
         hooks = HookStage(self.author.run, self.agents.get, self.agents.tool, self.tool.context, self.hooks)
         outcomes = CachedJournal(self.store, cache=self._cache)
-        journal = JournalStage(outcomes, waiting=note)
+        journal = JournalStage(outcomes, waiting=report_waiting)
         transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id, self._iteration.render_input)
         prepare = PrepareStage(chain, self.store.store_id, self.agents.get, self._authorise)
         failures = FailuresStage(self.store)
         events = EventsStage(
-            self.store, lambda: cancellation().by_run(), stream=self._stream, changed_by_hooks=self._changes_messages
+            self.store,
+            lambda: get_cancellation().by_run(),
+            stream=self._stream,
+            changed_by_hooks=self._changes_messages,
         )
         outer: list[Stage] = [failures, prepare, journal, events, transcript]
         compaction = CompactionStage(ByteLRU(self._cache))
-        paid = PaidStage(self.store, self.hooks)
+        paid = ReplyCacheStage(self.store, self.hooks)
         behind_inline = [*outer, self._iteration, compaction, hooks, paid, BudgetStage(self._limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
@@ -387,14 +401,14 @@ class Engine:
 
     def _provider(self, agent: Agent) -> Provider:
         def find(model: ModelRef) -> Provider:
-            in_place = model_in_place(agent.name, str(model), model.own)
+            in_place = find_fake_model(agent.name, str(model), model.own)
             return in_place or model.own or get_provider(model.provider)
 
-        return ModelChain(agent.chain, find, throttles=self._throttles, waiting=note)
+        return ModelChain(agent.chain, find, throttles=self._throttles, waiting=report_waiting)
 
     def _can_force(self, agent: Agent) -> bool:
         """Whether every model of ``agent`` takes ``tool_choice``: a provider says ``tool_choice = False`` if not."""
-        models = [(model_in_place(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
+        models = [(find_fake_model(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
 
     def _limits(self, agent: str) -> Limits:
@@ -404,7 +418,7 @@ class Engine:
         """Whether hooks may change what users say to the agent; those of the worker, where nobody knows it."""
         known = self.agents.find(agent)
         sets = (self.hooks, *([known.hooks] if known is not None else []))
-        return any(some.on(event) for some in sets if some for event in ON_MESSAGES)
+        return any(some.on(event) for some in sets if some for event in MESSAGE_EVENTS)
 
     def _is_ours(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

@@ -20,7 +20,7 @@ from ..hooks import Hook, HookSet
 from ..ports import Store
 from ..store.chain import CACHE_BYTES
 from ..tools import Tool
-from ..tools.context import ResolveAuth
+from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
 from ..workflows import AgentWorkflow
 from .engine import Engine, Lifespan
@@ -31,7 +31,7 @@ from .engine import Engine, Lifespan
 # Own module: the plugin puts it into any Temporal worker, and it knows of nothing else here.
 
 
-_PASSIVE = ("query_workflow", "remove_from_cache")
+_PASSIVE_JOBS = ("query_workflow", "remove_from_cache")
 """Jobs of an activation that run no workflow code but a query's handler."""
 
 
@@ -52,7 +52,7 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
         last = WorkflowActivation()
 
         def activate_of_task(act: WorkflowActivation) -> WorkflowActivationCompletion:
-            if any(job.WhichOneof("variant") not in _PASSIVE for job in act.jobs):
+            if any(job.WhichOneof("variant") not in _PASSIVE_JOBS for job in act.jobs):
                 # Time and size are those of the task that has started: no other has, and yet there are further events.
                 # The time alone would not tell: it stands still where the server's clock is set back.
                 same_task = act.timestamp == last.timestamp and act.history_size_bytes == last.history_size_bytes
@@ -71,11 +71,11 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
 
 logger = logging.getLogger("perdure.worker")
 
-THROTTLE = timedelta(milliseconds=500)
+HEARTBEAT_THROTTLE = timedelta(milliseconds=500)
 """How often heartbeats may go out: a cancellation arrives with the answer to one."""
-STICKY = timedelta(seconds=2)
+STICKY_QUEUE_TIMEOUT = timedelta(seconds=2)
 """How long a workflow task waits for the worker that has the run cached, before any other may take it."""
-DRAIN = timedelta(seconds=30)
+DRAIN_MARGIN = timedelta(seconds=30)
 """What a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
 
 
@@ -99,7 +99,7 @@ class PerdurePlugin(SimplePlugin):
         provider_limits: Mapping[str, RateLimit] | None = None,
         hooks: Iterable[Hook | HookSet] = (),
         tools: Iterable[Tool | Callable[..., Any]] = (),
-        resolve_auth: ResolveAuth | None = None,
+        resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
     ) -> None:
         self.engine = Engine(
@@ -123,12 +123,12 @@ class PerdurePlugin(SimplePlugin):
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """See base class. Raises ``DefinitionError`` for a worker that has a dynamic activity of its own."""
-        _refuse_dynamic(config.get("activities") or ())
+        _check_no_dynamic_activity(config.get("activities") or ())
         config = super().configure_worker(config)
         for name, sdk_default, ours in (
-            ("max_heartbeat_throttle_interval", timedelta(seconds=60), THROTTLE),
-            ("default_heartbeat_throttle_interval", timedelta(seconds=30), THROTTLE),
-            ("sticky_queue_schedule_to_start_timeout", timedelta(seconds=10), STICKY),
+            ("max_heartbeat_throttle_interval", timedelta(seconds=60), HEARTBEAT_THROTTLE),
+            ("default_heartbeat_throttle_interval", timedelta(seconds=30), HEARTBEAT_THROTTLE),
+            ("sticky_queue_schedule_to_start_timeout", timedelta(seconds=10), STICKY_QUEUE_TIMEOUT),
             ("graceful_shutdown_timeout", timedelta(), self.drain_time()),
         ):
             # The SDK fills its defaults in before plugins see them, so a default cannot be told from a choice of it.
@@ -164,10 +164,10 @@ class PerdurePlugin(SimplePlugin):
         """The longest that a tool may take, and a little more."""
         boxes = [self.engine.agents.tools, *(agent.toolbox for agent in self.engine.agents)]
         longest = max((tool.timeout for tools in boxes for tool in tools), default=0.0)
-        return timedelta(seconds=longest) + DRAIN
+        return timedelta(seconds=longest) + DRAIN_MARGIN
 
 
-def _refuse_dynamic(activities: Iterable[Callable[..., Any]]) -> None:
+def _check_no_dynamic_activity(activities: Iterable[Callable[..., Any]]) -> None:
     """A worker can have one dynamic activity, and agents' tools need it: each is an activity named after its tool."""
     for fn in activities:
         definition = getattr(fn, "__temporal_activity_definition", None)

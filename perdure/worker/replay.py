@@ -16,29 +16,29 @@ from temporalio.worker import Replayer
 
 from ..client.client import Client
 from ..errors import LIST_HINT, InvalidInputError, PerdureError
-from ..temporal_service import translated
-from ..types.interface import WORKFLOW
+from ..temporal_service import translate_rpc_error
+from ..types.interface import WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
 
 # ---
 # Histories to replay: from files, and of runs that a server knows, every execution of them.
 
 
-_NOISE = ("stackTrace", "identity", "workerVersion", "meteringMetadata")
+_OMITTED_HISTORY_FIELDS = ("stackTrace", "identity", "workerVersion", "meteringMetadata")
 """Left out of files: what replay does not look at, and what names machines. ``sdkMetadata`` stays: its flags switch the
 SDK's checks on."""
-_EXPORT = "`temporal workflow show -w ID -o json`, Temporal's UI or `perdure replay --save` make one."
+_EXPORT_HINT = "`temporal workflow show -w ID -o json`, Temporal's UI or `perdure replay --save` make one."
 
 
 def read_histories(path: Path) -> dict[str, WorkflowHistory]:
     """The histories of a file, or of all ``*.json`` below a folder, by their paths. Raises ``InvalidInputError``."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not files:
-        raise InvalidInputError(f"there is no history (*.json) in {path}", hint=_EXPORT)
-    return {str(file): _read(file) for file in files}
+        raise InvalidInputError(f"there is no history (*.json) in {path}", hint=_EXPORT_HINT)
+    return {str(file): _read_history_file(file) for file in files}
 
 
-def _read(file: Path) -> WorkflowHistory:
+def _read_history_file(file: Path) -> WorkflowHistory:
     try:
         body = file.read_text()
         started = json.loads(body)["events"][0]["workflowExecutionStartedEventAttributes"]
@@ -47,11 +47,11 @@ def _read(file: Path) -> WorkflowHistory:
         raise InvalidInputError(f"the history {file} cannot be read: {error.strerror}") from None
     except Exception as error:  # JSON, its shape, or Temporal's parser of it
         raise InvalidInputError(
-            f"{file} is no workflow history: {type(error).__name__}: {error}", hint=_EXPORT
+            f"{file} is no workflow history: {type(error).__name__}: {error}", hint=_EXPORT_HINT
         ) from None
 
 
-async def histories_of_run(client: Client, id: str) -> dict[str, WorkflowHistory]:
+async def fetch_run_histories(client: Client, id: str) -> dict[str, WorkflowHistory]:
     """All executions of a run that the server still has, the oldest first: continued as new, resumed, reopened.
 
     Raises ``RunNotFoundError``, ``ServerUnreachableError``.
@@ -64,20 +64,20 @@ async def histories_of_run(client: Client, id: str) -> dict[str, WorkflowHistory
         pending += [seen.run_id async for seen in temporal.list_workflows(f"WorkflowId = '{quoted}'")]
         while pending:
             run_id = pending.pop()
-            if run_id not in found and (history := await _fetch(client, id, run_id)) is not None:
+            if run_id not in found and (history := await _fetch_execution_history(client, id, run_id)) is not None:
                 found[run_id] = history
                 # Visibility may lag behind; what an execution continues is in its own first event.
                 before = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
                 pending += [before] if before else []
     except RPCError as error:
-        raise translated(temporal, id, error) from error
+        raise translate_rpc_error(temporal, id, error) from error
     oldest = sorted(found.items(), key=lambda one: one[1].events[0].event_time.ToNanoseconds())
     if len(oldest) == 1:
         return {id: oldest[0][1]}
     return {f"{id} (execution {number})": history for number, (_, history) in enumerate(oldest, 1)}
 
 
-async def _fetch(client: Client, id: str, run_id: str) -> WorkflowHistory | None:
+async def _fetch_execution_history(client: Client, id: str, run_id: str) -> WorkflowHistory | None:
     try:
         return await client.temporal.get_workflow_handle(id, run_id=run_id).fetch_history()
     except RPCError as error:
@@ -86,30 +86,30 @@ async def _fetch(client: Client, id: str, run_id: str) -> WorkflowHistory | None
         raise
 
 
-async def ids_of(client: Client, query: str) -> list[str]:
+async def list_run_ids(client: Client, query: str) -> list[str]:
     """Ids of the runs that a Temporal query finds, the newest first. Raises ``InvalidInputError`` for a wrong query."""
     ids: dict[str, None] = {}
     try:
-        async for seen in client.temporal.list_workflows(f"WorkflowType = '{WORKFLOW}' AND ({query})"):
+        async for seen in client.temporal.list_workflows(f"WorkflowType = '{WORKFLOW_TYPE}' AND ({query})"):
             ids[seen.id] = None
     except RPCError as error:
         if error.status == RPCStatusCode.INVALID_ARGUMENT:
             raise InvalidInputError(f"the query {query!r}: {error.message}") from error
-        raise translated(client.temporal, query, error) from error
+        raise translate_rpc_error(client.temporal, query, error) from error
     return list(ids)
 
 
-def history_json(history: WorkflowHistory) -> str:
+def format_history_json(history: WorkflowHistory) -> str:
     """Its JSON, an event a line, so that a diff of two can be read."""
     events = json.loads(history.to_json())["events"]
-    lines = ",\n".join(json.dumps(_without_noise(event), separators=(",", ":")) for event in events)
+    lines = ",\n".join(json.dumps(_strip_omitted_fields(event), separators=(",", ":")) for event in events)
     return f'{{"events":[\n{lines}\n]}}\n'
 
 
-def _without_noise(value: Any) -> Any:
+def _strip_omitted_fields(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_noise(inner) for key, inner in value.items() if key not in _NOISE}
-    return [_without_noise(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _strip_omitted_fields(inner) for key, inner in value.items() if key not in _OMITTED_HISTORY_FIELDS}
+    return [_strip_omitted_fields(inner) for inner in value] if isinstance(value, list) else value
 
 
 def save_histories(folder: Path, id: str, histories: Iterable[WorkflowHistory]) -> list[Path]:
@@ -121,7 +121,7 @@ def save_histories(folder: Path, id: str, histories: Iterable[WorkflowHistory]) 
         folder.mkdir(parents=True, exist_ok=True)
         for number, history in enumerate(every, 1):
             file = folder / (f"{name}.{number}.json" if len(every) > 1 else f"{name}.json")
-            file.write_text(history_json(history))
+            file.write_text(format_history_json(history))
             written.append(file)
     except OSError as error:
         raise InvalidInputError(f"histories cannot be written to {folder}: {error.strerror}") from None
@@ -190,15 +190,15 @@ async def replay(
     Raises ``ReplayError``, with the report, if one does not replay; ``InvalidInputError`` where there is nothing to
     replay: a check that looks at nothing must not pass. ``RunNotFoundError``, ``ServerUnreachableError``.
     """
-    histories = await _histories(path, client, id, query)
+    histories = await _load_histories(path, client, id, query)
     converter = data_converter or (client.temporal.data_converter if client else DataConverter.default)
-    report = await replayed(histories, workflows, converter)
+    report = await replay_histories(histories, workflows, converter)
     if report.failed:
         raise ReplayError(report)
     return report
 
 
-async def replayed(
+async def replay_histories(
     histories: Mapping[str, WorkflowHistory],
     workflows: Sequence[type] = (),
     data_converter: DataConverter = DataConverter.default,
@@ -214,7 +214,7 @@ async def replayed(
     return ReplayReport(tuple(found))
 
 
-async def _histories(
+async def _load_histories(
     path: Path | str | None, client: Client | None, id: str | None, query: str | None
 ) -> dict[str, WorkflowHistory]:
     if sum(one is not None for one in (path, id, query)) != 1 or (path is None) != (client is not None):
@@ -224,10 +224,10 @@ async def _histories(
     if path is not None:
         return read_histories(Path(path))
     assert client is not None, "checked above"
-    ids = [id] if id is not None else await ids_of(client, query or "")
+    ids = [id] if id is not None else await list_run_ids(client, query or "")
     if not ids:
         raise InvalidInputError(f"no run is found by {query!r}", hint=LIST_HINT)
     found: dict[str, WorkflowHistory] = {}
     for one in ids:
-        found |= await histories_of_run(client, one)
+        found |= await fetch_run_histories(client, one)
     return found

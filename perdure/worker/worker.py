@@ -22,10 +22,10 @@ from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.chain import CACHE_BYTES
 from ..tools import Tool
-from ..tools.context import ResolveAuth
+from ..tools.context import AuthFunction
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
-from .engine import Lifespan, checked_rate
+from .engine import Lifespan, check_call_rate
 from .plugin import PerdurePlugin
 
 logger = logging.getLogger("perdure.worker")
@@ -85,10 +85,10 @@ class Worker:
         calls_per_second: float | None = None,
         hooks: Iterable[Hook | HookSet] = (),
         tools: Iterable[Tool | Callable[..., Any]] = (),
-        resolve_auth: ResolveAuth | None = None,
+        resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
     ) -> None:
-        rate = checked_rate(calls_per_second)
+        rate = check_call_rate(calls_per_second)
         plugin = PerdurePlugin(
             agents,
             store_url=store_url or client.store_url,
@@ -100,7 +100,7 @@ class Worker:
             resolve_auth=resolve_auth,
             cache=cache,
         )
-        self.task_queue = config.task_queue(task_queue or client.task_queue)
+        self.task_queue = config.resolve_task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
         # Made when it starts: one that is made and never run keeps its place on the queue, and no other worker of this
         # client could take it.
@@ -147,7 +147,7 @@ class Worker:
         """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
-        caught = [name for name in (signal.SIGTERM, signal.SIGINT) if _on_signal(loop, name, stop)]
+        caught = [name for name in (signal.SIGTERM, signal.SIGINT) if _add_stop_signal(loop, name, stop)]
         try:
             async with self:
                 await stop.wait()
@@ -180,7 +180,7 @@ class Worker:
         await self._open.__aexit__(kind, error, trace)
 
 
-def _on_signal(loop: asyncio.AbstractEventLoop, name: signal.Signals, stop: asyncio.Event) -> bool:
+def _add_stop_signal(loop: asyncio.AbstractEventLoop, name: signal.Signals, stop: asyncio.Event) -> bool:
     """Whether the signal now sets ``stop``: only the main thread may catch signals."""
     try:
         loop.add_signal_handler(name, stop.set)

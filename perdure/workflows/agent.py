@@ -20,46 +20,46 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import InvalidInputError
-from ..loop.payload_limits import CARRIED_BYTES
-from ..loop.subagents import child_used
-from ..types.interface import WORKFLOW
-from ..types.plain_json import size
+from ..loop.payload_limits import STATE_BYTES
+from ..loop.subagents import build_usage_details
+from ..types.interface import WORKFLOW_TYPE
+from ..types.plain_json import measure_json
 from ..types.state import RunState
 from . import host, steps
-from .child_workflows import Children, report, run_branch
-from .handlers import Handlers, as_failure, decoded, raw_argument
+from .child_workflows import BackgroundChildren, report_to_parent, run_branch
+from .handlers import WorkflowHandlers, accept_raw_argument, build_application_error, decode_argument
 from .host import ensure_commands
-from .search_attributes import indexing
-from .step_tasks import Work
-from .steps import remind_while_running, run_calls
+from .search_attributes import sync_visibility
+from .step_tasks import StepTasks
+from .steps import run_tool_calls, send_reminders_while_waiting
 
 
-@workflow.defn(name=WORKFLOW, sandboxed=False)
-class AgentWorkflow(Handlers):
+@workflow.defn(name=WORKFLOW_TYPE, sandboxed=False)
+class AgentWorkflow(WorkflowHandlers):
     """One conversation. Its id is the ``context_id``; its input and its handlers' arguments are plain JSON."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._step: loop.Next | None = None
+        self._step: loop.NextStep | None = None
         self._too_large = False
         """The state was too large to be continued as new with, when that was last due."""
 
     @workflow.run
-    @raw_argument
+    @accept_raw_argument
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
         state = self._open(raw, *more)
-        with ensure_commands(state) as self._progress, indexing(state, lambda: self._step):
+        with ensure_commands(state) as self._progress, sync_visibility(state, lambda: self._step):
             return await self._drive(state)
 
     async def _drive(self, state: RunState) -> dict[str, Any]:
-        work = Work(lambda: state.interrupt is not None, self._guard)
-        children = Children(state, self._guard)
+        work = StepTasks(lambda: state.interrupt is not None, self._guard)
+        children = BackgroundChildren(state, self._guard)
         while True:
             if work.cancelling() and not state.cancelled:
-                loop.cancel(state)
+                loop.cancel_run(state)
             now = host.now()
-            planned = self._guard.apply(state, "the next step", partial(_plan, state, now))
+            planned = self._guard.apply(state, "the next step", partial(_decide_next_step, state, now))
             self._step = step = planned or loop.Wait("resumed")
             self._since = now.isoformat()
             if children.due(step, now.timestamp()):
@@ -70,30 +70,30 @@ class AgentWorkflow(Handlers):
                     await self._continue_as_new_if_long(state)
                     if not work.stopping():
                         await work.through([steps.call_model(state, step, work)])
-                case loop.Compact():
+                case loop.CompactConversation():
                     await self._continue_as_new_if_long(state)
                     if not work.stopping():
-                        await work.through([steps.compact(state, step, work)])
-                case loop.RunCalls(calls=calls):
-                    await run_calls(state, calls, work, children)
+                        await work.through([steps.compact_conversation(state, step, work)])
+                case loop.RunToolCalls(calls=calls):
+                    await run_tool_calls(state, calls, work, children)
                 case loop.RunBranches(branches=branches):
                     await work.through([run_branch(state, branch, work) for branch in branches])
-                case loop.Remind():
-                    await remind_while_running(state, work, children)
-                case loop.Close():
-                    await work.finish(steps.record(state, step, work), stop=not state.cancelled)
+                case loop.SendReminders():
+                    await send_reminders_while_waiting(state, work, children)
+                case loop.RecordClosing():
+                    await work.finish(steps.record_ending(state, step, work), stop=not state.cancelled)
                 case loop.Wait():
                     await self._continue_as_new_if_long(state)  # it may wait for months
                     await self._wait(state, step, children.next_look(step, now.timestamp()))
-                    loop.tick(state, host.now(), working=step.until == "child")
+                    loop.update_work_time(state, host.now(), working=step.until == "child")
                 case loop.StopChildren():
                     await work.finish(children.stop(), stop=False)
-                case loop.Report():
-                    await work.finish(report(state, step, self._guard), stop=False)
-                case loop.End(status=ended):
-                    result = self._guard.apply(state, "the result", lambda: _result(state, ended))
+                case loop.ReportToParent():
+                    await work.finish(report_to_parent(state, step, self._guard), stop=False)
+                case loop.EndRun(status=ended):
+                    result = self._guard.apply(state, "the result", lambda: _build_run_result(state, ended))
                     if result is not None:
-                        return _end(ended, result)
+                        return _return_or_raise_result(ended, result)
                 case _:
                     assert_never(step)
 
@@ -105,18 +105,18 @@ class AgentWorkflow(Handlers):
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
             scope += f"/{info.continued_run_id}"
         try:
-            values = [decoded(argument) for argument in arguments]
+            values = [decode_argument(argument) for argument in arguments]
             raw: Any = values[0] if len(values) == 1 else values
-            carried = loop.continues(raw, info.continued_run_id)
+            carried = loop.is_continuation_input(raw, info.continued_run_id)
             parent = info.parent.workflow_id if info.parent else None
-            state = None if carried else loop.open_state(raw, info.workflow_id, scope, parent)
+            state = None if carried else loop.create_run_state(raw, info.workflow_id, scope, parent)
         except InvalidInputError as error:
-            raise as_failure(error) from None
+            raise build_application_error(error) from None
         except Exception as error:
             why = InvalidInputError(f"the input cannot be read: {type(error).__name__}: {error}")
-            raise as_failure(why) from None
+            raise build_application_error(why) from None
         if state is None:  # what is wrong here fails the task, not the run: another worker may be able to go on
-            state = loop.continue_state(raw, info.workflow_id)
+            state = loop.read_continued_state(raw, info.workflow_id)
         self._begin(state)
         return state
 
@@ -128,14 +128,14 @@ class AgentWorkflow(Handlers):
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
                 await host.wait_condition(
-                    lambda: state.interrupt is not None or _is_past(state, step) or self._is_long(state),
+                    lambda: state.interrupt is not None or _is_step_outdated(state, step) or self._is_long(state),
                     timeout=idle,
-                    timeout_summary=_timer(step) if idle else None,
+                    timeout_summary=_describe_wait_timer(step) if idle else None,
                 )
         except TimeoutError:
             # Unless a message came together with the end of the time.
-            if step.until == "message" and not _is_past(state, step):
-                loop.close(state)
+            if step.until == "message" and not _is_step_outdated(state, step):
+                loop.close_run(state)
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Nothing is in flight before a model call and in a wait, so the state is all that a new execution needs."""
@@ -146,9 +146,11 @@ class AgentWorkflow(Handlers):
             await host.wait_condition(host.all_handlers_finished)
         except asyncio.CancelledError:
             return
-        carried = self._guard.apply(state, "the next execution", lambda: loop.carry_over(state, host.info().run_id))
+        carried = self._guard.apply(
+            state, "the next execution", lambda: loop.build_continuation_input(state, host.info().run_id)
+        )
         # Where it is too large, the model calls first take the waiting messages in.
-        self._too_large = carried is None or size(carried) > CARRIED_BYTES
+        self._too_large = carried is None or measure_json(carried) > STATE_BYTES
         if carried is not None and not self._too_large:
             host.continue_as_new(carried)
 
@@ -160,16 +162,16 @@ class AgentWorkflow(Handlers):
         return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)
 
 
-def _plan(state: RunState, now: datetime) -> loop.Next:
-    loop.stopped(state)
-    loop.tick(state, now)
-    loop.settle(state)
-    loop.ask(state, now)
-    loop.gather(state)
+def _decide_next_step(state: RunState, now: datetime) -> loop.NextStep:
+    loop.apply_interrupt(state)
+    loop.update_work_time(state, now)
+    loop.end_turn_at_budget(state)
+    loop.update_approval_waits(state, now)
+    loop.answer_collect_calls(state)
     return loop.decide(state)
 
 
-def _is_past(state: RunState, step: loop.Wait) -> bool:
+def _is_step_outdated(state: RunState, step: loop.Wait) -> bool:
     """Whether something else comes next than ``step``."""
     try:
         return loop.decide(state) != step
@@ -177,19 +179,19 @@ def _is_past(state: RunState, step: loop.Wait) -> bool:
         return state.pause is None
 
 
-def _result(state: RunState, ended: str) -> dict[str, Any] | ApplicationError:
+def _build_run_result(state: RunState, ended: str) -> dict[str, Any] | ApplicationError:
     """A ``Response`` without its messages, or what the run failed with."""
     failure = state.turn.failure if state.turn else None
     if ended == "failed" and failure is not None:
-        details = [child_used(state)] if state.parent is not None else []
+        details = [build_usage_details(state)] if state.parent is not None else []
         return ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
-    response = loop.response(state)
+    response = loop.build_response(state)
     if state.parent is not None:
         response = response.model_copy(update={"tool_calls": state.tool_calls})
     return response.model_dump(mode="json", exclude_none=True)
 
 
-def _end(ended: str, result: dict[str, Any] | ApplicationError) -> dict[str, Any]:
+def _return_or_raise_result(ended: str, result: dict[str, Any] | ApplicationError) -> dict[str, Any]:
     if ended == "cancelled":
         raise asyncio.CancelledError("the run was cancelled")
     if isinstance(result, ApplicationError):
@@ -197,5 +199,5 @@ def _end(ended: str, result: dict[str, Any] | ApplicationError) -> dict[str, Any
     return result
 
 
-def _timer(step: loop.Wait) -> str:
+def _describe_wait_timer(step: loop.Wait) -> str:
     return {"approval": "approval expires", "message": "idle timeout"}.get(step.until, "look after subagents")

@@ -17,54 +17,67 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 from .. import loop
 from ..errors import EngineError
 from ..loop import external_calls
-from ..loop.external_calls import arguments_of, remote_failure, remote_result
-from ..loop.lifecycle import ENDING, PAUSING
-from ..types.state import PendingCall, RunState
-from ..types.tool_calls import AsRemote, Side
-from ..types.wire import TOOL_ACTIVITY, NewResult, ToolInput, ToolOutput
+from ..loop.external_calls import build_remote_failure, build_remote_result, get_final_arguments
+from ..loop.lifecycle import PAUSING_ERRORS, RUN_FAILING_ERRORS
+from ..types.state import RunState, ToolCallState
+from ..types.tool_calls import ExternalCallPhase, RemoteCall
+from ..types.wire import TOOL_ACTIVITY_PREFIX, NewResult, ToolInput, ToolOutput
 from . import host
-from .activity_options import cause, facts, hook_options, plain, remote_options, stopped
-from .step_tasks import Work
+from .activity_options import (
+    build_call_facts,
+    dump_activity_input,
+    hook_options,
+    is_cancelled_activity,
+    read_activity_failure,
+    remote_options,
+)
+from .step_tasks import StepTasks
 
-BEFORE = "before_tool_call."
+BEFORE_HOOKS_ACTIVITY = "before_tool_call."
 """Prefixes of the activities' types, for whoever looks at a history; the tool's name follows."""
-AFTER = "after_tool_call."
+AFTER_HOOKS_ACTIVITY = "after_tool_call."
 
 
-async def run_callback(state: RunState, pending: PendingCall, work: Work) -> None:
+async def run_callback_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
     """What there is around a call that a client runs."""
     if pending.returned is None:
-        await clear(state, pending, work)
+        await run_before_hooks(state, pending, work)
     else:
-        await show(state, pending, work)
+        await run_after_hooks(state, pending, work)
 
 
-async def clear(state: RunState, pending: PendingCall, work: Work) -> bool:
+async def run_before_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> bool:
     """Have the worker look at the call, where it is to; whether it may be handed over now."""
-    if external_calls.due_before(pending):
-        output = await _look(state, pending, lambda: external_calls.before(pending), work)
-        return bool(output and output.cleared) and external_calls.may_begin(state, pending) and not work.stopping()
+    if external_calls.needs_before_activity(pending):
+        output = await _run_hooks_activity(state, pending, lambda: external_calls.build_before_input(pending), work)
+        return (
+            bool(output and output.cleared)
+            and external_calls.can_begin_external_call(state, pending)
+            and not work.stopping()
+        )
     return True
 
 
-async def show(state: RunState, pending: PendingCall, work: Work) -> None:
+async def run_after_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
     """Let hooks see what the call came to, where they are to. One that is stopped before shows nothing of it."""
-    if external_calls.due_after(pending) and not work.stopping():
-        await _look(state, pending, lambda: external_calls.after(pending), work)
+    if external_calls.needs_after_activity(pending) and not work.stopping():
+        await _run_hooks_activity(state, pending, lambda: external_calls.build_after_input(pending), work)
 
 
-async def _look(state: RunState, pending: PendingCall, side: Callable[[], Side], work: Work) -> ToolOutput | None:
+async def _run_hooks_activity(
+    state: RunState, pending: ToolCallState, side: Callable[[], ExternalCallPhase], work: StepTasks
+) -> ToolOutput | None:
     """What the worker says; a result that it gives is the call's. None where it was stopped or did not come to it."""
     call = pending.call
     task = work.guard.apply(
         state,
         "the input of hooks around a call",
-        lambda: plain(
+        lambda: dump_activity_input(
             ToolInput(
-                **facts(state, pending.op),
+                **build_call_facts(state, pending.op),
                 call_id=call.id,
                 name=call.name,
-                arguments=external_calls.asked_of(pending),
+                arguments=external_calls.get_approved_arguments(pending),
                 head=state.head,
                 definition=call.definition,
                 approval=pending.decided,
@@ -74,37 +87,43 @@ async def _look(state: RunState, pending: PendingCall, side: Callable[[], Side],
     )
     if task is None:
         return None
-    prefix = BEFORE if pending.returned is None else AFTER
+    prefix = BEFORE_HOOKS_ACTIVITY if pending.returned is None else AFTER_HOOKS_ACTIVITY
     try:
         raw = await host.execute_activity(prefix + call.name, task, **hook_options())
     except ActivityError as error:
-        if stopped(error) and work.stopping():
+        if is_cancelled_activity(error) and work.stopping():
             return None  # closed by the loop
-        kind, message = cause(error)
-        if kind in PAUSING:
-            loop.pause(state, f"{kind}: {message}", host.now().isoformat())
+        kind, message = read_activity_failure(error)
+        if kind in PAUSING_ERRORS:
+            loop.pause_run(state, f"{kind}: {message}", host.now().isoformat())
             return None  # it is done when the run is resumed
-        if kind in ENDING:
-            loop.fail_after_calls(state, kind, message)
-        what = external_calls.withheld(pending) or f"\n({call.name} was not run)"
+        if kind in RUN_FAILING_ERRORS:
+            loop.fail_run_after_calls(state, kind, message)
+        what = external_calls.describe_withheld_result(pending) or f"\n({call.name} was not run)"
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}{what}")
-        work.guard.apply(state, "the failure of hooks around a call", lambda: _result(state, pending, result))
+        work.guard.apply(
+            state, "the failure of hooks around a call", lambda: _apply_hooks_result(state, pending, result)
+        )
         return None
-    return work.guard.apply(state, "the outcome of hooks around a call", lambda: _seen(state, pending, raw))
+    return work.guard.apply(
+        state, "the outcome of hooks around a call", lambda: _apply_hooks_output(state, pending, raw)
+    )
 
 
-def _seen(state: RunState, pending: PendingCall, raw: Any) -> ToolOutput:
+def _apply_hooks_output(state: RunState, pending: ToolCallState, raw: Any) -> ToolOutput:
     output, call = ToolOutput.model_validate(raw), pending.call
     if output.cleared is not None:
-        loop.clear(state, pending.op, output.cleared, host.now())
+        loop.apply_clearance(state, pending.op, output.cleared, host.now())
         return output
     if output.status == "aborted":  # before the result, which may be what ends the turn at a limit
-        loop.abort(state, output.content or "")
-    _result(state, pending, NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error))
+        loop.apply_abort(state, output.content or "")
+    _apply_hooks_result(
+        state, pending, NewResult(call_id=call.id, name=call.name, key=output.key, is_error=output.is_error)
+    )
     return output
 
 
-def _result(state: RunState, pending: PendingCall, result: NewResult) -> None:
+def _apply_hooks_result(state: RunState, pending: ToolCallState, result: NewResult) -> None:
     by = pending.returned.answered_by if pending.returned is not None else None
     error = result.is_error or result.key is None
     loop.apply_result(state, pending.op, result.model_copy(update={"answered_by": by, "is_error": error}))
@@ -114,24 +133,24 @@ def _result(state: RunState, pending: PendingCall, result: NewResult) -> None:
 # Calls of remote tools: activities of workers that know nothing of perdure.
 
 
-async def run_remote(state: RunState, pending: PendingCall, how: AsRemote, work: Work) -> None:
+async def run_remote_call(state: RunState, pending: ToolCallState, how: RemoteCall, work: StepTasks) -> None:
     """Run one call, between what there is around it."""
     if pending.returned is None:
-        if not await clear(state, pending, work):
+        if not await run_before_hooks(state, pending, work):
             return
-        if not await _send(state, pending, how, work):
+        if not await _run_remote_activity(state, pending, how, work):
             return
-    await show(state, pending, work)
+    await run_after_hooks(state, pending, work)
 
 
-async def _send(state: RunState, pending: PendingCall, how: AsRemote, work: Work) -> bool:
+async def _run_remote_activity(state: RunState, pending: ToolCallState, how: RemoteCall, work: StepTasks) -> bool:
     """Have it run, again if it may be where nobody knows what became of it; whether it has come back."""
     call = pending.call
     for attempt in itertools.count(1):
         try:
             value = await host.execute_activity(
-                TOOL_ACTIVITY + call.name,
-                arguments_of(pending) or {},
+                TOOL_ACTIVITY_PREFIX + call.name,
+                get_final_arguments(pending) or {},
                 activity_id=f"{state.scope}/{pending.op}",
                 **remote_options(how),
             )
@@ -141,37 +160,39 @@ async def _send(state: RunState, pending: PendingCall, how: AsRemote, work: Work
             lost = isinstance(error.cause, temporal.TimeoutError)
             if lost and how.idempotent and (how.retries is None or attempt <= how.retries):
                 continue
-            kind, said = ("OutcomeUnknown", _unknown(how, call.name)) if lost else _said(error)
-            _failed(state, pending, work, kind, said)
+            kind, said = (
+                ("OutcomeUnknown", _describe_lost_call(how, call.name)) if lost else _read_remote_failure(error)
+            )
+            _apply_remote_failure(state, pending, work, kind, said)
         else:
-            _returned(state, pending, work, value)
+            _apply_remote_value(state, pending, work, value)
         break
     return True
 
 
-def _returned(state: RunState, pending: PendingCall, work: Work, value: Any) -> None:
+def _apply_remote_value(state: RunState, pending: ToolCallState, work: StepTasks, value: Any) -> None:
     def apply() -> None:
-        result = remote_result(state, pending, value)
-        loop.apply_returned(state, pending.op, result, "ResultError" if result.is_error else "")
+        result = build_remote_result(state, pending, value)
+        loop.apply_external_result(state, pending.op, result, "ResultError" if result.is_error else "")
 
     try:
         work.guard.change(state, "the outcome of a remote call", apply)
     except EngineError as error:  # it has run, and must not run again when the run is resumed
-        _failed(state, pending, work, "OutcomeUnknown", f"{error.message}. The call may have succeeded.")
+        _apply_remote_failure(state, pending, work, "OutcomeUnknown", f"{error.message}. The call may have succeeded.")
 
 
-def _failed(state: RunState, pending: PendingCall, work: Work, kind: str, message: str) -> None:
-    result = remote_failure(pending, f"{kind}: {message}")
+def _apply_remote_failure(state: RunState, pending: ToolCallState, work: StepTasks, kind: str, message: str) -> None:
+    result = build_remote_failure(pending, f"{kind}: {message}")
     work.guard.apply(
-        state, "the failure of a remote call", lambda: loop.apply_returned(state, pending.op, result, kind)
+        state, "the failure of a remote call", lambda: loop.apply_external_result(state, pending.op, result, kind)
     )
 
 
-def _unknown(how: AsRemote, name: str) -> str:
+def _describe_lost_call(how: RemoteCall, name: str) -> str:
     return f"{name} has not answered within {how.timeout:g} s. It may have happened or not."
 
 
-def _said(error: ActivityError) -> tuple[str, str]:
+def _read_remote_failure(error: ActivityError) -> tuple[str, str]:
     """Class and message of what the activity raised, in whatever language."""
     cause = error.cause
     if isinstance(cause, ApplicationError):

@@ -13,14 +13,14 @@ from pydantic import BaseModel
 
 from .. import loop
 from ..errors import EngineError
-from ..types.messages import clean
-from ..types.state import NewerStateError, Part, RunState
+from ..types.messages import clean_text
+from ..types.state import NewerStateError, RunState, StatePart
 from ..types.subagents import BackgroundRun
 from . import host
 
 T = TypeVar("T")
 FAULT_CHARS = 500
-MUTABLE = (Part, BackgroundRun)
+MUTABLE_TYPES = (StatePart, BackgroundRun)
 """What a state is made of that changes in place; everything else in it is frozen."""
 
 
@@ -37,18 +37,18 @@ class Guard:
         """
         self._changes += 1
         mark = f"perdure-fault-{self._changes}"
-        before, failed_then = Savepoint(state), host.was_marked(mark)
+        before, failed_then = Savepoint(state), host.has_marker(mark)
         try:
             result = change()
         except Exception as error:
             before.restore()
             if isinstance(error, (NewerStateError, *refusals)):
                 raise
-            if host.replaying() and not failed_then:
+            if host.is_replaying() and not failed_then:
                 raise  # it succeeded then: only an engine without this fault can go on with the run
-            host.mark(mark)
-            host.logger().exception("%s failed in run %s", what, state.context_id)
-            raise EngineError(clean(f"{what} failed: {type(error).__name__}: {error}")[:FAULT_CHARS]) from None
+            host.record_marker(mark)
+            host.get_logger().exception("%s failed in run %s", what, state.context_id)
+            raise EngineError(clean_text(f"{what} failed: {type(error).__name__}: {error}")[:FAULT_CHARS]) from None
         if failed_then:
             before.restore()
             raise EngineError(f"{what} failed in an earlier version of the engine")
@@ -60,16 +60,16 @@ class Guard:
             return self.change(state, what, change)
         except EngineError as error:
             reason = f"{error.message}. Resume the run when its workers have a mended engine."
-            loop.pause(state, reason, host.now().isoformat(), fault=True)
+            loop.pause_run(state, reason, host.now().isoformat(), fault=True)
             return None
 
 
-def holds(condition: Callable[[], bool]) -> bool:
+def is_condition_met(condition: Callable[[], bool]) -> bool:
     """Whether ``condition`` holds, for what Temporal looks at again and again; one that fails does not."""
     try:
         return condition()
     except Exception:
-        host.logger().exception("a condition of the workflow failed")
+        host.get_logger().exception("a condition of the workflow failed")
         return False
 
 
@@ -86,12 +86,12 @@ class Savepoint:
         for name, value in fields.items():
             if isinstance(value, list):
                 fields[name] = list(value)
-                if value and isinstance(value[0], MUTABLE):  # the items of a list are of one kind
+                if value and isinstance(value[0], MUTABLE_TYPES):  # the items of a list are of one kind
                     for item in value:
                         self._keep(item)
             elif isinstance(value, dict):
                 fields[name] = dict(value)
-            elif isinstance(value, MUTABLE):
+            elif isinstance(value, MUTABLE_TYPES):
                 self._keep(value)
 
     def restore(self) -> None:

@@ -16,18 +16,18 @@ from temporalio.exceptions import ApplicationError
 
 from .. import loop
 from ..errors import EngineError, InvalidInputError, PerdureError
-from ..types.interface import READ
-from ..types.messages import clean
+from ..types.interface import READ_ERROR_TYPE
+from ..types.messages import clean_text
 from ..types.state import RunState
 from . import host
 from .guard import Guard
 
-Answer = TypeVar("Answer")
+UpdateResult = TypeVar("UpdateResult")
 ASKER_CHARS = 100
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-def raw_argument(handler: Handler) -> Handler:
+def accept_raw_argument(handler: Handler) -> Handler:
     """Has Temporal pass the argument on as it came: one that cannot be decoded is then for ``handler`` to refuse.
 
     ``handler`` takes any number of arguments, and has to: with a wrong number Temporal would call it all the same.
@@ -39,7 +39,7 @@ def raw_argument(handler: Handler) -> Handler:
     return handler
 
 
-def decoded(argument: Any) -> Any:
+def decode_argument(argument: Any) -> Any:
     """The JSON value of an argument. Raises ``InvalidInputError`` for one that the data converter cannot decode."""
     if not isinstance(argument, RawValue):
         return argument
@@ -52,7 +52,7 @@ def decoded(argument: Any) -> Any:
         ) from None
 
 
-class Handlers:
+class WorkflowHandlers:
     """The handlers of ``AgentWorkflow``."""
 
     def __init__(self) -> None:
@@ -65,127 +65,135 @@ class Handlers:
         self._progress = host.TaskProgress()
 
     @workflow.signal
-    @raw_argument
+    @accept_raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
         """A message that joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
-        self._signal("inject_user_message", lambda state: loop.receive(state, decoded(message)))
+        self._signal("inject_user_message", lambda state: loop.receive_message(state, decode_argument(message)))
 
     @workflow.update
-    @raw_argument
+    @accept_raw_argument
     async def send_message(self, message: Any = None, *_: Any) -> dict[str, Any]:
         """The same from a client that waits for the answer: ``{"task_id"}`` of the turn that it joins or opens."""
-        return {"task_id": await self._answer("send_message", lambda state: loop.send(state, decoded(message)))}
+        return {
+            "task_id": await self._answer(
+                "send_message", lambda state: loop.accept_message(state, decode_argument(message))
+            )
+        }
 
     @send_message.validator
-    @raw_argument
+    @accept_raw_argument
     def _check_message(self, message: Any = None, *_: Any) -> None:
         """A message that is refused here leaves no trace in history."""
-        _refuse_or_pass(lambda: loop.check_message(self._state, decoded(message)))
+        _run_validator(lambda: loop.check_message(self._state, decode_argument(message)))
 
     @workflow.update
-    @raw_argument
+    @accept_raw_argument
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
         decided = await self._answer(
-            "decide_approval", lambda state: loop.decide_approval(state, decoded(decision), host.now())
+            "decide_approval", lambda state: loop.decide_approval(state, decode_argument(decision), host.now())
         )
         return decided.model_dump(mode="json", exclude_none=True)
 
     @decide_approval.validator
-    @raw_argument
+    @accept_raw_argument
     def _check_approval(self, decision: Any = None, *_: Any) -> None:
         """One that comes too late, or fits no call, leaves no trace in history."""
-        _refuse_or_pass(lambda: loop.check_approval(self._state, decoded(decision), host.now()))
+        _run_validator(lambda: loop.check_approval(self._state, decode_argument(decision), host.now()))
 
     @workflow.update
-    @raw_argument
+    @accept_raw_argument
     async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
         """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Those that stood are in ``revoked``."""
-        revoked = await self._answer("revoke_approval", lambda state: loop.revoke(state, decoded(which), host.now()))
+        revoked = await self._answer(
+            "revoke_approval", lambda state: loop.revoke_standing_approval(state, decode_argument(which), host.now())
+        )
         return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
 
     @revoke_approval.validator
-    @raw_argument
+    @accept_raw_argument
     def _check_revocation(self, which: Any = None, *_: Any) -> None:
         """One that fits nothing leaves no trace in history."""
-        _refuse_or_pass(lambda: loop.check_revocation(self._state, decoded(which)))
+        _run_validator(lambda: loop.check_revocation(self._state, decode_argument(which)))
 
     @workflow.update
-    @raw_argument
+    @accept_raw_argument
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
-        answered = await self._answer("answer_call", lambda state: loop.answer_call(state, decoded(answer), host.now()))
+        answered = await self._answer(
+            "answer_call", lambda state: loop.answer_call(state, decode_argument(answer), host.now())
+        )
         return answered.model_dump(mode="json", exclude_none=True)
 
     @answer_call.validator
-    @raw_argument
+    @accept_raw_argument
     def _check_answer(self, answer: Any = None, *_: Any) -> None:
         """One that comes too late, or is none, leaves no trace in history."""
-        _refuse_or_pass(lambda: loop.check_answer(self._state, decoded(answer), host.now()))
+        _run_validator(lambda: loop.check_answer(self._state, decode_argument(answer), host.now()))
 
     @workflow.signal
-    @raw_argument
+    @accept_raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it, without one it ends."""
-        self._signal("interrupt", lambda state: loop.interrupt(state, decoded(message)))
+        self._signal("interrupt", lambda state: loop.request_interrupt(state, decode_argument(message)))
 
     @workflow.signal
-    @raw_argument
+    @accept_raw_argument
     def close(self, *_: Any) -> None:
         """End a session after its current turn."""
-        self._signal("close", loop.close)
+        self._signal("close", loop.close_run)
 
     @workflow.signal
-    @raw_argument
+    @accept_raw_argument
     def resume(self, how: Any = None, *_: Any) -> None:
         """The cause of a pause is gone: try the same step again. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._signal("resume", lambda state: loop.resume(state, decoded(how)))
+        self._signal("resume", lambda state: loop.resume_run(state, decode_argument(how)))
 
     @workflow.signal
-    @raw_argument
+    @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
         """A subagent in background has ended: a ``ChildEnded``. Only what it was given to prove itself counts."""
-        self._signal("child_ended", lambda state: loop.child_ended(state, decoded(ended)))
+        self._signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
 
     @workflow.signal
-    @raw_argument
+    @accept_raw_argument
     def probe(self, *_: Any) -> None:
         """Shows the sender that the run is open: to a closed one, no signal is delivered."""
         self._progress.received = True
 
     @workflow.update
-    @raw_argument
+    @accept_raw_argument
     async def read(self, view: Any = None, *_: Any) -> None:
         """Never accepted: its error has the answer in its details. See :meth:`_read`."""
 
     @read.validator
-    @raw_argument
+    @accept_raw_argument
     def _read(self, view: Any = None, *_: Any) -> None:
         """Refuse ``{"view": "status" or "turn", "task_id", "asker"}`` with ``{"answer", "asker"}``: what the query has.
 
         A refused update adds nothing to history, and comes with a workflow task, as a query need not: see
         docs/decisions/025-queries.md.
         """
-        value = decoded(view)
+        value = decode_argument(view)
         asked = value if isinstance(value, dict) else {}
         answer = self.turn(asked.get("task_id")) if asked.get("view") == "turn" else self.status()
         asker = asked.get("asker")
         details = {"answer": answer, "asker": asker if isinstance(asker, str) and len(asker) <= ASKER_CHARS else None}
-        raise ApplicationError("the answer is in the details", details, type=READ, non_retryable=True)
+        raise ApplicationError("the answer is in the details", details, type=READ_ERROR_TYPE, non_retryable=True)
 
     @workflow.query
-    @raw_argument
+    @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
         """What the run is at, or waits for: a ``Status``."""
         return loop.status(self._begun(), self._since).model_dump(mode="json")
 
     @workflow.query
-    @raw_argument
+    @accept_raw_argument
     def turn(self, task_id: Any = None, *_: Any) -> dict[str, Any]:
         """How a turn stands, and its answer: a ``TurnStatus``. Without a ``task_id`` the present or last turn."""
-        value = decoded(task_id)
+        value = decode_argument(task_id)
         asked = value if isinstance(value, str) else None
-        return loop.turn_status(self._begun(), asked).model_dump(mode="json", exclude_none=True)
+        return loop.build_turn_status(self._begun(), asked).model_dump(mode="json", exclude_none=True)
 
     def _begun(self) -> RunState:
         if self._state is None:
@@ -199,23 +207,23 @@ class Handlers:
             try:
                 self._guard.change(state, f"signal {name}", lambda: change(state), PerdureError)
             except EngineError as error:
-                loop.refuse(state, error.message)
+                loop.record_refusal(state, error.message)
             except PerdureError as error:
-                loop.refuse(state, f"{name}: {error.message}")
+                loop.record_refusal(state, f"{name}: {error.message}")
 
         self._apply(apply)
         self._progress.received = True
 
-    async def _answer(self, name: str, change: Callable[[RunState], Answer]) -> Answer:
+    async def _answer(self, name: str, change: Callable[[RunState], UpdateResult]) -> UpdateResult:
         """What ``change`` gives for the state. Raises what it raises, as it crosses Temporal."""
-        given: list[Answer] = []
+        given: list[UpdateResult] = []
         refused: list[ApplicationError] = []
 
         def apply(state: RunState) -> None:
             try:
                 given.append(self._guard.change(state, f"update {name}", lambda: change(state), PerdureError))
             except PerdureError as error:
-                refused.append(as_failure(error))
+                refused.append(build_application_error(error))
 
         self._apply(apply)
         if not given and not refused:  # the input is not read yet; else a run that ends now would end before this
@@ -238,16 +246,16 @@ class Handlers:
         self._early.clear()
 
 
-def as_failure(error: PerdureError) -> ApplicationError:
+def build_application_error(error: PerdureError) -> ApplicationError:
     """``error`` as it crosses Temporal."""
-    return ApplicationError(clean(str(error)), type=type(error).__name__, non_retryable=True)
+    return ApplicationError(clean_text(str(error)), type=type(error).__name__, non_retryable=True)
 
 
-def _refuse_or_pass(check: Callable[[], object]) -> None:
+def _run_validator(check: Callable[[], object]) -> None:
     try:
         check()
     except PerdureError as error:
-        raise as_failure(error) from None
+        raise build_application_error(error) from None
     except Exception as error:
         why = InvalidInputError(f"the argument cannot be read: {type(error).__name__}: {error}")
-        raise as_failure(why) from None
+        raise build_application_error(why) from None

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol, cast
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 
-from ..types.interface import TURN
+from ..types.interface import TURN_MEMO
 from ..types.state import RunState
 
 
@@ -30,7 +30,7 @@ class ParentInfo(Protocol):
     def workflow_id(self) -> str: ...
 
 
-class Info(Protocol):
+class WorkflowInfo(Protocol):
     """What is asked of ``workflow.Info``."""
 
     @property
@@ -50,7 +50,7 @@ class Info(Protocol):
     def get_current_history_length(self) -> int: ...
 
 
-class Child(Protocol):
+class ChildHandle(Protocol):
     """A child run that has begun: a task, which ends as the child does; cancelled, it cancels the child, and waits."""
 
     async def signal(self, signal: str) -> None:
@@ -61,7 +61,7 @@ class Child(Protocol):
 class Host(Protocol):
     """Who runs a workflow in place of Temporal."""
 
-    def info(self) -> Info: ...
+    def info(self) -> WorkflowInfo: ...
     def now(self) -> datetime: ...
     def all_handlers_finished(self) -> bool: ...
     def search_attributes(self) -> Mapping[str, object]: ...
@@ -76,22 +76,22 @@ class Host(Protocol):
     async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None: ...
 
 
-_host: ContextVar[Host | None] = ContextVar("perdure_host", default=None)
+_current_host: ContextVar[Host | None] = ContextVar("perdure_host", default=None)
 
 
 @contextmanager
-def hosted(host: Host) -> Iterator[None]:
+def use_host(host: Host) -> Iterator[None]:
     """What is begun in this block, a task or a handler, is run by ``host``."""
-    token = _host.set(host)
+    token = _current_host.set(host)
     try:
         yield
     finally:
-        _host.reset(token)
+        _current_host.reset(token)
 
 
 def is_hosted() -> bool:
     """Whether it is not Temporal that runs the workflow."""
-    return _host.get() is not None
+    return _current_host.get() is not None
 
 
 @dataclass
@@ -111,20 +111,20 @@ class TaskProgress:
         self.received = self.has_command = False
 
 
-_progress: ContextVar[TaskProgress | None] = ContextVar("perdure_task_progress", default=None)
+_task_progress: ContextVar[TaskProgress | None] = ContextVar("perdure_task_progress", default=None)
 
 
 def track_progress() -> TaskProgress:
     """Record what the calling coroutine, and the tasks that it starts, receive and command."""
     progress = TaskProgress()
-    _progress.set(progress)  # never reset: the caller is the workflow's main coroutine
+    _task_progress.set(progress)  # never reset: the caller is the workflow's main coroutine
     return progress
 
 
 @contextmanager
-def _waiting(*, commands: bool) -> Iterator[None]:
+def _record_wait(*, commands: bool) -> Iterator[None]:
     """Record a wait; ``commands`` says whether it begins with a command."""
-    progress = _progress.get() or TaskProgress()
+    progress = _task_progress.get() or TaskProgress()
     begun, progress.has_command = progress.task, progress.has_command or commands
     try:
         yield
@@ -136,36 +136,36 @@ def _waiting(*, commands: bool) -> Iterator[None]:
 
 def record_received() -> None:
     """Record a result that did not come through a wait of this module."""
-    if (progress := _progress.get()) is not None:
+    if (progress := _task_progress.get()) is not None:
         progress.received = True
 
 
 def _record_command() -> None:
-    if (progress := _progress.get()) is not None:
+    if (progress := _task_progress.get()) is not None:
         progress.has_command = True
 
 
-def info() -> Info:
+def info() -> WorkflowInfo:
     """Ids and sizes of this execution."""
-    host = _host.get()
+    host = _current_host.get()
     return host.info() if host else workflow.info()
 
 
 def now() -> datetime:
     """The time of the present workflow task."""
-    host = _host.get()
+    host = _current_host.get()
     return host.now() if host else workflow.now()
 
 
 def all_handlers_finished() -> bool:
     """Whether no signal or update is being handled."""
-    host = _host.get()
+    host = _current_host.get()
     return host.all_handlers_finished() if host else workflow.all_handlers_finished()
 
 
 def search_attributes() -> Mapping[str, object]:
     """Those of this execution, as it was started with them and has changed them."""
-    host = _host.get()
+    host = _current_host.get()
     if host:
         return host.search_attributes()
     return {pair.key.name: pair.value for pair in workflow.info().typed_search_attributes}
@@ -173,7 +173,7 @@ def search_attributes() -> Mapping[str, object]:
 
 def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
     """Change search attributes; texts are keywords. For one that the namespace has not, the run stands still."""
-    if host := _host.get():
+    if host := _current_host.get():
         host.upsert_search_attributes(values)
         return
     _record_command()
@@ -189,7 +189,7 @@ def upsert_search_attributes(values: Mapping[str, str | int]) -> None:
 
 def upsert_memo(values: Mapping[str, Any]) -> None:
     """Change the memo; None takes a value away. It does not come with the next execution, as search attributes do."""
-    if host := _host.get():
+    if host := _current_host.get():
         host.upsert_memo(values)
         return
     _record_command()
@@ -198,87 +198,87 @@ def upsert_memo(values: Mapping[str, Any]) -> None:
 
 def continue_as_new(carried: dict[str, Any]) -> NoReturn:
     """End this execution and begin the next with ``carried``."""
-    if host := _host.get():
+    if host := _current_host.get():
         host.continue_as_new(carried)
     workflow.continue_as_new(carried)
 
 
-def replaying() -> bool:
+def is_replaying() -> bool:
     """Whether what happens now has happened before, as history says."""
-    return _host.get() is None and workflow.unsafe.is_replaying()
+    return _current_host.get() is None and workflow.unsafe.is_replaying()
 
 
-def was_marked(mark: str) -> bool:
+def has_marker(mark: str) -> bool:
     """Whether history has ``mark`` here. To be asked once for each mark, and before :func:`mark`."""
-    return replaying() and workflow.patched(mark)
+    return is_replaying() and workflow.patched(mark)
 
 
-def mark(mark: str) -> None:
+def record_marker(mark: str) -> None:
     """Write ``mark``, which occurs once, into history."""
-    if _host.get() is None:
+    if _current_host.get() is None:
         workflow.patched(mark)
 
 
-def logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+def get_logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """To say what is worth an operator's look; Temporal's says nothing a second time when a history is replayed."""
-    return logging.getLogger("perdure.worker") if _host.get() else workflow.logger
+    return logging.getLogger("perdure.worker") if _current_host.get() else workflow.logger
 
 
 async def execute_activity(name: str, argument: dict[str, Any], **options: Any) -> Any:
     """Run an activity to its end. Raises ``ActivityError``."""
-    if host := _host.get():
+    if host := _current_host.get():
         return await host.execute_activity(name, argument, **options)
-    with _waiting(commands=True):
+    with _record_wait(commands=True):
         return await workflow.execute_activity(name, argument, **options)
 
 
 async def start_child_workflow(name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
     """Start a child, which is a task and a :class:`Child`. Raises ``ChildWorkflowError``."""
-    if host := _host.get():
+    if host := _current_host.get():
         return await host.start_child_workflow(name, argument, **options)
-    with _waiting(commands=True):
+    with _record_wait(commands=True):
         return await workflow.start_child_workflow(name, argument, **options)
 
 
 async def signal_child(child: asyncio.Task[Any], signal: str) -> None:
     """Send a signal without an argument to a child that has begun. Raises ``FailureError`` where it has ended."""
-    with _waiting(commands=True):
-        await cast(Child, child).signal(signal)
+    with _record_wait(commands=True):
+        await cast(ChildHandle, child).signal(signal)
 
 
 async def signal_external(id: str, signal: str, *arguments: Any) -> None:
     """Send a signal to another run, by its id. Raises ``FailureError`` where it has ended, or there is none."""
-    if host := _host.get():
+    if host := _current_host.get():
         await host.signal_external(id, signal, arguments)
         return
-    with _waiting(commands=True):
+    with _record_wait(commands=True):
         await workflow.get_external_workflow_handle(id).signal(signal, args=arguments)
 
 
 async def cancel_external(id: str) -> None:
     """Cancel another run, by its id; again does no harm. Raises ``FailureError`` where it has ended."""
-    if host := _host.get():
+    if host := _current_host.get():
         await host.cancel_external(id)
         return
-    with _waiting(commands=True):
+    with _record_wait(commands=True):
         await workflow.get_external_workflow_handle(id).cancel()
 
 
 async def wait_condition(condition: Callable[[], bool], **options: Any) -> None:
     """Until ``condition`` holds. Raises ``TimeoutError`` after the option ``timeout`` (seconds)."""
-    if host := _host.get():
+    if host := _current_host.get():
         await host.wait_condition(condition, **options)
         return
-    with _waiting(commands=options.get("timeout") is not None):
+    with _record_wait(commands=options.get("timeout") is not None):
         await workflow.wait_condition(condition, **options)
 
 
 async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Until all ``tasks`` are done."""
-    if host := _host.get():
+    if host := _current_host.get():
         await host.wait(tasks)
         return
-    with _waiting(commands=False):
+    with _record_wait(commands=False):
         await workflow.wait(tasks)
 
 
@@ -291,7 +291,7 @@ async def wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
 # task.md.
 
 
-ROUNDS = 3
+YIELD_ROUNDS = 3
 """How many times the other coroutines run first: one that wakes up may wake another, which makes a command."""
 
 
@@ -305,20 +305,20 @@ def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
         yield TaskProgress()
         return
     progress = track_progress()
-    task = asyncio.create_task(_command(state, progress))
+    task = asyncio.create_task(_add_missing_commands(state, progress))
     try:
         yield progress
     finally:
         task.cancel()
 
 
-async def _command(state: RunState, progress: TaskProgress) -> None:
+async def _add_missing_commands(state: RunState, progress: TaskProgress) -> None:
     # Temporal's own waits, which are not recorded.
     progress.received = True  # the run has begun
     while True:
         await workflow.wait_condition(lambda: progress.received or progress.has_command)
-        for _ in range(ROUNDS):
+        for _ in range(YIELD_ROUNDS):
             await workflow.wait_condition(lambda: True)
         if progress.received and not progress.has_command:
-            workflow.upsert_memo({TURN: state.turn.task_id if state.turn else ""})
+            workflow.upsert_memo({TURN_MEMO: state.turn.task_id if state.turn else ""})
         progress.next_task()

@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from . import host
-from .guard import Guard, holds
+from .guard import Guard, is_condition_met
 
 
-class More(Protocol):
+class TaskSource(Protocol):
     """Work that may become possible while other work is under way."""
 
     def there(self) -> bool:
@@ -27,7 +27,7 @@ class More(Protocol):
         ...
 
 
-class Work:
+class StepTasks:
     """Made in the workflow's main task. ``interrupted`` says whether the turn was interrupted."""
 
     def __init__(self, interrupted: Callable[[], bool], guard: Guard) -> None:
@@ -43,7 +43,7 @@ class Work:
         """Whether an activity that comes back cancelled was cancelled by us."""
         return self.cancelling() or self._interrupted()
 
-    async def through(self, work: list[Coroutine[Any, Any, None]], more: More | None = None) -> None:
+    async def through(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
         """Do all of ``work`` to its end, and what ``more`` lets begin meanwhile. A cancellation of the run and an
         interrupt are passed on, and what the activities then say was finished still counts: awaited directly, a result
         that comes back together with the cancellation would be thrown away, and ``gather`` would not wait for the
@@ -57,7 +57,7 @@ class Work:
         async def wait() -> None:
             with suppress(TimeoutError):
                 await host.wait_condition(
-                    lambda: over() or (more is not None and holds(more.there)),
+                    lambda: over() or (more is not None and is_condition_met(more.there)),
                     timeout=more.timeout() if more is not None else None,
                 )
 
@@ -66,9 +66,9 @@ class Work:
             while more is not None and not over():
                 tasks += [asyncio.create_task(one) for one in more.begin()]
                 await wait()
-        stopped = [] if all(task.done() for task in tasks) else await _settle(tasks, stop=True)
+        stopped = [] if all(task.done() for task in tasks) else await _wait_for_tasks(tasks, stop=True)
         for task in tasks:
-            _ended(task, stopped)
+            _raise_task_error(task, stopped)
 
     async def finish(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
         """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
@@ -76,21 +76,21 @@ class Work:
         try:
             await host.wait([task])
         except asyncio.CancelledError:
-            stopped = await _settle([task], stop=stop)
-        _ended(task, stopped)
+            stopped = await _wait_for_tasks([task], stop=stop)
+        _raise_task_error(task, stopped)
 
 
-async def _settle(tasks: list[asyncio.Task[None]], *, stop: bool) -> list[asyncio.Task[None]]:
+async def _wait_for_tasks(tasks: list[asyncio.Task[None]], *, stop: bool) -> list[asyncio.Task[None]]:
     """Wait until all have ended. Gives those that were stopped before."""
     # Lets in what arrived with the cancellation. What comes later still counts: an activity that is cancelled is waited
     # for, and hands over the result that it had.
-    await _through_cancellation(lambda: host.wait_condition(lambda: True))
+    await _wait_through_cancellation(lambda: host.wait_condition(lambda: True))
     stopped = [task for task in tasks if stop and task.cancel()]
-    await _through_cancellation(lambda: host.wait(tasks))
+    await _wait_through_cancellation(lambda: host.wait(tasks))
     return stopped
 
 
-def _ended(task: asyncio.Task[None], stopped: list[asyncio.Task[None]]) -> None:
+def _raise_task_error(task: asyncio.Task[None], stopped: list[asyncio.Task[None]]) -> None:
     """Raise what ``task`` raised. One that was stopped may end cancelled, between two things that it waits for; it has
     nothing to say then. Raised here, that would end the run, and nobody would close the transcript.
     """
@@ -98,7 +98,7 @@ def _ended(task: asyncio.Task[None], stopped: list[asyncio.Task[None]]) -> None:
         task.result()
 
 
-async def _through_cancellation(wait: Callable[[], Awaitable[None]]) -> None:
+async def _wait_through_cancellation(wait: Callable[[], Awaitable[None]]) -> None:
     """The run may be cancelled while an interrupt settles. It is cancelled once at most."""
     try:
         await wait()

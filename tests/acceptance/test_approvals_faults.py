@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Run
-from perdure.client.inbox import pending_of
+from perdure.client.inbox import list_pending_calls_of_run
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError
@@ -118,7 +118,7 @@ async def _decided_without_an_answer(engine: Engine) -> None:
     client = await engine.client()
     run = await client.start("paying", "ana bea")
     await waits(run, 2)
-    first, second = await pending_of(run)
+    first, second = await list_pending_calls_of_run(run)
     await worker.kill()
     for _ in range(2):
         tries = [asyncio.ensure_future(first.approve(by="ana")), asyncio.ensure_future(second.deny(by="ana"))]

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Agent, Run, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
-from perdure.workflows.activity_options import HEARTBEAT
+from perdure.workflows.activity_options import HEARTBEAT_TIMEOUT
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
@@ -20,7 +20,7 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.server
 
 
-LONG = HEARTBEAT + timedelta(seconds=1)
+LONG = HEARTBEAT_TIMEOUT + timedelta(seconds=1)
 
 
 class Tools:

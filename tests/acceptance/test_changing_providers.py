@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, File, tool
-from perdure.types.messages import ThinkingPart, file_parts
+from perdure.types.messages import ThinkingPart, iter_file_parts
 from tests.support.apis import FORMATS, Says, StrictApi, opaque_in, strict_api
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
@@ -99,7 +99,7 @@ async def goes_on_and_comes_back(engine: Engine, first: str, second: str, model:
         assert thoughts == [
             f"{who} {how}" for who in ("Ana", "Bo", "Cy") for how in ("thinks", "thinks again", "concludes")
         ]
-        assert sum(1 for _ in file_parts(response.messages)) == 4 + 3 * 6
+        assert sum(1 for _ in iter_file_parts(response.messages)) == 4 + 3 * 6
         assert results(response.messages)[1] == "ValueError: it is broken"
         if other is not one:
             nothing_foreign(one, other, begun)

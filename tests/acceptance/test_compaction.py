@@ -17,7 +17,7 @@ from perdure import Agent, Compaction, Message, tool
 from perdure.errors import ContextLengthError
 from perdure.ports import Completed, ModelRequest
 from perdure.providers.anthropic_request import encode_request
-from perdure.stages.compaction import PROMPT
+from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed
@@ -51,7 +51,7 @@ class Model:
             self.refused += 1
             return ContextLengthError(f"prompt is too long: {tokens} tokens > {WINDOW} maximum")
         usage = Usage(input_tokens=tokens, output_tokens=60)
-        if PROMPT in request.messages[-1].text:
+        if SUMMARY_PROMPT in request.messages[-1].text:
             self.summaries += 1
             return Completed((TextPart(text=f"{self.looks} things were looked at. " * 20),), "stop", usage, "m")
         self.bodies.append(without_marks(body))

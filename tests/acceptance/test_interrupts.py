@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Message, Run, ToolContext, Turn, tool
-from perdure.loop.transcript import open_calls
+from perdure.loop.transcript import list_open_calls
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart, ToolResultPart
@@ -189,7 +189,7 @@ async def _answered(turn: Turn) -> list[float]:
 
 def _check(run: Run, messages: Sequence[Message], said: list[str], desk: Desk) -> None:
     assert_closed(messages)
-    assert open_calls(messages) == []
+    assert list_open_calls(messages) == []
     assert users(messages) == said, "lost, doubled or out of order"
     roles = [message.role for message in messages]
     assert all(before == "assistant" for before, role in pairwise(roles) if role == "tool")

@@ -15,7 +15,7 @@ from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInp
 from temporalio.service import RPCError
 
 from perdure import Agent, Client, Run, tool
-from perdure.client.inbox import pending_of
+from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ServerUnreachableError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -140,7 +140,7 @@ async def test_runs_that_are_looked_at_and_decided_on_while_workers_are_killed_r
         await asyncio.sleep(number * 0.5)
         run = await client.start("paying", f"w{number}")
         looking = asyncio.ensure_future(_look(run, dice.random()))
-        pending = await eventually(lambda: pending_of(run), what="a call that waits")
+        pending = await eventually(lambda: list_pending_calls_of_run(run), what="a call that waits")
         while True:
             with suppress(ServerUnreachableError):  # no worker took it in time: sent again, it counts once
                 await pending[0].approve(by="ana")

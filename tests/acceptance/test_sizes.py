@@ -17,7 +17,7 @@ from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import InvalidInputError, RunNotFoundError
 from perdure.ports import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.messages import TextPart, ToolCallPart, canonical
+from perdure.types.messages import TextPart, ToolCallPart, encode_canonical
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 from tests.support.scripts import replied
@@ -65,7 +65,7 @@ async def test_history_grows_linearly(engine: Engine, fewer: int) -> None:
             response = await run.result()
             sizes[iterations] = await _history_bytes(run)
         assert len(results(response.messages)) == iterations
-        messages[iterations] = len(canonical(response.messages))
+        messages[iterations] = len(encode_canonical(response.messages))
     for iterations, size in sizes.items():
         bound = 1.3 * messages[iterations] + 3 * KB * iterations
         print(

@@ -18,11 +18,11 @@ import pytest
 
 from perdure import config
 from perdure.tools.tool import DEFAULT_TIMEOUT
-from perdure.worker.plugin import DRAIN
+from perdure.worker.plugin import DRAIN_MARGIN
 from tests.docs.loopback import ROOT, Loopback
 
 DEPLOY = ROOT / "deploy"
-LONGEST_DRAIN = DEFAULT_TIMEOUT + DRAIN.total_seconds()
+LONGEST_DRAIN = DEFAULT_TIMEOUT + DRAIN_MARGIN.total_seconds()
 
 
 def unit() -> dict[str, list[str]]:
@@ -85,7 +85,7 @@ def test_the_readme_says_the_same() -> None:
     said = re.findall(r"(?:TimeoutStopSec=|--stop-timeout |terminationGracePeriodSeconds: )(\d+)", text)
     assert set(said) == set(unit()["TimeoutStopSec"])
     assert f"({DEFAULT_TIMEOUT:g} s for a" in text
-    assert f"and {DRAIN.total_seconds():g} s" in text
+    assert f"and {DRAIN_MARGIN.total_seconds():g} s" in text
 
 
 def test_the_image_is_not_run_by_root_and_passes_the_signal_on() -> None:
@@ -110,7 +110,7 @@ def test_the_environment_file_names_variables_that_exist() -> None:
     documented = re.findall(r"`([A-Z_]+)`", (ROOT / "docs/reference/environment.md").read_text())
     assert set(named) <= set(documented)
     example = (DEPLOY / "worker.env.example").read_text()
-    assert f"PERDURE_TASK_QUEUE={config.TASK_QUEUE}\n" in example
+    assert f"PERDURE_TASK_QUEUE={config.DEFAULT_TASK_QUEUE}\n" in example
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")

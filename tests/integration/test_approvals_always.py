@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Approval, Run, ask, deny, tool
-from perdure.client.inbox import pending_of
+from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalDecided, ApprovalRevoked
@@ -102,7 +102,7 @@ async def test_who_sends_a_decision_twice_gets_it_back(engine: Engine) -> None:
     async with engine.served(support([[pay("a"), pay("b")], "Done."])) as client:
         run = await client.start("support", "Go.", id="order-77")
         await waits(run, 2)
-        first, second = await pending_of(run)
+        first, second = await list_pending_calls_of_run(run)
         said: dict[str, Any] = {"by": "ana", "comment": "less", "arguments": {"order": "a", "amount": 1}}
         decided = await first.approve(**said)
         assert await first.approve(**said) == decided  # Temporal knows the update

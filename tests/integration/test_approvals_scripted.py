@@ -8,11 +8,11 @@ import pytest
 
 from perdure import Agent, Run, tool
 from perdure.client import on_approval
-from perdure.client.inbox import PendingCall, pending_of
+from perdure.client.inbox import PendingCall, list_pending_calls_of_run
 from perdure.errors import ApprovalPendingError, InvalidInputError, ServerUnreachableError, StoreError
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.execution import Execution
-from perdure.types.interface import WAITING
+from perdure.types.interface import WAITING_MEMO
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -57,7 +57,7 @@ def test_who_decides_looks_again_where_nobody_answered(monkeypatch: pytest.Monke
         if not failed:
             failed.append(wrong)
             raise wrong
-        return await pending_of(run)
+        return await list_pending_calls_of_run(run)
 
     monkeypatch.setattr(on_approval, "pending_of", looks)
     with scripted(support, REPLIES):
@@ -191,7 +191,7 @@ async def test_the_inbox_asks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Execution, "query", never)
         first, second = await inbox(2)
         assert (second.run_id, second.agent, second.arguments) == (run.id, "support", {"order": "8", "amount": 4})
-        assert (await (await run.handle.describe()).memo()).keys() == {"agent", WAITING}
+        assert (await (await run.handle.describe()).memo()).keys() == {"agent", WAITING_MEMO}
         await first.approve()
         await eventually(lambda: inbox(1))
         await second.deny()

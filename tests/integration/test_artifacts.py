@@ -120,8 +120,8 @@ async def test_none_of_several_changes_at_once_is_lost(
         async def list(self, ctx: RunContext[Any]) -> list[Tool]:
             return [tool(one.fn, name=one.name) for one in await super().list(ctx)]
 
-    unchanged = toolsets.found
-    monkeypatch.setattr(toolsets, "found", all_have_read)
+    unchanged = toolsets.find_artifact
+    monkeypatch.setattr(toolsets, "find_artifact", all_have_read)
     changes = [call(f"artifact_{verb}", name="log", content=f"{n}.") for n in range(count)]
     replies = [call("artifact_create", name="log", content=""), changes, "Done."]
     agent = Agent("writer", ScriptedProvider(replies), toolsets=[Apart()], hooks=[asks, sees])

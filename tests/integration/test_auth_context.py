@@ -16,12 +16,12 @@ from temporalio.client import WorkflowUpdateFailedError
 from perdure import Agent, Client, Run, RunContext, Step, ToolContext, Toolset, hook, tool
 from perdure.embedded.home import current_home
 from perdure.embedded.server import ServerInfo, write_record
-from perdure.encryption import VARIABLE
+from perdure.encryption import KEYS_VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
 from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.tools.context import RunFacts
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -34,7 +34,7 @@ K1, K2 = (f"{name}:{base64.b64encode(name.encode() * 16).decode()}" for name in 
 
 @pytest.fixture(autouse=True)
 def _keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(VARIABLE, K1)
+    monkeypatch.setenv(KEYS_VARIABLE, K1)
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
 
 
@@ -153,7 +153,7 @@ async def test_it_reaches_toolsets_and_the_step_policy(engine: Engine) -> None:
 async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await engine.client()
     run = await client.start("speaker", "Hi.", auth_context=ANA)
-    monkeypatch.setenv(VARIABLE, K2)  # the worker's
+    monkeypatch.setenv(KEYS_VARIABLE, K2)  # the worker's
     async with engine.served(speaker()):
 
         async def stuck() -> str | None:
@@ -162,7 +162,7 @@ async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, mo
 
         reason = await eventually(stuck, what="a reason")
     assert "encrypted with key 'k1', and this worker does not have it (it has: k2)" in reason
-    monkeypatch.setenv(VARIABLE, f"{K2},{K1}")
+    monkeypatch.setenv(KEYS_VARIABLE, f"{K2},{K1}")
     async with engine.served(speaker()):
         assert (await run.result()).content == "You act for ana."
         again = await client.start("speaker", "Hi.", auth_context=ANA)
@@ -172,7 +172,7 @@ async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, mo
 
 @pytest.mark.server
 async def test_a_client_without_a_key_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(KEYS_VARIABLE)
     client = await engine.client()
     named = f"c-{uuid.uuid4().hex}"
     with pytest.raises(AuthContextUnavailableError, match="openssl rand -base64 32"):
@@ -184,7 +184,7 @@ async def test_a_client_without_a_key_is_refused(engine: Engine, monkeypatch: py
 
 @pytest.mark.server
 async def test_the_embedded_server_needs_no_keys(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(KEYS_VARIABLE)
     home = current_home().create()
     write_record(home, ServerInfo(1, engine.address, "127.0.0.1:1", "1", "now", "1", None))
     async with engine.served(speaker()) as client:
@@ -227,7 +227,7 @@ async def test_a_token_of_another_run_is_refused(engine: Engine) -> None:
         start = {"agent": "speaker", "message": "Hi.", "auth_context": stolen}
         options: Any = {"task_queue": engine.task_queue}
         for name in (f"{run.id}/7", f"{run.id}-7"):  # the first as a subagent's would be
-            other = await client.temporal.start_workflow(WORKFLOW, start, id=name, **options)
+            other = await client.temporal.start_workflow(WORKFLOW_TYPE, start, id=name, **options)
             with pytest.raises(AuthContextError, match="made for another run, or was changed"):
                 await client.run(other.id).result()
 
@@ -246,7 +246,7 @@ async def test_a_plain_client_sends_a_reference(engine: Engine) -> None:
     async with engine.served(agent, resolve_auth=resolve) as client:
         start = {"agent": "keeper", "message": "Go.", "auth_ref": "session-9", "context": {"tenant": "t"}}
         raw = await client.temporal.start_workflow(
-            WORKFLOW, start, id=f"c-{uuid.uuid4().hex}", task_queue=engine.task_queue
+            WORKFLOW_TYPE, start, id=f"c-{uuid.uuid4().hex}", task_queue=engine.task_queue
         )
         run = client.run(raw.id)
         response = await run.result()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Client, Compaction, Limits, Message, Run, RunContext, Step, hook
-from perdure.cli.show import activity
+from perdure.cli.show import format_activity
 from perdure.errors import BranchError, ContextLengthError, RunCancelledError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, replay
@@ -52,7 +52,7 @@ async def test_status_names_the_branches_that_run(engine: Engine) -> None:
         assert (status.state, status.doing, status.iteration) == ("running", "branches", 1)
         (branch,) = status.calls
         assert (branch.kind, branch.name, branch.context_id) == ("branch", "held", f"{run.id}/3")
-        assert activity(status) == "iteration 1 · branches: held"
+        assert format_activity(status) == "iteration 1 · branches: held"
         held.gate.open()
         await run.result()
 

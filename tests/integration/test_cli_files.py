@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, File, tool
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.messages import file_parts
+from perdure.types.messages import iter_file_parts
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 
@@ -23,7 +23,7 @@ def draw() -> File:
 def reply(request: ModelRequest) -> Any:
     if request.messages[-1].text == "Draw.":
         return call("draw")
-    blobs = [(part.name, part.blob) for part in file_parts(request.messages)]
+    blobs = [(part.name, part.blob) for part in iter_file_parts(request.messages)]
     return " ".join(f"{name}={len(request.files[blob.hash])}" for name, blob in blobs if blob is not None)
 
 

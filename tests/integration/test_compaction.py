@@ -10,9 +10,9 @@ import pytest
 
 from perdure import Agent, Compaction, Message, Run, tool
 from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
-from perdure.loop.compaction import NOTE_ID, SUMMARY_ID, tokens_of_all
+from perdure.loop.compaction import SUMMARY_ID, WINDOW_NOTE_ID, estimate_tokens
 from perdure.ports import Completed, ModelRequest
-from perdure.stages.compaction import PROMPT
+from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider, at, call
 from perdure.types.messages import TextPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed, users
@@ -30,7 +30,7 @@ def read(page: int) -> str:
 
 
 def is_summary(request: ModelRequest) -> bool:
-    return PROMPT in request.messages[-1].text
+    return SUMMARY_PROMPT in request.messages[-1].text
 
 
 class Reader:
@@ -45,7 +45,7 @@ class Reader:
         self.during = during
 
     async def reply(self, request: ModelRequest) -> Any:
-        tokens = tokens_of_all(request.messages)
+        tokens = estimate_tokens(request.messages)
         if self.most is not None and tokens > self.most:
             self.refused += 1
             return ContextLengthError(f"too long: {tokens} tokens")
@@ -95,7 +95,7 @@ async def test_a_conversation_that_gets_long_is_summed_up_and_goes_on(engine: En
     assert response.content.startswith("All 30 pages")
     assert response.iterations == 31, "summaries are no iterations"
     assert len(reader.summaries) >= 2
-    paid = [tokens_of_all(request.messages) for request in reader.provider.requests]
+    paid = [estimate_tokens(request.messages) for request in reader.provider.requests]
     assert max(paid) < 4500
     assert response.usage.input_tokens == sum(paid), "summaries are paid by the turn"
     # the present chain
@@ -133,7 +133,7 @@ async def test_the_agents_own_model_sums_up_behind_what_it_has_in_its_cache(engi
 
 async def test_another_model_is_given_the_conversation_as_text(engine: Engine) -> None:
     reader, other = Reader(12), Reader(0)
-    way = Compaction.summarise(at=2000, keep_last=2, model=other.provider, prompt=f"Briefly! {PROMPT}")
+    way = Compaction.summarise(at=2000, keep_last=2, model=other.provider, prompt=f"Briefly! {SUMMARY_PROMPT}")
     asked = agent(reader, way, settings={"temperature": 0.5})
     async with engine.served(asked) as client:
         response = await (await client.start("reader", "Read everything.")).result()
@@ -213,7 +213,7 @@ async def test_a_window_that_lets_too_much_through_is_tightened(engine: Engine) 
     assert pages(response.messages) == list(range(1, 21)), "a view changes no transcript"
     last = reader.provider.requests[-1]
     assert last.messages[0].text == "Read everything."
-    assert last.messages[1].id == NOTE_ID
+    assert last.messages[1].id == WINDOW_NOTE_ID
 
 
 async def test_what_does_not_fit_in_any_way_fails_and_says_what_was_tried(engine: Engine) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from perdure import Agent, RunContext, ToolContext, tool
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import results
 from tests.support.engine import Engine
 
@@ -74,7 +74,7 @@ async def test_a_run_that_was_started_by_name_fails_at_its_first_step(engine: En
                 await run.result()
         start = {"agent": "greeter", "message": "Hi.", "context": {"user_id": "bo", "born": "soon"}}
         raw = await client.temporal.start_workflow(
-            WORKFLOW, start, id=f"c-{uuid.uuid4().hex}", task_queue=engine.task_queue
+            WORKFLOW_TYPE, start, id=f"c-{uuid.uuid4().hex}", task_queue=engine.task_queue
         )
         with pytest.raises(InvalidInputError, match="born: "):
             await client.run(raw.id).result()

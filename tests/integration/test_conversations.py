@@ -15,7 +15,7 @@ from perdure import Agent, Message, tool
 from perdure.errors import AuthenticationError, InvalidInputError, RunCancelledError, RunClosedError, RunNotFoundError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import WORKFLOW, UserMessage
+from perdure.types.interface import WORKFLOW_TYPE, UserMessage
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -286,7 +286,7 @@ async def test_a_client_without_the_store_resumes_a_run_and_repeats_nothing(engi
 async def test_a_message_to_a_run_that_was_started_wrongly(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         chat = "u-16" + engine.task_queue
-        await client.temporal.start_workflow(WORKFLOW, {"agnt": "talker"}, id=chat, task_queue=engine.task_queue)
+        await client.temporal.start_workflow(WORKFLOW_TYPE, {"agnt": "talker"}, id=chat, task_queue=engine.task_queue)
         with pytest.raises(InvalidInputError, match="agent: Field required"):
             await client.run(chat).send("one")
 
@@ -310,7 +310,7 @@ async def test_a_turn_of_a_terminated_run_ends(engine: Engine) -> None:
 async def test_a_turn_of_a_run_that_was_refused_ends(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         chat = "u-18" + engine.task_queue
-        await client.temporal.start_workflow(WORKFLOW, {"agnt": "talker"}, id=chat, task_queue=engine.task_queue)
+        await client.temporal.start_workflow(WORKFLOW_TYPE, {"agnt": "talker"}, id=chat, task_queue=engine.task_queue)
         with pytest.raises(InvalidInputError, match="agnt"):
             await client.run(chat).turn().result()
 
@@ -380,7 +380,7 @@ async def test_a_client_without_the_store_waits_for_a_turn(engine: Engine) -> No
 async def test_a_plain_temporal_client_sends_and_asks(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         handle = await client.temporal.start_workflow(
-            WORKFLOW,
+            WORKFLOW_TYPE,
             {"agent": "talker", "mode": "session"},
             id="u-13" + engine.task_queue,
             task_queue=engine.task_queue,

@@ -13,10 +13,10 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from perdure import Agent, Run, ToolContext, background, tool
-from perdure.encryption import VARIABLE
+from perdure.encryption import KEYS_VARIABLE
 from perdure.errors import AuthContextError, AuthenticationError, PerdureError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -28,7 +28,7 @@ ANA = {"user": "ana"}
 
 @pytest.fixture(autouse=True)
 def _keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(VARIABLE, f"k1:{base64.b64encode(b'k1' * 16).decode()}")
+    monkeypatch.setenv(KEYS_VARIABLE, f"k1:{base64.b64encode(b'k1' * 16).decode()}")
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
 
 
@@ -64,7 +64,7 @@ async def test_a_token_sealed_for_a_run_does_not_open_for_one_that_names_it_as_i
         parent = {"context_id": victim.id, "call_id": "c", "scope": scope, "depth": 1, "lineage": lineage}
         start = {"agent": "evil", "message": "Go.", "auth_context": await token_of(victim), "parent": parent}
         evil = client.run(f"{victim.id}/{uuid.uuid4().hex}")
-        await client.temporal.start_workflow(WORKFLOW, start, id=evil.id, task_queue=engine.task_queue)
+        await client.temporal.start_workflow(WORKFLOW_TYPE, start, id=evil.id, task_queue=engine.task_queue)
         with pytest.raises(AuthContextError, match="made for another run"):
             await evil.result()
         events = [event.context_id async for event in victim.events()]

@@ -15,7 +15,7 @@ from temporalio.worker import Worker as TemporalWorker
 from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_tool, tool
 from perdure.client import decisions
 from perdure.client import follow as told_early
-from perdure.client.inbox import pending_of
+from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ApprovalDecidedError, InvalidInputError, NotWaitingYetError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -84,7 +84,7 @@ def _given(input: ExecuteActivityInput) -> dict[str, str]:
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[NotWaitingYetError]:
     """What clients in this process were refused with, and have tried again after."""
     seen: list[NotWaitingYetError] = []
-    send = decisions._send_update
+    send = decisions._send_update_once
 
     async def sent(*args: Any) -> Any:
         try:
@@ -93,7 +93,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[NotWaitingYetError]:
             seen.append(early)
             raise
 
-    monkeypatch.setattr(decisions, "_send_update", sent)
+    monkeypatch.setattr(decisions, "_send_update_once", sent)
     return seen
 
 
@@ -232,7 +232,7 @@ async def test_who_repeats_himself_while_the_model_is_asked_for_more_is_answered
 async def test_a_call_that_never_waits_is_refused_in_the_end(
     engine: Engine, refused: list[NotWaitingYetError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told_early, "EARLY", 0.1)
+    monkeypatch.setattr(told_early, "CATCH_UP_SECONDS", 0.1)
     held = Held("perdure.model")
     async with served(engine, held, [call("read"), "Done."]) as client:
         run = await client.start("clerk", "Go.")
@@ -251,7 +251,7 @@ async def test_a_call_that_never_waits_is_refused_in_the_end(
 
 
 async def test_the_worker_is_killed_before_it_has_told_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told_early, "EARLY", 120)  # as long as another worker may take to come
+    monkeypatch.setattr(told_early, "CATCH_UP_SECONDS", 120)  # as long as another worker may take to come
     doomed = await engine.process("asking", TEST_KILL_AT="model.recorded")
     client = await engine.client()
     run = await client.start("clerk", "Go.")
@@ -271,7 +271,7 @@ async def test_who_decides_on_what_he_has_looked_at_asks_nothing_more(
     async with served(engine, Held("none"), [call("refund"), "Done."]) as client:
         run = await client.start("clerk", "Go.")
         await asked(run)
-        (one,), (same,) = [await pending_of(run) for _ in range(2)]
+        (one,), (same,) = [await list_pending_calls_of_run(run) for _ in range(2)]
         monkeypatch.setattr(Run, "status", None)
         await one.approve(by="ana")
         with pytest.raises(ApprovalDecidedError, match="by ana"):

@@ -18,14 +18,21 @@ import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from perdure.embedded.address import connect, resolve
+from perdure.embedded.address import connect, resolve_target
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
-from perdure.embedded.process import is_alive, start_token
-from perdure.embedded.server import ServerInfo, ensure_server, read_record, running_server, stop_server, write_record
+from perdure.embedded.process import is_alive, read_start_token
+from perdure.embedded.server import (
+    ServerInfo,
+    ensure_server,
+    find_running_server,
+    read_record,
+    stop_server,
+    write_record,
+)
 from perdure.errors import RuntimeSetupError, ServerStartError
-from perdure.temporal_service import RETENTION, find
-from perdure.types.interface import ATTRIBUTES
+from perdure.temporal_service import RETENTION, find_search_attributes
+from perdure.types.interface import SEARCH_ATTRIBUTES
 from tests.support.cli import Cli, Done
 
 pytestmark = pytest.mark.server
@@ -87,7 +94,7 @@ async def test_processes_at_the_same_moment_get_the_same_server(home: Home) -> N
     assert [start.code for start in starts] == [0] * 4, [start.err for start in starts]
     servers = [start.json for start in starts]
     assert all(server == servers[0] for server in servers)
-    running = await running_server()
+    running = await find_running_server()
     assert running is not None
     assert running.pid == servers[0]["pid"]
     # Detached: a session of its own, and private files.
@@ -104,7 +111,9 @@ async def test_servers_of_several_homes_that_start_at_the_same_moment_are_severa
             assert len({one.instance_id for one in servers}) == len({one.address for one in servers}) == len(homes)
             for one in servers:
                 client = await Client.connect(one.address)
-                assert (await find(client.service_client, "default")).names == tuple(ATTRIBUTES)
+                assert (await find_search_attributes(client.service_client, "default")).names == tuple(
+                    SEARCH_ATTRIBUTES
+                )
                 described = await client.workflow_service.describe_namespace(
                     DescribeNamespaceRequest(namespace="default")
                 )
@@ -119,7 +128,7 @@ async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -
     await leave_a_run(before)
     await close_a_run(before)  # at once: also the first run of a new home is kept
     await kill(before)
-    assert await running_server() is None
+    assert await find_running_server() is None
     after = await ensure_server()
     assert after.pid != before.pid
     assert after.instance_id == before.instance_id
@@ -128,7 +137,7 @@ async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -
 
     assert await stop_server() is True
     assert not is_alive(after.pid, after.start_token)
-    assert await running_server() is None
+    assert await find_running_server() is None
     assert await stop_server() is False
     with contextlib.closing(sqlite3.connect(home.temporal_db)) as database:
         ((latest,),) = database.execute("SELECT max(visibility_timestamp) FROM timer_tasks")
@@ -140,13 +149,13 @@ async def test_runs_survive_kill_9_and_stop_and_are_kept_for_years(home: Home) -
 async def test_a_server_whose_starter_died_is_taken_over_and_a_foreign_pid_is_not_trusted(home: Home) -> None:
     before = await ensure_server()
     write_record(home, dataclasses.replace(before, instance_id=None))
-    assert await running_server() is None
+    assert await find_running_server() is None
     assert await ensure_server() == before
     assert read_record(home) == before
 
     await kill(before)
     write_record(home, dataclasses.replace(before, pid=os.getpid()))
-    assert await running_server() is None
+    assert await find_running_server() is None
     assert await stop_server() is False  # and leaves that process, this one, alone
     write_record(home, dataclasses.replace(before, pid=os.getpid()))
     after = await ensure_server()
@@ -158,17 +167,17 @@ async def test_a_foreign_server_on_the_port_is_not_trusted(home: Home, tmp_path:
     foreign = await ensure_server(other)
     try:
         with subprocess.Popen(["sleep", "1000"]) as process:
-            token = start_token(process.pid)
+            token = read_start_token(process.pid)
             assert token is not None
             home.create()
             ours = dataclasses.replace(foreign, pid=process.pid, start_token=token, instance_id="ours")
             write_record(home, ours)
-            assert await running_server() is None
+            assert await find_running_server() is None
             process.kill()
         mine = await ensure_server()
         assert mine.address != foreign.address
         assert mine.instance_id != foreign.instance_id
-        assert await running_server(other) == foreign
+        assert await find_running_server(other) == foreign
     finally:
         await stop_server(other)
 
@@ -177,7 +186,7 @@ async def test_a_server_whose_record_was_lost_is_replaced(home: Home) -> None:
     """It begins with a database whose creation was cut short, which is made anew."""
     home.create().temporal_db.touch()
     before = await ensure_server()
-    assert await running_server() == before
+    assert await find_running_server() == before
     await leave_a_run(before)
     home.server_file.unlink()
     after = await ensure_server()
@@ -190,7 +199,7 @@ async def test_a_server_whose_record_was_lost_is_replaced(home: Home) -> None:
 
 async def run_of(home: Home) -> ServerInfo | None:
     await ensure_server(home)
-    return await running_server(home)
+    return await find_running_server(home)
 
 
 @pytest.mark.parametrize(
@@ -277,15 +286,15 @@ async def test_a_full_disk_is_told(home: Home, tmp_path: Path) -> None:
 
 
 async def test_the_embedded_server_is_the_last_choice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = await resolve(start=True, namespace="team-a")
-    assert target.embedded == await running_server()
+    target = await resolve_target(start=True, namespace="team-a")
+    assert target.embedded == await find_running_server()
     assert (await connect(target)).namespace == "team-a"
     client = await Client.connect(target.address)
     described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="team-a"))
     assert described.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION
-    assert (await resolve()).address == target.address
+    assert (await resolve_target()).address == target.address
     monkeypatch.setenv("TEMPORAL_ADDRESS", "elsewhere:1")
-    assert (await resolve(start=True)).address == "elsewhere:1"
+    assert (await resolve_target(start=True)).address == "elsewhere:1"
 
 
 async def test_the_commands(home: Home) -> None:

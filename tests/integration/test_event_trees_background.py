@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Run, background
-from perdure.cli.show import as_plain, gather, lines
+from perdure.cli.show import format_run_details, read_run_details, serialize_run_details
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event, ToolStarted
@@ -143,21 +143,27 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
         async with aclosing(run.events()) as events:
             while (await next_of(events, "tool.completed")).path:
                 pass
-        while_it_runs = await gather(client, run)
+        while_it_runs = await read_run_details(client, run)
         gate.open()
         await run.result()
         await client.run(f"{run.id}/1").result()  # it tells its parent before it ends
-        at_its_end = await gather(client, run)
+        at_its_end = await read_run_details(client, run)
     (row,) = [one for one in while_it_runs.children if one.status.context_id == f"{run.id}/1"]
     assert (row.depth, row.background, row.status.state) == (1, True, "running")
-    assert any(line.startswith(f"  {run.id}/1  running  agent worker in background") for line in lines(while_it_runs))
-    plain = [(one["depth"], one["id"], one["agent"], one["background"]) for one in as_plain(at_its_end)["children"]]
+    assert any(
+        line.startswith(f"  {run.id}/1  running  agent worker in background")
+        for line in format_run_details(while_it_runs)
+    )
+    plain = [
+        (one["depth"], one["id"], one["agent"], one["background"])
+        for one in serialize_run_details(at_its_end)["children"]
+    ]
     assert plain == [
         (1, f"{run.id}/1", "worker", True),
         (2, f"{run.id}/1/1", "critic", False),
         (1, f"{run.id}/3", "critic", False),
     ]
-    said = [line.split(" · ")[0] for line in lines(at_its_end) if line.strip().startswith(f"{run.id}/")]
+    said = [line.split(" · ")[0] for line in format_run_details(at_its_end) if line.strip().startswith(f"{run.id}/")]
     assert said == [
         f"  {run.id}/1  completed  agent worker in background",
         f"    {run.id}/1/1  completed  agent critic",

@@ -9,10 +9,10 @@ import pytest
 
 from perdure import Agent, Client, ToolContext, tool
 from perdure.errors import PerdureError, RunNotFoundError, StoreMismatchError, TranscriptUnavailableError
-from perdure.ports import Batch, NewEvent
+from perdure.ports import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider
 from perdure.types.events import MessageInjected, ModelCompleted, ModelDelta, RunEvent, TurnEvent
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.engine import Engine
 from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, run_end, shown
 from tests.support.scripts import Gate, calls_then
@@ -100,7 +100,7 @@ async def test_a_run_that_nobody_knows(engine: Engine) -> None:
 async def test_a_run_of_long_ago_that_only_the_store_knows(engine: Engine) -> None:
     async with engine.served(Agent("quick", ScriptedProvider([]))) as client:
         store, events = await client.store(), [RunEvent(state="started"), RunEvent(state="completed")]
-        await store.append(Batch("long-ago", [NewEvent(event) for event in events]))
+        await store.append(EventBatch("long-ago", [NewEvent(event) for event in events]))
         assert shown(await all_of(client.run("long-ago").events())) == ["run started", "run completed"]
 
 
@@ -125,7 +125,7 @@ async def test_a_client_without_a_store_or_with_another_one(engine: Engine, tmp_
 async def test_a_plain_temporal_clients_run(engine: Engine) -> None:
     async with engine.served(Agent("quick", ScriptedProvider(["Done."]))) as client:
         handle = await client.temporal.start_workflow(
-            WORKFLOW,
+            WORKFLOW_TYPE,
             {"agent": "quick", "message": "Go."},
             id=f"plain-{engine.task_queue}",
             task_queue=engine.task_queue,

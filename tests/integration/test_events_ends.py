@@ -15,7 +15,7 @@ from perdure import Agent, Client, Run
 from perdure.errors import AuthenticationError, PerdureError, RunCancelledError, TranscriptCorruptedError
 from perdure.testing import ScriptedProvider, fail
 from perdure.types.events import ErrorEvent, Event, RunEvent, TurnEvent
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.engine import Engine
 from tests.support.faults import sql
 from tests.support.following import ANSWER, BEGIN, DEADLINE, Slow, all_of, assert_whole, next_of, run_end, shown
@@ -66,7 +66,9 @@ async def timed(client: Client, agent: str, id: str, seconds: float = 2) -> Run:
     """A run that its server ends after so many seconds."""
     where: dict[str, Any] = {"id": id, "task_queue": client.task_queue}
     limit = timedelta(seconds=seconds)
-    await client.temporal.start_workflow(WORKFLOW, {"agent": agent, "message": "Go."}, execution_timeout=limit, **where)
+    await client.temporal.start_workflow(
+        WORKFLOW_TYPE, {"agent": agent, "message": "Go."}, execution_timeout=limit, **where
+    )
     return client.run(id)
 
 

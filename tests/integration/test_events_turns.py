@@ -14,7 +14,7 @@ from perdure.ports import Completed, ModelRequest, StreamEvent, ToolCallDelta
 from perdure.testing import ScriptedProvider, fail, scripted
 from perdure.testing import hang as hang_reply
 from perdure.types.events import MessageInjected, ModelDelta, TurnEvent
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from perdure.types.messages import ToolCallPart
 from tests.support.engine import Engine
 from tests.support.following import ANSWER, BEGIN, STEP, Slow, all_of, assert_whole, next_of, run_end, shown
@@ -82,7 +82,7 @@ async def test_a_turn_of_a_plain_temporal_clients_run(engine: Engine) -> None:
     async with engine.served(Agent("talker", ScriptedProvider(["Yes."]))) as client:
         start = {"agent": "talker", "message": "One?", "mode": "session"}
         where: dict[str, Any] = {"id": f"plain-{engine.task_queue}", "task_queue": engine.task_queue}
-        await client.temporal.start_workflow(WORKFLOW, start, **where)
+        await client.temporal.start_workflow(WORKFLOW_TYPE, start, **where)
         assert shown(await all_of(client.run(where["id"]).turn().events())) == [*BEGIN, *WAITING]
 
 

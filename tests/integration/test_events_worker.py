@@ -21,7 +21,7 @@ from perdure.types.events import (
     RunEvent,
     ToolProgress,
     TurnEvent,
-    read_event,
+    decode_event,
 )
 from perdure.types.messages import TextPart
 from tests.support.engine import Engine
@@ -38,7 +38,7 @@ async def look() -> str:
 async def told(client: Client, id: str) -> list[Event]:
     """All events of a run that are there."""
     rows = await (await client.store()).events(id)
-    read = [read_event(id, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
+    read = [decode_event(id, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
     return [event for event in read if event is not None]
 
 

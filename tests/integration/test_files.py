@@ -12,7 +12,7 @@ from perdure import Agent, Client, File, Message, Run, tool
 from perdure.errors import InvalidInputError, TranscriptUnavailableError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.messages import FilePart, file_parts
+from perdure.types.messages import FilePart, iter_file_parts
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
@@ -26,7 +26,7 @@ HISTORY = 32 * 1024
 def seen(request: ModelRequest) -> str:
     """What the model has of each file: its name, and its bytes where they are given."""
     said = []
-    for part in file_parts(request.messages):
+    for part in iter_file_parts(request.messages):
         body = request.files[part.blob.hash] if part.blob else b""
         said.append(f"{part.name}:{len(body)}" if body in (PNG, LARGE, b"") else f"{part.name}: not its bytes")
     return " ".join(said)
@@ -38,7 +38,7 @@ def looker(*tools: Any) -> Agent:
 
 async def bytes_of(run: Run, messages: Any) -> list[bytes]:
     """The bytes of every file, by way of the reference that the transcript has."""
-    parts = list(file_parts(messages))
+    parts = list(iter_file_parts(messages))
     assert all(part.blob is not None and part.data is None for part in parts)
     return [await run.file(part) for part in parts]
 

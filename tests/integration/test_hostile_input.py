@@ -14,7 +14,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, loop
 from perdure.testing import ScriptedProvider
-from perdure.worker.replay import replayed
+from perdure.worker.replay import replay_histories
 from tests.support.engine import Engine
 from tests.support.histories import histories
 from tests.support.wait import eventually
@@ -92,7 +92,7 @@ async def test_handlers_refuse_what_cannot_be_decoded_and_the_run_lives(engine: 
         await turn.run.close()
         await turn.run.result()
         histories_made = await histories(turn.run)
-    report = await replayed({str(n): one for n, one in enumerate(histories_made)})
+    report = await replay_histories({str(n): one for n, one in enumerate(histories_made)})
     assert [one.error for one in report.histories] == [None] * len(histories_made)
 
 
@@ -142,7 +142,7 @@ async def test_a_fault_of_the_engine_pauses_the_run_and_a_deploy_heals_it(
         assert (await run.result()).content == "Hello."
         assert asked == [1], "paid once"
         (history,) = await histories(run)
-    report = await replayed({"mended": history})
+    report = await replay_histories({"mended": history})
     assert report.histories[0].error is None
 
 
@@ -150,6 +150,8 @@ async def test_a_state_is_taken_from_no_client(engine: Engine) -> None:
     async with engine.served(hello()) as client:
         victim = await client.start("hello", "mine", id=f"victim-{uuid.uuid4().hex}", max_history_events=20)
         await victim.result()
-        state = loop.carry_over(loop.open_state({"agent": "hello", "message": "evil"}, victim.id, "s"), "r")
+        state = loop.build_continuation_input(
+            loop.create_run_state({"agent": "hello", "message": "evil"}, victim.id, "s"), "r"
+        )
         for start in (state, {"state": state["state"]}):
             assert "state: Extra inputs" in (await failure(await started(engine, start))).message

@@ -14,11 +14,11 @@ from temporalio.converter import DataConverter
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Approval, Client, PerdurePlugin, Run, ToolContext, Worker, callback_tool, tool
-from perdure.client.inbox import PendingCall, noted
+from perdure.client.inbox import PendingCall, read_pending_memo
 from perdure.errors import ApprovalDecidedError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import WAITING, WAITING_BYTES, WAITING_CALLS
+from perdure.types.interface import WAITING_MEMO, WAITING_MEMO_BYTES, WAITING_MEMO_CALLS
 from tests.support.codec import Backwards
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -106,7 +106,7 @@ async def in_memo(run: Run, count: int) -> list[str]:
     """Names of the tools whose calls wait, when the memo has so many."""
 
     async def there() -> list[str]:
-        found = await noted(await run.handle.describe()) or ()
+        found = await read_pending_memo(await run.handle.describe()) or ()
         return [one.name for one in found] if len(found) == count else []
 
     return await eventually(there, what=f"{count} in the memo")
@@ -117,7 +117,7 @@ async def upserts(run: Run) -> int:
     seen = await run.handle.describe()
     history = await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).fetch_history()
     changed = [one.workflow_properties_modified_event_attributes for one in history.events]
-    return sum(WAITING in one.upserted_memo.fields for one in changed)
+    return sum(WAITING_MEMO in one.upserted_memo.fields for one in changed)
 
 
 async def test_the_inbox_needs_no_worker(engine: Engine) -> None:
@@ -222,8 +222,8 @@ async def test_who_looked_earlier_hears_who_was_quicker(engine: Engine) -> None:
 async def test_what_does_not_fit_is_asked_for(engine: Engine) -> None:
     """Until enough of it is decided."""
     large = [call("refund", order="7", note="x" * 30_000) for _ in range(2)]
-    many = [call("refund", order=str(n)) for n in range(WAITING_CALLS + 1)]
-    assert WAITING_BYTES < 2 * 30_000
+    many = [call("refund", order=str(n)) for n in range(WAITING_MEMO_CALLS + 1)]
+    assert WAITING_MEMO_BYTES < 2 * 30_000
     desk = agent(engine, large, many)
     looking, queries = await counting(engine)
     async with engine.served(desk) as client:
@@ -232,7 +232,7 @@ async def test_what_does_not_fit_is_asked_for(engine: Engine) -> None:
             found = await listed(looking, desk, len(calls))
             assert {one.run_id for one in found} == {run.id}
             assert run.id in queries.asked
-            assert WAITING not in await (await run.handle.describe()).memo()
+            assert WAITING_MEMO not in await (await run.handle.describe()).memo()
             await found[0].approve()
             await in_memo(run, len(calls) - 1)
             queries.asked.clear()
@@ -261,7 +261,7 @@ async def test_it_is_told_again_where_a_run_continues_as_new(engine: Engine) -> 
 
         async def continued() -> bool:
             seen = await run.handle.describe()
-            return seen.run_id != run.handle.first_execution_run_id and await noted(seen) is not None
+            return seen.run_id != run.handle.first_execution_run_id and await read_pending_memo(seen) is not None
 
         await eventually(continued)
         assert await upserts(run) == 1
@@ -284,12 +284,14 @@ async def test_a_codec_has_the_memo_too(engine: Engine) -> None:
         assert b"hush" not in seen.raw_description.SerializeToString()
         first, second = await listed(client, desk, 2)
         assert {one.arguments["order"] for one in (first, second) if one.arguments} == {"hush-7", "hush-8"}
-        assert await noted(await blind.run(run.id).handle.describe()) is None, "who cannot read it does not guess"
+        assert await read_pending_memo(await blind.run(run.id).handle.describe()) is None, (
+            "who cannot read it does not guess"
+        )
         await first.approve()
         await second.approve()
         # What is taken away is encrypted, too: the server keeps a value that says nothing.
         await run.result()
-        assert not (await (await run.handle.describe()).memo()).get(WAITING)
+        assert not (await (await run.handle.describe()).memo()).get(WAITING_MEMO)
     assert queries.asked == []
     await client.close()
 

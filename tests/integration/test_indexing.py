@@ -16,7 +16,7 @@ from perdure import Agent, Client, Limits, Run, Worker, temporal_service, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import AGENT, ATTRIBUTES, PENDING, STATUS
+from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, SEARCH_ATTRIBUTES, STATUS_ATTRIBUTE
 from tests.support.engine import Engine
 from tests.support.namespaces import a_namespace
 from tests.support.scripts import Gate
@@ -49,11 +49,14 @@ def name_of(engine: Engine) -> str:
 async def told(run: Run) -> dict[str, Any]:
     """What visibility has of a run, as far as it is perdure's."""
     seen = await run.handle.describe()
-    return {pair.key.name: pair.value for pair in seen.typed_search_attributes if pair.key.name in ATTRIBUTES}
+    return {pair.key.name: pair.value for pair in seen.typed_search_attributes if pair.key.name in SEARCH_ATTRIBUTES}
 
 
 async def says(run: Run, **expected: Any) -> None:
-    wanted = {{"agent": AGENT, "status": STATUS, "pending": PENDING}[name]: value for name, value in expected.items()}
+    wanted = {
+        {"agent": AGENT_ATTRIBUTE, "status": STATUS_ATTRIBUTE, "pending": PENDING_ATTRIBUTE}[name]: value
+        for name, value in expected.items()
+    }
 
     async def so() -> bool:
         return await told(run) == wanted
@@ -68,7 +71,7 @@ async def upserts(run: Run) -> int:
     history = await run.client.temporal.get_workflow_handle(run.id, run_id=seen.run_id).fetch_history()
     found = [event for event in history.events if event.event_type == kind]  # the SDK's patches cost one too
     told = [event.upsert_workflow_search_attributes_event_attributes.search_attributes for event in found]
-    return sum(bool(ATTRIBUTES.keys() & one.indexed_fields.keys()) for one in told)
+    return sum(bool(SEARCH_ATTRIBUTES.keys() & one.indexed_fields.keys()) for one in told)
 
 
 async def found(client: Client, query: str) -> list[str]:
@@ -88,7 +91,7 @@ async def test_a_run_costs_an_event_for_each_change_of_what_waits_and_a_session_
     async with engine.served(agent(engine, *replies)) as client:
         run = await client.start(name_of(engine), "Go.")
         await run.result()
-        assert await told(run) == {AGENT: name_of(engine)}
+        assert await told(run) == {AGENT_ATTRIBUTE: name_of(engine)}
         assert await upserts(run) == 0, "it did not wait"
 
         plain = client.run(f"plain-{engine.task_queue}")
@@ -120,14 +123,18 @@ async def test_what_waits_is_found_by_one_query_and_then_no_more(engine: Engine)
     async with engine.served(desk) as client:
         run = await client.start(desk.name, "Go.")
         await says(run, agent=desk.name, status="waiting", pending=2)
-        await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{desk.name}' AND {STATUS} = 'waiting'", [run.id])
+        await until_found(
+            client,
+            f"{PENDING_ATTRIBUTE} > 0 AND {AGENT_ATTRIBUTE} = '{desk.name}' AND {STATUS_ATTRIBUTE} = 'waiting'",
+            [run.id],
+        )
         assert await upserts(run) == 1
         first, second = await client.approvals(agent=desk.name)
         await first.approve()
         await says(run, agent=desk.name, status="waiting", pending=1)
         await second.approve()
         await says(run, agent=desk.name, status="running", pending=0)
-        await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{desk.name}'", [])
+        await until_found(client, f"{PENDING_ATTRIBUTE} > 0 AND {AGENT_ATTRIBUTE} = '{desk.name}'", [])
         assert await client.approvals(agent=desk.name) == []
         gate.open()
         await run.result()
@@ -146,10 +153,14 @@ async def test_what_is_indexed_survives_continue_as_new(engine: Engine) -> None:
         await eventually(continued)
         await says(run, agent=name_of(engine), status="waiting", pending=1)
         assert await upserts(run) == 0, "it came with the new execution"
-        await until_found(client, f"{PENDING} > 0 AND {AGENT} = '{name_of(engine)}' AND ExecutionStatus = 1", [run.id])
+        await until_found(
+            client,
+            f"{PENDING_ATTRIBUTE} > 0 AND {AGENT_ATTRIBUTE} = '{name_of(engine)}' AND ExecutionStatus = 1",
+            [run.id],
+        )
         await run.approve()
         await run.result()
-        assert await told(run) == {AGENT: name_of(engine), STATUS: "running", PENDING: 0}
+        assert await told(run) == {AGENT_ATTRIBUTE: name_of(engine), STATUS_ATTRIBUTE: "running", PENDING_ATTRIBUTE: 0}
 
 
 async def test_what_is_paused_is_listed(engine: Engine) -> None:
@@ -157,14 +168,14 @@ async def test_what_is_paused_is_listed(engine: Engine) -> None:
     async with engine.served(limited) as client:
         run = await client.start(limited.name, "Go.")
         await says(run, agent=limited.name, status="paused", pending=0)
-        await until_found(client, f"{STATUS} = 'paused' AND {AGENT} = '{limited.name}'", [run.id])
+        await until_found(client, f"{STATUS_ATTRIBUTE} = 'paused' AND {AGENT_ATTRIBUTE} = '{limited.name}'", [run.id])
         (paused,) = await client.list(agent=limited.name, status="paused")
         assert (paused.id, paused.status) == (run.id, "paused")
         assert [one.id for one in await client.list(agent=limited.name, status="running")] == [run.id]
         assert await client.list(agent=limited.name, status="waiting") == []
         await run.resume(limits={"tool_calls": 9})
         await run.result()
-        assert (await told(run))[STATUS] == "running"
+        assert (await told(run))[STATUS_ATTRIBUTE] == "running"
 
 
 async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
@@ -174,9 +185,9 @@ async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
     lead = agent(engine, call(f"call_{helper.name}", task="Help."), "Done.", subagents=[helper])
     async with engine.served(lead, helper) as client:
         run = await client.start(lead.name, "Go.")
-        await until_found(client, f"{PENDING} = 1 AND {AGENT} = '{helper.name}'", [f"{run.id}/1"])
+        await until_found(client, f"{PENDING_ATTRIBUTE} = 1 AND {AGENT_ATTRIBUTE} = '{helper.name}'", [f"{run.id}/1"])
         (asked,) = await client.approvals(agent=helper.name)
-        assert await told(run) == {AGENT: lead.name}
+        assert await told(run) == {AGENT_ATTRIBUTE: lead.name}
         await asked.approve()
         await run.result()
 
@@ -207,7 +218,7 @@ async def remove(client: TemporalClient, *names: str) -> None:
 async def test_without_attributes_everything_works_and_setup_takes_effect_without_a_restart(
     bare: TemporalClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temporal_service, "AGAIN", 0.0)
+    monkeypatch.setattr(temporal_service, "RECHECK_SECONDS", 0.0)
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
 
     def reply(request: ModelRequest) -> Any:
@@ -222,15 +233,17 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
             (asked,) = await client.approvals(agent="desk")
             assert asked.run_id == first.id
             assert [one.id for one in await client.list(agent="desk")] == [first.id]
-            with pytest.raises(InvalidInputError, match=f"no search attribute {STATUS}"):
+            with pytest.raises(InvalidInputError, match=f"no search attribute {STATUS_ATTRIBUTE}"):
                 await client.list(status="waiting")
             assert await upserts(first) == 0
 
-            assert await temporal_service.register(bare.service_client, bare.namespace) == tuple(ATTRIBUTES)
-            assert await temporal_service.register(bare.service_client, bare.namespace) == ()
+            assert await temporal_service.register_search_attributes(bare.service_client, bare.namespace) == tuple(
+                SEARCH_ATTRIBUTES
+            )
+            assert await temporal_service.register_search_attributes(bare.service_client, bare.namespace) == ()
             second = await client.start("desk", "Go.")
             await says(second, agent="desk", status="waiting", pending=1)
-            await until_found(client, f"{PENDING} > 0", [second.id])
+            await until_found(client, f"{PENDING_ATTRIBUTE} > 0", [second.id])
             # Of the first nobody has told anything: it is asked.
             both = await client.approvals(agent="desk")
             assert [one.run_id for one in both] == [first.id, second.id]
@@ -239,7 +252,10 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
                 await one.run.result()
     said = [record for record in caplog.records if "perdure server setup" in record.getMessage()]
     assert len(said) == 1
-    assert f"namespace {bare.namespace}: missing: {AGENT}, {STATUS}, {PENDING}" in said[0].getMessage()
+    assert (
+        f"namespace {bare.namespace}: missing: {AGENT_ATTRIBUTE}, {STATUS_ATTRIBUTE}, {PENDING_ATTRIBUTE}"
+        in said[0].getMessage()
+    )
     await client.close()
 
 
@@ -248,9 +264,9 @@ async def _doing(run: Run, what: str) -> bool:
 
 
 async def test_an_attribute_of_another_type_is_left_alone(bare: TemporalClient, tmp_path: Path) -> None:
-    await add(bare, **{PENDING: "Keyword", STATUS: "Keyword"})
-    with pytest.raises(RuntimeSetupError, match=f"{PENDING} is of type Keyword and must be Int"):
-        await temporal_service.register(bare.service_client, bare.namespace)
+    await add(bare, **{PENDING_ATTRIBUTE: "Keyword", STATUS_ATTRIBUTE: "Keyword"})
+    with pytest.raises(RuntimeSetupError, match=f"{PENDING_ATTRIBUTE} is of type Keyword and must be Int"):
+        await temporal_service.register_search_attributes(bare.service_client, bare.namespace)
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
     desk = Agent("desk", ScriptedProvider([call("refund", order="a"), "Done."]), tools=[refund])
     async with Worker(client, [desk], drain=1.0):
@@ -262,21 +278,21 @@ async def test_an_attribute_of_another_type_is_left_alone(bare: TemporalClient, 
 
 
 async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: TemporalClient, tmp_path: Path) -> None:
-    await add(bare, **{AGENT: "Keyword"})
+    await add(bare, **{AGENT_ATTRIBUTE: "Keyword"})
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
     desk = Agent("desk", ScriptedProvider(["Done.", "Done.", "Done."]))
     async with Worker(client, [desk], drain=1.0):
         run = await client.start("desk", "Go.")
         await run.result()
-        assert await told(run) == {AGENT: "desk"}
-        await remove(bare, AGENT)
+        assert await told(run) == {AGENT_ATTRIBUTE: "desk"}
+        await remove(bare, AGENT_ATTRIBUTE)
         later = await client.start("desk", "Go.")
         await later.result()
-        await add(bare, **{AGENT: "Keyword"})
-        await temporal_service.known(bare)
-        temporal_service.forget(bare)
-        assert AGENT in (await temporal_service.known(bare)).names  # type: ignore[union-attr]  # it can be told here
-        await remove(bare, AGENT)
+        await add(bare, **{AGENT_ATTRIBUTE: "Keyword"})
+        await temporal_service.get_search_attributes(bare)
+        temporal_service.forget_search_attributes(bare)
+        assert AGENT_ATTRIBUTE in (await temporal_service.get_search_attributes(bare)).names  # type: ignore[union-attr]  # it can be told here
+        await remove(bare, AGENT_ATTRIBUTE)
         turn = await client.send("desk", "Go.", id="s")
         assert (await turn.result()).content == "Done."
         await client.run("s").close()
@@ -285,11 +301,11 @@ async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: Tempora
 
 async def test_what_a_namespace_has_can_be_read_from_its_description(bare: TemporalClient) -> None:
     """For servers whose operator service is not for everybody."""
-    await temporal_service.register(bare.service_client, bare.namespace)
-    assert await temporal_service._aliases(bare.service_client, bare.namespace) == ATTRIBUTES
+    await temporal_service.register_search_attributes(bare.service_client, bare.namespace)
+    assert await temporal_service._read_aliases(bare.service_client, bare.namespace) == SEARCH_ATTRIBUTES
 
 
 async def test_setup_of_a_namespace_that_is_not_there(temporal_address: str) -> None:
     client = await TemporalClient.connect(temporal_address)
     with pytest.raises(RuntimeSetupError, match="there is no namespace 'nowhere'"):
-        await temporal_service.register(client.service_client, "nowhere")
+        await temporal_service.register_search_attributes(client.service_client, "nowhere")

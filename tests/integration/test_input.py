@@ -15,7 +15,7 @@ from perdure.agent.xml import from_xml
 from perdure.errors import InvalidInputError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, finish
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -102,7 +102,7 @@ async def test_any_client_sends_plain_json(engine: Engine) -> None:
         temporal = await engine.temporal()
         run_id = f"plain-{uuid.uuid4().hex}"
         start = {"agent": "asked", "message": {"input": {"text": "Why?"}}, "mode": "session"}
-        handle = await temporal.start_workflow(WORKFLOW, start, id=run_id, task_queue=engine.task_queue)
+        handle = await temporal.start_workflow(WORKFLOW_TYPE, start, id=run_id, task_queue=engine.task_queue)
         await handle.execute_update("send_message", {"input": {"text": "And then?"}, "id": "2"})
         await handle.signal("close")
         await handle.result()

@@ -12,7 +12,7 @@ from temporalio.client import Client as Temporal
 
 from perdure import Agent, Client, Run, ToolContext, Worker, tool
 from perdure.errors import RunCancelledError
-from perdure.loop.transcript import open_calls
+from perdure.loop.transcript import list_open_calls
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results, users
@@ -88,7 +88,7 @@ async def test_an_interrupt_with_a_message_goes_on_with_it(engine: Engine) -> No
     assert len(desk.stopped) == 2
     print("from the interrupt to the stop:", [round(moment - asked, 2) for moment in desk.stopped])
     assert response.messages[-2].by == "ana"
-    assert open_calls(response.messages) == []
+    assert list_open_calls(response.messages) == []
 
 
 async def _waits_for(run: Run, calls: int) -> bool:
@@ -106,13 +106,13 @@ async def test_an_interrupt_without_a_message_ends_the_turn(engine: Engine) -> N
         assert (stopped.finish_reason, stopped.content) == ("interrupted", "")
 
         async def closed() -> bool:
-            return open_calls(await run.transcript()) == []
+            return list_open_calls(await run.transcript()) == []
 
         await eventually(closed, what="a transcript that every provider takes, without another message")
         assert (await run.status()).state == "waiting"
         again = await (await run.send("And now?")).result()
         assert again.content == "You said And now?"
-        assert open_calls(again.messages) == []
+        assert list_open_calls(again.messages) == []
 
 
 async def test_an_interrupt_in_a_model_call(engine: Engine) -> None:
@@ -147,7 +147,7 @@ async def test_a_run_that_is_stopped_completes_as_interrupted(engine: Engine) ->
         await run.interrupt()
         response = await run.result()
     assert response.finish_reason == "interrupted"
-    assert open_calls(response.messages) == []
+    assert list_open_calls(response.messages) == []
     assert users(response.messages) == ["Go.", "One thing more."], "what was said is kept"
 
 
@@ -201,7 +201,7 @@ async def test_a_run_that_is_cancelled_while_an_interrupt_settles(engine: Engine
         with pytest.raises(RunCancelledError):
             await run.result()
         transcript = await run.transcript()
-        assert open_calls(transcript) == []
+        assert list_open_calls(transcript) == []
         assert users(transcript) == ["Go.", "Stop that."]
         (row,) = await (await client.store()).runs()
         assert row.status == "cancelled"

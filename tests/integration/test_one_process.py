@@ -15,7 +15,7 @@ from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin
 from perdure.errors import DefinitionError
-from perdure.local_engine import agent_queue
+from perdure.local_engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry
 from perdure.testing import ScriptedProvider
 from tests.servers.model_server import OpenAIServer
@@ -106,9 +106,9 @@ async def test_a_call_that_was_killed_is_attached_to_again(here: Engine) -> None
 async def test_the_task_queue_of_the_environment_is_the_calls_too(
     here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert agent_queue("a") != agent_queue("b")
+    assert build_agent_queue_name("a") != build_agent_queue_name("b")
     monkeypatch.setenv("PERDURE_TASK_QUEUE", here.task_queue)
-    assert agent_queue("a") == here.task_queue
+    assert build_agent_queue_name("a") == here.task_queue
     await Agent("a", ScriptedProvider(["hi"])).call("Hi.", id=f"{here.task_queue}-1")
     client = Client(await here.temporal(), store_url=here.store_url)
     described = await client.run(f"{here.task_queue}-1").handle.describe()

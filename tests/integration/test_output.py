@@ -14,7 +14,7 @@ from perdure import Agent, ModelRetry, RunContext, tool
 from perdure.errors import HookError, MaxIterationsError, ParseError
 from perdure.ports import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call, finish, hang
-from perdure.types.interface import FINISH_TOOL, WORKFLOW
+from perdure.types.interface import FINISH_TOOL, WORKFLOW_TYPE
 from perdure.types.messages import TextPart
 from tests.support.apis import FORMATS, Says, strict_api
 from tests.support.checks import assert_closed, results
@@ -367,7 +367,9 @@ async def test_a_plain_client_reads_the_output(engine: Engine) -> None:
     async with engine.served(one):
         temporal = await engine.temporal()
         argument = {"agent": "typed", "message": "Go."}
-        raw = await temporal.execute_workflow(WORKFLOW, argument, id=engine.task_queue, task_queue=engine.task_queue)
+        raw = await temporal.execute_workflow(
+            WORKFLOW_TYPE, argument, id=engine.task_queue, task_queue=engine.task_queue
+        )
     assert raw["output"] == {"verdict": "none", "amount": 0.0, "places": []}
 
 

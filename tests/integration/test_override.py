@@ -11,7 +11,7 @@ from perdure import Agent, register_provider, tool
 from perdure.errors import DefinitionError, MaxIterationsError, SettingsError
 from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call
-from perdure.types.interface import WORKFLOW, Override
+from perdure.types.interface import WORKFLOW_TYPE, Override
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
@@ -95,7 +95,7 @@ async def test_one_that_does_not_fit_is_refused_at_once_or_by_the_worker(
             await client.start(one, "Go.", override=override, id=f"o-{uuid.uuid4().hex}")
         start = {"agent": "worker", "message": "Go.", "override": override}
         raw = await client.temporal.start_workflow(
-            WORKFLOW, start, id=f"o-{uuid.uuid4().hex}", task_queue=engine.task_queue
+            WORKFLOW_TYPE, start, id=f"o-{uuid.uuid4().hex}", task_queue=engine.task_queue
         )
         with pytest.raises(error, match=said):
             await client.run(raw.id).result()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, field_validator
 from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Approval, Run, RunContext, ToolContext, hook, tool
-from perdure.client.inbox import pending_of
+from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, QuestionDeclinedError
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approvals import PendingApproval
@@ -101,7 +101,7 @@ async def test_questions_come_one_after_the_other(engine: Engine) -> None:
     async with engine.served(agent(call("choose"), "Done.")) as client:
         run = await client.start("clerk", "Go.")
         await asked(run, question="First?")
-        (first,) = await pending_of(run)
+        (first,) = await list_pending_calls_of_run(run)
         await run.answer(value={"a": None}, by="ana")
         (second,) = await asked(run, question="Second?")
         assert (first.call_id, first.hash != second.hash) == (second.call_id, True)

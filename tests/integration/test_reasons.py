@@ -14,7 +14,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
 
 from perdure import Agent, Client
-from perdure.client.visibility import pending_reason
+from perdure.client.visibility import find_pending_reason
 from perdure.errors import RateLimitError, RunCancelledError, ServerUnreachableError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
@@ -57,7 +57,7 @@ async def test_a_failure_is_decoded(encoded: Engine) -> None:
         run = await client.start("a", "go")
         assert "RateLimitError: slow down" in await reason(run, "perdure.model, attempt ")
         blind = Client(await TemporalClient.connect(encoded.address), task_queue=encoded.task_queue)
-        assert "Encoded failure" in str(await pending_reason(blind, await blind.run(run.id).handle.describe()))
+        assert "Encoded failure" in str(await find_pending_reason(blind, await blind.run(run.id).handle.describe()))
         await run.cancel()
 
 

@@ -7,11 +7,11 @@ from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
 from temporalio.client import Client
 
-from perdure.embedded.address import resolve
+from perdure.embedded.address import resolve_target
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
-from perdure.temporal_service import find
-from perdure.types.interface import AGENT, ATTRIBUTES, PENDING, STATUS
+from perdure.temporal_service import find_search_attributes
+from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, SEARCH_ATTRIBUTES, STATUS_ATTRIBUTE
 from tests.integration.test_embedded_server import home  # noqa: F401 - a fixture
 from tests.support.commands import Commands
 from tests.support.engine import Engine
@@ -22,15 +22,20 @@ pytestmark = pytest.mark.server
 
 async def test_the_embedded_server_has_them_also_with_an_older_database(home: Home) -> None:  # noqa: F811 - the fixture
     client = await Client.connect((await ensure_server()).address)
-    assert (await find(client.service_client, "default")).names == tuple(ATTRIBUTES)
-    request = RemoveSearchAttributesRequest(namespace="default", search_attributes=[STATUS, PENDING])
+    assert (await find_search_attributes(client.service_client, "default")).names == tuple(SEARCH_ATTRIBUTES)
+    request = RemoveSearchAttributesRequest(
+        namespace="default", search_attributes=[STATUS_ATTRIBUTE, PENDING_ATTRIBUTE]
+    )
     await client.operator_service.remove_search_attributes(request)
-    assert (await find(client.service_client, "default")).missing == (STATUS, PENDING)
+    assert (await find_search_attributes(client.service_client, "default")).missing == (
+        STATUS_ATTRIBUTE,
+        PENDING_ATTRIBUTE,
+    )
     await stop_server(home)
     client = await Client.connect((await ensure_server()).address)
-    assert (await find(client.service_client, "default")).names == tuple(ATTRIBUTES)
-    await resolve(namespace="mine", start=True)
-    assert (await find(client.service_client, "mine")).names == tuple(ATTRIBUTES)
+    assert (await find_search_attributes(client.service_client, "default")).names == tuple(SEARCH_ATTRIBUTES)
+    await resolve_target(namespace="mine", start=True)
+    assert (await find_search_attributes(client.service_client, "mine")).names == tuple(SEARCH_ATTRIBUTES)
 
 
 @pytest.fixture
@@ -42,20 +47,23 @@ async def test_setup_says_what_it_did_and_may_be_repeated(engine: Engine, cli: C
     name = (await a_namespace(engine.address)).namespace
     doctor = await cli("doctor", "-n", name)
     assert doctor.code == 0
-    assert f"warn  search attrs   missing: {AGENT}, {STATUS}, {PENDING}" in doctor.out
+    assert f"warn  search attrs   missing: {AGENT_ATTRIBUTE}, {STATUS_ATTRIBUTE}, {PENDING_ATTRIBUTE}" in doctor.out
     assert "`perdure server setup` registers them" in doctor.out
 
     first = await cli("server", "setup", "-n", name, "--address", engine.address)
     assert (first.code, first.err) == (0, "")
     assert first.out.splitlines() == [
         f"namespace {name} at {engine.address}",
-        f"added  {AGENT} (Keyword)",
-        f"added  {STATUS} (Keyword)",
-        f"added  {PENDING} (Int)",
+        f"added  {AGENT_ATTRIBUTE} (Keyword)",
+        f"added  {STATUS_ATTRIBUTE} (Keyword)",
+        f"added  {PENDING_ATTRIBUTE} (Int)",
     ]
     again = (await cli("server", "setup", "-n", name, "--json")).json
-    assert again == {"address": engine.address, "namespace": name, "added": [], "there": list(ATTRIBUTES)}
-    assert f"ok    search attrs   {AGENT}, {STATUS}, {PENDING}" in (await cli("doctor", "-n", name)).out
+    assert again == {"address": engine.address, "namespace": name, "added": [], "there": list(SEARCH_ATTRIBUTES)}
+    assert (
+        f"ok    search attrs   {AGENT_ATTRIBUTE}, {STATUS_ATTRIBUTE}, {PENDING_ATTRIBUTE}"
+        in (await cli("doctor", "-n", name)).out
+    )
 
 
 async def test_setup_says_what_is_in_its_way(engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +72,14 @@ async def test_setup_says_what_is_in_its_way(engine: Engine, cli: Commands, monk
     assert "error: there is no namespace 'nowhere'" in missing.err
 
     client = await a_namespace(engine.address)
-    other = {STATUS: IndexedValueType.INDEXED_VALUE_TYPE_INT}
+    other = {STATUS_ATTRIBUTE: IndexedValueType.INDEXED_VALUE_TYPE_INT}
     request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=other)
     await client.operator_service.add_search_attributes(request)
     taken = await cli("server", "setup", "-n", client.namespace)
     assert taken.code == 4
-    assert f"{STATUS} is of type Int and must be Keyword" in taken.err
-    assert (await find(client.service_client, client.namespace)).names == (), "nothing was changed"
-    assert f"{STATUS} is of type Int and must be Keyword" in (await cli("doctor", "-n", client.namespace)).out
+    assert f"{STATUS_ATTRIBUTE} is of type Int and must be Keyword" in taken.err
+    assert (await find_search_attributes(client.service_client, client.namespace)).names == (), "nothing was changed"
+    assert f"{STATUS_ATTRIBUTE} is of type Int and must be Keyword" in (await cli("doctor", "-n", client.namespace)).out
 
     monkeypatch.delenv("TEMPORAL_ADDRESS")
     nothing = await cli("server", "setup")

@@ -7,7 +7,7 @@ from typing import Any
 from perdure import Agent
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
@@ -19,7 +19,7 @@ async def test_a_session_takes_turns_until_it_is_closed(engine: Engine) -> None:
 
     async with engine.served(Agent("talker", ScriptedProvider(reply))) as client:
         handle = await client.temporal.start_workflow(
-            WORKFLOW,
+            WORKFLOW_TYPE,
             {"agent": "talker", "message": "one", "mode": "session"},
             id=f"session-{engine.task_queue}",
             task_queue=engine.task_queue,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure import Agent, Client, Limits, Run, ToolContext, delegate, tool
-from perdure.cli.show import as_plain, gather, lines
+from perdure.cli.show import format_run_details, read_run_details, serialize_run_details
 from perdure.errors import RunCancelledError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
@@ -312,7 +312,7 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
         run = await client.start(top, "Go.")
         await run.result()
         assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/2"]
-        shown = await gather(client, run)
+        shown = await read_run_details(client, run)
     assert [(one.depth, one.status.context_id, one.status.agent, one.status.state) for one in shown.children] == [
         (1, f"{run.id}/1", "mid", "completed"),
         (2, f"{run.id}/1/1", "low", "completed"),
@@ -321,9 +321,9 @@ async def test_the_tree_is_shown(engine: Engine) -> None:
     of = {one.status.agent: one.status for one in shown.children}
     low_one, mid_one = of["low"], of["mid"]
     tokens = low_one.usage.total_tokens
-    assert f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens" in lines(shown)
-    assert any(line.startswith("    MaxIterationsError: agent failing") for line in lines(shown))
-    assert as_plain(shown)["children"][1] == {
+    assert f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens" in format_run_details(shown)
+    assert any(line.startswith("    MaxIterationsError: agent failing") for line in format_run_details(shown))
+    assert serialize_run_details(shown)["children"][1] == {
         "id": f"{run.id}/1/1",
         "depth": 2,
         "agent": "low",

@@ -16,7 +16,7 @@ from perdure.ports import ModelRequest, TextDelta
 from perdure.providers import register_provider, registry
 from perdure.testing import ScriptedProvider, scripted
 from perdure.types.events import ErrorEvent, MessageWithheld
-from perdure.types.messages import file_parts
+from perdure.types.messages import iter_file_parts
 from tests.servers.model_server import OpenAIServer
 from tests.servers.wire import CORRUPT, MISLABELLED
 from tests.support.apis import FORMATS, Says, StrictApi, strict_api
@@ -31,7 +31,7 @@ REFUSED = "Could not process image"
 
 def sees(request: ModelRequest) -> Any:
     """A model whose API takes no image of the name ``bad.png``, and that says which it sees."""
-    names = [part.name for part in file_parts(request.messages)]
+    names = [part.name for part in iter_file_parts(request.messages)]
     return BadRequestError(REFUSED, status=400) if "bad.png" in names else f"I see {names}."
 
 
@@ -72,7 +72,7 @@ async def test_one_corrupt_image_does_not_end_a_conversation(format: str, bad: F
     assert api.refused == (2 if bad is BAD or format == "openai" else 1)
     assert (event.kind, event.what) == ("file", "image/png bad.png")
     assert event.reason.startswith("BadRequestError: 127.0.0.1 answered 400")
-    assert [part.name for part in file_parts(answer.messages)] == ["bad.png", "good.png"]  # nothing is edited
+    assert [part.name for part in iter_file_parts(answer.messages)] == ["bad.png", "good.png"]  # nothing is edited
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -120,7 +120,7 @@ async def test_an_image_sent_anew_is_tried_anew() -> None:
     agent, refuses = an_agent(), [True]
 
     def reply(request: ModelRequest) -> Any:
-        return sees(request) if refuses[0] else f"I see {len(list(file_parts(request.messages)))}."
+        return sees(request) if refuses[0] else f"I see {len(list(iter_file_parts(request.messages)))}."
 
     async with scripted(agent, reply) as script:
         await (await script.send(["Look.", BAD], id="s")).result()
@@ -134,7 +134,11 @@ async def test_a_resume_sends_what_was_withheld_once_more() -> None:
     replies: list[Any] = [sees, sees, BadRequestError("no such parameter"), sees, sees]
 
     async def resumed(refused: bool) -> tuple[str, list[list[str | None]]]:
-        last = replies if refused else [*replies[:3], lambda request: f"{len(list(file_parts(request.messages)))} seen"]
+        last = (
+            replies
+            if refused
+            else [*replies[:3], lambda request: f"{len(list(iter_file_parts(request.messages)))} seen"]
+        )
         async with scripted(agent, last) as script:
             turn = await script.send(["Look.", BAD], id="s")
             await turn.result()
@@ -142,7 +146,7 @@ async def test_a_resume_sends_what_was_withheld_once_more() -> None:
                 await (await script.send("And now?", id="s")).result()
             await turn.run.resume()
             response = await turn.run.turn().result()
-            asked = [[part.name for part in file_parts(request.messages)] for request in script.requests]
+            asked = [[part.name for part in iter_file_parts(request.messages)] for request in script.requests]
             return response.content, asked
 
     assert await resumed(refused=True) == ("I see [].", [["bad.png"], [], [], ["bad.png"], []])
@@ -161,7 +165,7 @@ async def test_a_resume_that_comes_during_a_call_is_for_the_next() -> None:
         await turn.result()
         for message in ("One.", "Two.", "Three."):
             await (await script.send(message, id="s")).result()
-        asked = [len(list(file_parts(request.messages))) for request in script.requests]
+        asked = [len(list(iter_file_parts(request.messages))) for request in script.requests]
     assert asked == [1, 0, 0, 1, 0, 0]
 
 
@@ -172,7 +176,9 @@ async def test_a_summary_is_asked_for_without_what_is_withheld_and_what_stays_is
     def reply(request: ModelRequest) -> Any:
         summing = request.messages[-1].text.startswith("Sum up")
         summed[0] += summing
-        return "A summary." if summing and "bad.png" not in str(list(file_parts(request.messages))) else sees(request)
+        return (
+            "A summary." if summing and "bad.png" not in str(list(iter_file_parts(request.messages))) else sees(request)
+        )
 
     async with scripted(agent, reply) as script:
         await (await script.send("word " * 150, id="s")).result()
@@ -180,14 +186,16 @@ async def test_a_summary_is_asked_for_without_what_is_withheld_and_what_stays_is
         for message in ("One.", "Two.", "word " * 150, "Four.", "Five."):
             turn = await script.send(message, id="s")
             assert (await turn.result()).content == "I see []."
-        refused = [request for request in script.requests if list(file_parts(request.messages))]
+        refused = [request for request in script.requests if list(iter_file_parts(request.messages))]
     assert summed[0] >= 2
     assert len(refused) == 1
 
 
 async def test_a_resumed_session_sends_it_with_its_next_call() -> None:
     agent = an_agent()
-    async with scripted(agent, [sees, sees, lambda request: str(len(list(file_parts(request.messages))))]) as script:
+    async with scripted(
+        agent, [sees, sees, lambda request: str(len(list(iter_file_parts(request.messages))))]
+    ) as script:
         turn = await script.send(["Look.", BAD], id="s")
         await turn.result()
         await turn.run.resume()
@@ -212,7 +220,7 @@ async def test_an_attempt_that_fails_meanwhile_withholds_nothing_and_the_next_be
     async with scripted(agent, [sees, ProviderServerError("down"), sees, sees]) as script:
         run = await script.client.start("reader", ["Look.", BAD])
         assert (await run.result()).content == "I see []."
-        assert [len(list(file_parts(request.messages))) for request in script.requests] == [1, 0, 1, 0]
+        assert [len(list(iter_file_parts(request.messages))) for request in script.requests] == [1, 0, 1, 0]
         events = await all_of(run.events())
     assert len([event for event in events if isinstance(event, MessageWithheld)]) == 1
     errors = [event for event in events if isinstance(event, ErrorEvent)]
@@ -275,7 +283,7 @@ async def test_a_filter_that_stops_a_reply_or_a_summary_withholds_nothing() -> N
 
 async def test_an_error_text_that_no_store_can_keep_does_not_cost_the_reply() -> None:
     def reply(request: ModelRequest) -> Any:
-        return BadRequestError("bad \ud800 image") if list(file_parts(request.messages)) else "Fine."
+        return BadRequestError("bad \ud800 image") if list(iter_file_parts(request.messages)) else "Fine."
 
     agent = an_agent()
     async with scripted(agent, reply) as script:

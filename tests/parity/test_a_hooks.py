@@ -6,7 +6,7 @@ from typing import Any
 
 from perdure import Agent, hook, tool
 from perdure.contrib.hooks import TokenCollector, ToolUsage, auto_summarise, notify_every, warn_on_tokens
-from perdure.hooks.hook import Event
+from perdure.hooks.hook import HookEvent
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Usage
 from tests.support.checks import users
@@ -14,7 +14,7 @@ from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
-SEVEN: dict[Event, tuple[str, ...]] = {
+SEVEN: dict[HookEvent, tuple[str, ...]] = {
     "before_llm_call": ("messages", "model", "tools"),
     "after_llm_call": ("response", "messages"),
     "before_tool_call": ("name", "arguments"),
@@ -27,11 +27,11 @@ SEVEN: dict[Event, tuple[str, ...]] = {
 
 
 async def test_a8_seven_events_in_order_of_registration_sync_or_async(engine: Engine) -> None:
-    seen: list[tuple[Event, int]] = []
-    given: dict[Event, dict[str, Any]] = {}
+    seen: list[tuple[HookEvent, int]] = []
+    given: dict[HookEvent, dict[str, Any]] = {}
     gate = Gate()
 
-    def noting(event: Event, n: int) -> Any:
+    def noting(event: HookEvent, n: int) -> Any:
         def plain(**facts: Any) -> None:
             seen.append((event, n))
             given[event] = facts

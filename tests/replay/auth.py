@@ -9,14 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 from perdure import Run
-from perdure.encryption import VARIABLE
+from perdure.encryption import KEYS_VARIABLE
 from perdure.testing import call
 from perdure.tools.context import RunFacts
 from tests.replay.scenarios import scenario
 from tests.replay.sessions import closed, said, talker
 from tests.support.engine import Engine
 
-KEYS = {VARIABLE: "recorded:" + base64.b64encode(b"recorded" * 4).decode()}
+KEYS = {KEYS_VARIABLE: "recorded:" + base64.b64encode(b"recorded" * 4).decode()}
 
 
 def resolve(ref: str, run: RunFacts) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from perdure import Agent, Compaction, Run
 from perdure.errors import ContextLengthError, PerdureError
 from perdure.ports import Completed, ModelRequest
-from perdure.stages.compaction import PROMPT
+from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ToolCallPart, Usage
 from tests.replay.scenarios import TOOLS, _end, scenario
@@ -26,7 +26,7 @@ def counting(calls: int, most: int, gate: Gate | None = None) -> Any:
             return ContextLengthError("too long")
         usage, last = Usage(input_tokens=10 * len(request.messages), output_tokens=1), request.messages[-1]
         said: Part = TextPart(text="Done.")
-        if PROMPT in last.text:
+        if SUMMARY_PROMPT in last.text:
             if gate is not None:
                 await gate()
             said = TextPart(text="Summed up.")

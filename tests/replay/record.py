@@ -17,7 +17,7 @@ from pathlib import Path
 from perdure.embedded.binary import ensure_binary
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
-from perdure.worker.replay import histories_of_run, save_histories
+from perdure.worker.replay import fetch_run_histories, save_histories
 from tests.replay import (  # noqa: F401 - their scenarios too
     approvals,
     auth,
@@ -63,7 +63,7 @@ async def _one(engine: Engine, name: str, folder: Path) -> None:
     try:
         async with asyncio.timeout(120):
             run = await SCENARIOS[name](engine)
-        histories = await histories_of_run(run.client, run.id)
+        histories = await fetch_run_histories(run.client, run.id)
     finally:
         await engine.close()
     for old in folder.glob(f"{name}.*"):

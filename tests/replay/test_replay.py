@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import WorkflowHistory
 
-from perdure.worker.replay import replayed
+from perdure.worker.replay import replay_histories
 from tests.replay.record import HISTORIES
 from tests.replay.scenarios import SCENARIOS
 from tests.support.histories import idle_tasks
@@ -32,7 +32,7 @@ def read(file: Path, *changes: tuple[str, str]) -> WorkflowHistory:
 
 async def replays(history: WorkflowHistory) -> str | None:
     """Why it does not: the workflow would do something else now."""
-    (one,) = (await replayed({"history": history})).histories
+    (one,) = (await replay_histories({"history": history})).histories
     return one.error
 
 

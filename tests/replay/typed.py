@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from perdure import Agent, ModelRetry, Run
 from perdure.errors import PerdureError
 from perdure.testing import ScriptedProvider, call, finish
-from perdure.types.interface import WORKFLOW
+from perdure.types.interface import WORKFLOW_TYPE
 from tests.replay.scenarios import TOOLS, scenario
 from tests.support.engine import Engine
 
@@ -91,7 +91,7 @@ async def typed_session(engine: Engine) -> Run:
     async with engine.served(agent) as client:
         start = {"agent": "recorded", "mode": "session", "max_history_events": 25}
         temporal = await engine.temporal()
-        await temporal.start_workflow(WORKFLOW, start, id=engine.task_queue, task_queue=engine.task_queue)
+        await temporal.start_workflow(WORKFLOW_TYPE, start, id=engine.task_queue, task_queue=engine.task_queue)
         run = client.run(engine.task_queue)
         for n in range(6):
             taken = await run.handle.execute_update("send_message", {"input": {"numbers": [n]}, "id": str(n)})

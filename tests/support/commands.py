@@ -19,7 +19,7 @@ import pytest
 import typer.main
 
 from perdure.cli import app
-from perdure.cli.rendering import report
+from perdure.cli.output import print_error
 from perdure.client import client as client_module
 from perdure.errors import PerdureError
 from tests.support.cli import Done
@@ -151,7 +151,7 @@ def _run(arguments: tuple[str, ...], streams: _Streams) -> int:
         try:
             _command().main(args=list(arguments), prog_name="perdure")
         except PerdureError as error:
-            return report(error)
+            return print_error(error)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
     raise AssertionError("a command of typer's ends with SystemExit")

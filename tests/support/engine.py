@@ -19,7 +19,7 @@ from perdure import Agent, Client, Worker
 from perdure.errors import ServerUnreachableError
 from perdure.ports.test_seams import Point
 from perdure.testing import kill_at
-from perdure.worker.replay import histories_of_run, ids_of, replayed
+from perdure.worker.replay import fetch_run_histories, list_run_ids, replay_histories
 from tests.support import forkserver
 from tests.support.histories import idle_tasks
 from tests.support.ledger import Ledger
@@ -138,9 +138,9 @@ class Engine:
     async def _replay(self) -> None:
         client = await self.client(store=False)
         histories: dict[str, WorkflowHistory] = {}
-        for run_id in await ids_of(client, f"TaskQueue = '{self.task_queue}'"):
-            histories |= await histories_of_run(client, run_id)
-        report = await replayed(histories, data_converter=client.temporal.data_converter)
+        for run_id in await list_run_ids(client, f"TaskQueue = '{self.task_queue}'"):
+            histories |= await fetch_run_histories(client, run_id)
+        report = await replay_histories(histories, data_converter=client.temporal.data_converter)
         kept = self.folder / "unreplayable"
         for one in report.failed:
             kept.mkdir(exist_ok=True)

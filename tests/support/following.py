@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from perdure import hook
 from perdure.hooks import Hook
-from perdure.hooks.hook import Event as HookEvent
+from perdure.hooks.hook import HookEvent
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.types.events import Event, ModelCompleted, RunEvent
 from perdure.types.messages import TextPart

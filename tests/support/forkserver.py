@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 import temporalio.worker._worker
 
 import perdure
-from perdure.providers.pricing import cost_usd
+from perdure.providers.pricing import calculate_cost_usd
 from perdure.types.messages import Usage
 
 ROOT = Path(__file__).parent.parent.parent
@@ -386,7 +386,7 @@ def main() -> NoReturn:
     for name in (*modules, *SDKS):
         if not name.startswith(NOT_IMPORTED):
             importlib.import_module(name)
-    cost_usd("openai", "gpt-5", Usage())  # reads the list of prices
+    calculate_cost_usd("openai", "gpt-5", Usage())  # reads the list of prices
     gc.freeze()
     listener, lifetime = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     run(serve(listener, lifetime))

@@ -14,22 +14,22 @@ from temporalio.client import Client as TemporalClient
 
 from perdure.embedded.home import Home
 from perdure.embedded.server import ServerInfo, write_record
-from perdure.encryption import AUTH_BYTES, KEY_BYTES, VARIABLE, Key, Keys, sealed
+from perdure.encryption import AUTH_BYTES, KEY_BYTES, KEYS_VARIABLE, EncryptionKey, KeyRing, seal_auth
 from perdure.errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
 from perdure.tools.context import AuthContext
-from perdure.types.interface import TOKEN_CHARS, is_token
+from perdure.types.interface import AUTH_TOKEN_CHARS, is_auth_token
 
-OLD, NEW = Key("old", b"o" * KEY_BYTES), Key("new", b"n" * KEY_BYTES)
+OLD, NEW = EncryptionKey("old", b"o" * KEY_BYTES), EncryptionKey("new", b"n" * KEY_BYTES)
 EMBEDDED = "127.0.0.1:7233"
 
 
-def written(*keys: Key) -> str:
+def written(*keys: EncryptionKey) -> str:
     return ",".join(f"{key.id}:{base64.b64encode(key.secret).decode()}" for key in keys)
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
     return Home(tmp_path / "home")
 
@@ -45,10 +45,10 @@ def embedded(home: Home) -> str:
 @given(st.binary(max_size=300), st.text(max_size=30))
 def test_what_is_sealed_opens_again_for_the_same_run(plain: bytes, about: str) -> None:
     token = NEW.seal(plain, about)
-    assert is_token(token)
-    assert Keys([NEW]).open(token, [about]) == plain
+    assert is_auth_token(token)
+    assert KeyRing([NEW]).open(token, [about]) == plain
     with pytest.raises(AuthContextError, match="made for another run"):
-        Keys([NEW]).open(token, [f"{about}x"])
+        KeyRing([NEW]).open(token, [f"{about}x"])
 
 
 def test_the_same_twice_is_two_tokens() -> None:
@@ -62,22 +62,22 @@ def test_a_changed_token_does_not_open(data: st.DataObject) -> None:
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     changed = ":".join((form, key_id, mark, base64.urlsafe_b64encode(raw).decode()))
     with pytest.raises(AuthContextError, match="was changed"):
-        Keys([NEW]).open(changed, ["run"])
+        KeyRing([NEW]).open(changed, ["run"])
 
 
 @pytest.mark.parametrize("body", ["", "AA==", "ä", "A"])
 def test_what_is_no_token_does_not_open(body: str) -> None:
     with pytest.raises(AuthContextError):
-        Keys([NEW]).open(f"perdure1:new:{NEW.mark}:{body}", ["run"])
+        KeyRing([NEW]).open(f"perdure1:new:{NEW.mark}:{body}", ["run"])
     with pytest.raises(AuthContextError, match="a form that this engine does not know"):
-        Keys([NEW]).open(f"perdure9:new:{NEW.mark}:{body}", ["run"])
+        KeyRing([NEW]).open(f"perdure9:new:{NEW.mark}:{body}", ["run"])
 
 
 def test_the_first_key_encrypts_and_all_decrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, written(OLD))
-    before = Keys.given().encrypting("cluster:7233").seal(b"ana", "run")
-    monkeypatch.setenv(VARIABLE, written(NEW, OLD))
-    rotated = Keys.given()
+    monkeypatch.setenv(KEYS_VARIABLE, written(OLD))
+    before = KeyRing.given().encrypting("cluster:7233").seal(b"ana", "run")
+    monkeypatch.setenv(KEYS_VARIABLE, written(NEW, OLD))
+    rotated = KeyRing.given()
     assert rotated.encrypting("cluster:7233").id == "new"
     assert rotated.open(before, ["run"]) == b"ana"
 
@@ -85,9 +85,9 @@ def test_the_first_key_encrypts_and_all_decrypt(monkeypatch: pytest.MonkeyPatch)
 def test_a_key_that_is_not_here_is_waited_for() -> None:
     token = OLD.seal(b"ana", "run")
     for keys, why in (
-        (Keys(), r"does not have it \(it has: none\)"),
-        (Keys([NEW]), r"does not have it \(it has: new\)"),
-        (Keys([Key("old", NEW.secret)]), "has another key under that id"),
+        (KeyRing(), r"does not have it \(it has: none\)"),
+        (KeyRing([NEW]), r"does not have it \(it has: new\)"),
+        (KeyRing([EncryptionKey("old", NEW.secret)]), "has another key under that id"),
     ):
         with pytest.raises(AuthContextUnavailableError, match=why) as caught:
             keys.open(token, ["run"])
@@ -106,30 +106,30 @@ def test_a_key_that_is_not_here_is_waited_for() -> None:
     ],
 )
 def test_a_wrong_key_is_named_and_not_shown(text: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(KEYS_VARIABLE, text)
     with pytest.raises(RuntimeSetupError, match=why) as caught:
-        Keys.given()
+        KeyRing.given()
     assert base64.b64encode(OLD.secret).decode() not in str(caught.value)
     assert OLD.secret.decode() not in repr(OLD)
 
 
 def test_without_a_key_it_is_refused(embedded: str) -> None:
     with pytest.raises(AuthContextUnavailableError, match="cluster:7233, and PERDURE_ENCRYPTION_KEYS gives no key"):
-        Keys.given().encrypting("cluster:7233")
+        KeyRing.given().encrypting("cluster:7233")
 
 
 def test_the_embedded_server_has_a_key_of_this_machine(embedded: str, home: Home) -> None:
-    token = Keys.given().encrypting(embedded).seal(b"ana", "run")
-    assert Keys.given().open(token, ["run"]) == b"ana"
+    token = KeyRing.given().encrypting(embedded).seal(b"ana", "run")
+    assert KeyRing.given().open(token, ["run"]) == b"ana"
     assert stat.S_IMODE((home.root / "encryption.key").stat().st_mode) == 0o600
     assert [path.name for path in home.root.glob(".key-*")] == []
 
 
 def test_keys_that_are_given_count_on_the_embedded_server_too(embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Keys.given().encrypting(embedded).seal(b"ana", "run")
-    monkeypatch.setenv(VARIABLE, written(NEW))
-    assert Keys.given().encrypting(embedded).id == "new"
-    assert Keys.given().open(own, ["run"]) == b"ana"
+    own = KeyRing.given().encrypting(embedded).seal(b"ana", "run")
+    monkeypatch.setenv(KEYS_VARIABLE, written(NEW))
+    assert KeyRing.given().encrypting(embedded).id == "new"
+    assert KeyRing.given().open(own, ["run"]) == b"ana"
 
 
 def test_programs_that_begin_at_once_have_one_key(embedded: str) -> None:
@@ -138,7 +138,7 @@ def test_programs_that_begin_at_once_have_one_key(embedded: str) -> None:
 
     def one() -> None:
         begin.wait()
-        found.append(Keys.given().encrypting(embedded).mark)
+        found.append(KeyRing.given().encrypting(embedded).mark)
 
     threads = [threading.Thread(target=one) for _ in range(8)]
     for thread in threads:
@@ -172,23 +172,23 @@ TEMPORAL: TemporalClient = Temporal()  # type: ignore[assignment]  # see there
 )
 def test_what_cannot_be_sent_is_refused_without_being_shown(given_: object, why: str) -> None:
     with pytest.raises(InvalidInputError, match=why) as caught:
-        sealed(TEMPORAL, "run", given_, None)  # type: ignore[arg-type]  # whoever calls may not check types
+        seal_auth(TEMPORAL, "run", given_, None)  # type: ignore[arg-type]  # whoever calls may not check types
     assert "s3cret" not in str(caught.value)
 
 
 def test_there_is_one_of_the_two() -> None:
     with pytest.raises(InvalidInputError, match="not both"):
-        sealed(TEMPORAL, "run", {"user": "ana"}, "ref")
+        seal_auth(TEMPORAL, "run", {"user": "ana"}, "ref")
     for wrong in ("", "x" * 1001, 7):
         with pytest.raises(InvalidInputError, match="an auth_ref is a text of 1 to 1,000"):
-            sealed(TEMPORAL, "run", None, wrong)  # type: ignore[arg-type]
-    assert sealed(TEMPORAL, "run", None, None) == {}
-    assert sealed(TEMPORAL, "run", None, "ref") == {"auth_ref": "ref"}
+            seal_auth(TEMPORAL, "run", None, wrong)  # type: ignore[arg-type]
+    assert seal_auth(TEMPORAL, "run", None, None) == {}
+    assert seal_auth(TEMPORAL, "run", None, "ref") == {"auth_ref": "ref"}
 
 
 def test_the_largest_fits_into_a_token() -> None:
-    found = sealed(TEMPORAL, "run", {"token": "x" * (AUTH_BYTES - 12)}, None)["auth_context"]
-    assert AUTH_BYTES < len(found) <= TOKEN_CHARS
+    found = seal_auth(TEMPORAL, "run", {"token": "x" * (AUTH_BYTES - 12)}, None)["auth_context"]
+    assert AUTH_BYTES < len(found) <= AUTH_TOKEN_CHARS
 
 
 def test_what_tools_get_says_its_names_alone() -> None:

@@ -30,14 +30,14 @@ async def test_two_workers_start_at_once_and_the_run_of_the_first_is_no_reason_t
     async def kept(*_: Any) -> str:
         return first.store_id or "another"
 
-    monkeypatch.setattr(visibility, "_store_of", kept)
+    monkeypatch.setattr(visibility, "_find_store_id", kept)
     try:
         if made:
-            await visibility.make_store(second, SimpleNamespace(list_workflows=list_workflows), "q")  # type: ignore[arg-type]
+            await visibility.create_store(second, SimpleNamespace(list_workflows=list_workflows), "q")  # type: ignore[arg-type]
             assert second.store_id == first.store_id != ""
         else:
             with pytest.raises(StoreError, match="'run-1' of task queue 'q' is kept in store another"):
-                await visibility.make_store(second, SimpleNamespace(list_workflows=list_workflows), "q")  # type: ignore[arg-type]
+                await visibility.create_store(second, SimpleNamespace(list_workflows=list_workflows), "q")  # type: ignore[arg-type]
     finally:
         await first.close()
         await second.close()

@@ -14,7 +14,7 @@ import typer
 
 from ...errors import InvalidInputError
 from ...terminal import print_line
-from ..connection import Server
+from ..connection import ConnectionOptions
 from ..options import (
     AgentArgument,
     AttachOption,
@@ -22,23 +22,23 @@ from ..options import (
     ContextOption,
     FileOption,
     IdleOption,
-    Output,
+    OutputFormat,
     OutputOptions,
-    QueueOption,
     StoreOptions,
-    attached,
+    TaskQueueOption,
     complete_runs,
-    json_object,
+    parse_json_object,
+    read_attachments,
 )
-from ..rendering import INTERRUPTED
+from ..output import INTERRUPTED
 
 if TYPE_CHECKING:
     from ...types.files import File
-    from .conversation import Talk
+    from .conversation import ChatSession
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatOptions:
     """What was asked for."""
 
     agent: str
@@ -48,8 +48,8 @@ class Chat:
     task_queue: str | None
     by: str | None
     opening: dict[str, Any]
-    server: Server
-    output: Output
+    server: ConnectionOptions
+    output: OutputFormat
     files: Sequence[File] = ()
     """What goes with the first message."""
 
@@ -89,7 +89,7 @@ def chat(
     idle_timeout: IdleOption = None,
     context: ContextOption = None,
     by: ByOption = None,
-    task_queue: QueueOption = None,
+    task_queue: TaskQueueOption = None,
     *,
     server: StoreOptions,
     output: OutputOptions,
@@ -100,14 +100,14 @@ def chat(
     terminal each line of standard input is a message, and the answers are printed.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
-    if terminal and output is not Output.TEXT:
+    if terminal and output is not OutputFormat.TEXT:
         raise InvalidInputError(f"-o {output.value} is for messages from a pipe", hint='echo "Hi" | perdure chat …')
-    opening = {"context": json_object(context), "idle_timeout": idle_timeout}
+    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout}
     known = id or f"{agent}-{uuid.uuid4().hex[:12]}"
-    asked = Chat(agent, message, known, file, task_queue, by, opening, server, output, attached(attach))
-    begun: list[Talk] = []
+    asked = ChatOptions(agent, message, known, file, task_queue, by, opening, server, output, read_attachments(attach))
+    begun: list[ChatSession] = []
     try:
-        code = asyncio.run(_chat(asked, begun, terminal=terminal))
+        code = asyncio.run(_run_chat(asked, begun, terminal=terminal))
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
@@ -118,12 +118,12 @@ def chat(
         raise typer.Exit(code)
 
 
-async def _chat(asked: Chat, begun: list[Talk], *, terminal: bool) -> int:
+async def _run_chat(asked: ChatOptions, begun: list[ChatSession], *, terminal: bool) -> int:
     """Until there is nothing more to say; the exit code. ``begun`` is given the conversation."""
     from contextlib import nullcontext
 
-    from ..worker import served
-    from .conversation import Talk, lines
+    from ..worker import open_client_for_agent
+    from .conversation import ChatSession, run_piped_chat
 
     def place() -> Any:
         """Whatever the author's code prints must not garble the line that is being written."""
@@ -134,13 +134,15 @@ async def _chat(asked: Chat, begun: list[Talk], *, terminal: bool) -> int:
         return patch_stdout(raw=True)
 
     with place():
-        serving = served(asked.server, asked.agent, file=asked.file, task_queue=asked.task_queue, actor=asked.by)
+        serving = open_client_for_agent(
+            asked.server, asked.agent, file=asked.file, task_queue=asked.task_queue, actor=asked.by
+        )
         async with serving as (client, agent):
-            talk = Talk(client, agent, asked.id, asked.opening, asked.files)
+            talk = ChatSession(client, agent, asked.id, asked.opening, asked.files)
             begun.append(talk)
             past = await talk.past()
             if not terminal:
-                return await lines(talk, asked.first, asked.output)
-            from .terminal import Terminal
+                return await run_piped_chat(talk, asked.first, asked.output)
+            from .terminal import ChatTerminal
 
-            return await Terminal(talk, past).run(asked.first)
+            return await ChatTerminal(talk, past).run(asked.first)

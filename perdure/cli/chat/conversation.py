@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError
 from ...terminal import print_line, print_text
-from ..options import Output, print_json, with_files
-from ..rendering import delivered, report, text_of
-from ..run import follow
+from ..options import OutputFormat, build_content, print_json
+from ..output import get_answer_text, print_error, wait_for_delivery
+from ..run import show_activity
 
 if TYPE_CHECKING:
     from ...agent.agent import Agent
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ...types.files import Content, File
     from ...types.interface import Response
     from ...types.messages import Message
-    from ..show import Shown
+    from ..show import RunDetails
 
 
 # ---
 # ``perdure chat`` without a terminal: one message a line in, answers out.
 
 
-async def lines(talk: Talk, first: str | None, output: Output) -> int:
+async def run_piped_chat(talk: ChatSession, first: str | None, output: OutputFormat) -> int:
     """Say ``first`` (``-``: all of stdin, as one message), then each line; the exit code.
 
     A turn that fails is reported, and the next line goes on; the code is 1 then.
@@ -38,29 +38,29 @@ async def lines(talk: Talk, first: str | None, output: Output) -> int:
     code = 0
     said: list[dict[str, Any]] = []
     print_line(f"conversation {talk.run.id}", error=True)
-    async for text in _messages(first):
+    async for text in _read_chat_messages(first):
         turn, _ = await talk.say(text)
         try:
-            response = await _answered(talk, turn)
+            response = await _wait_for_chat_answer(talk, turn)
         except PerdureError as error:
-            report(error)
+            print_error(error)
             code = 1
             said.append({"task_id": turn.task_id, "error": {"type": type(error).__name__, "message": error.message}})
         else:
-            if output is Output.TEXT:
-                print_text(text_of(response))
+            if output is OutputFormat.TEXT:
+                print_text(get_answer_text(response))
             said.append(response.model_dump(mode="json", exclude={"messages"}))
-        if output is Output.JSONL:
+        if output is OutputFormat.JSONL:
             print_json(said.pop(), output=output)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(said, output=output)
     return code
 
 
-async def _answered(talk: Talk, turn: Turn) -> Response:
+async def _wait_for_chat_answer(talk: ChatSession, turn: Turn) -> Response:
     """The answer. Ctrl-C while it is awaited interrupts the turn as well."""
     try:
-        async with follow(talk.run, announce=False):
+        async with show_activity(talk.run, announce=False):
             return await talk.answer(turn)
     except asyncio.CancelledError:
         with contextlib.suppress(PerdureError):
@@ -68,7 +68,7 @@ async def _answered(talk: Talk, turn: Turn) -> Response:
         raise
 
 
-async def _messages(first: str | None) -> AsyncIterator[str]:
+async def _read_chat_messages(first: str | None) -> AsyncIterator[str]:
     """What there is to say, without what is empty."""
     if first is not None:
         text = sys.stdin.read() if first == "-" else first
@@ -76,12 +76,12 @@ async def _messages(first: str | None) -> AsyncIterator[str]:
             yield text.strip() if first == "-" else text
         if first == "-":
             return
-    async for line in _stdin():
+    async for line in _read_stdin_lines():
         if line.strip():
             yield line.strip()
 
 
-async def _stdin() -> AsyncIterator[str]:
+async def _read_stdin_lines() -> AsyncIterator[str]:
     """Lines, read in a daemon thread: stdin may be a file, which no event loop watches, and no read can be stopped."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue()
@@ -97,7 +97,7 @@ async def _stdin() -> AsyncIterator[str]:
         yield line
 
 
-class Talk:
+class ChatSession:
     """Opens the conversation with the first message, or goes on with the one of that id."""
 
     def __init__(
@@ -136,15 +136,15 @@ class Talk:
         """The agent's name."""
         return self.agent if isinstance(self.agent, str) else self.agent.name
 
-    async def past(self) -> Shown | None:
+    async def past(self) -> RunDetails | None:
         """What was said before; None for a new conversation.
 
         Raises ``InvalidInputError`` when the conversation is another agent's.
         """
-        from ..show import gather
+        from ..show import read_run_details
 
         try:
-            shown = await gather(self._client, self.run)
+            shown = await read_run_details(self._client, self.run)
         except RunNotFoundError:
             return None
         if shown.status.agent and shown.status.agent != self.name:
@@ -173,7 +173,7 @@ class Talk:
             message_id = self._id_of(text)
             self._unsure = (text, message_id)
             self.said = True
-            turn = await delivered(self.run, self._send(with_files(text, self._files), message_id))
+            turn = await wait_for_delivery(self.run, self._send(build_content(text, self._files), message_id))
             self._unsure = None
             self._files = []
             self.begun = True
@@ -226,9 +226,9 @@ class Talk:
 
     async def doing(self) -> str | None:
         """What it is at, in a line; None when it is not known."""
-        from ..show import activity
+        from ..show import format_activity
 
         try:
-            return activity(await self.run.status())
+            return format_activity(await self.run.status())
         except PerdureError:
             return None

@@ -21,20 +21,20 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
-from ...embedded.home import current_home, private
+from ...embedded.home import current_home, open_private
 from ...errors import NoWorkerError, PerdureError
-from ...terminal import print_line, printable, styled
-from ..events import called, retracted, subagent
-from ..rendering import INTERRUPTED, arguments, colours, conversation, text_of
-from ..run import LOOK
+from ...terminal import escape_line, print_line, style_text
+from ..events import format_calls, format_retraction, format_subagent_path
+from ..output import INTERRUPTED, can_colour_stdout, format_arguments, format_conversation, get_answer_text
+from ..run import STATUS_POLL_SECONDS
 
 if TYPE_CHECKING:
     from ...client.turn import Turn
     from ...types.events import Event
     from ...types.interface import Response
     from ...types.messages import Message
-    from ..show import Shown
-    from .conversation import Talk
+    from ..show import RunDetails
+    from .conversation import ChatSession
 
 
 # ---
@@ -65,31 +65,31 @@ class LiveTurn:
         if piece := self._live.feed(event):
             self.shown = True
             *whole, self.rest = (self.rest + piece).split("\n")
-            yield from (printable(line).rstrip() for line in whole)
+            yield from (escape_line(line).rstrip() for line in whole)
             yield from self._wrapped()
         match event.type:
             case "model.completed":
                 yield from self.last()
-                for call in called(event):
-                    yield styled(call, "blue", on=self._colour)
+                for call in format_calls(event):
+                    yield style_text(call, "blue", on=self._colour)
             case "model.retracted":
                 yield from self.last()
                 if event.reason != "Interrupted":  # the end of the turn says so
-                    yield styled(retracted(event.reason), "yellow", on=self._colour)
+                    yield style_text(format_retraction(event.reason), "yellow", on=self._colour)
             case "tool.progress":
-                yield styled(f"… {printable(event.name)}: {printable(event.message)}", "dim", on=self._colour)
+                yield style_text(f"… {escape_line(event.name)}: {escape_line(event.message)}", "dim", on=self._colour)
 
     def _of_subagent(self, event: Event) -> Iterator[str]:
         """The calls it makes, a line each, and no word of what it says: that is for the agent that asked."""
         if event.type == "model.completed" and event.calls:
             yield from self.last()
-            for call in called(event):
-                yield styled(f"[{subagent(event)}] {call}", "dim", on=self._colour)
+            for call in format_calls(event):
+                yield style_text(f"[{format_subagent_path(event)}] {call}", "dim", on=self._colour)
 
     def last(self) -> Iterator[str]:
         """The line that is being written, as it stands."""
         if self.rest:
-            yield printable(self.rest).rstrip()
+            yield escape_line(self.rest).rstrip()
             self.rest = ""
 
     def _wrapped(self) -> Iterator[str]:
@@ -98,7 +98,7 @@ class LiveTurn:
         while len(self.rest) > columns:
             at = self.rest.rfind(" ", 1, columns)
             at = columns if at < 0 else at
-            yield printable(self.rest[:at])
+            yield escape_line(self.rest[:at])
             self.rest = self.rest[at:].removeprefix(" ")
 
 
@@ -106,9 +106,9 @@ class LiveTurn:
 # What a person sees of a conversation on the terminal: its last turns, what was called, the answers.
 
 
-_TURNS = 3
+_PAST_TURNS = 3
 """Messages of the user, and what follows them, that are shown of a conversation that goes on."""
-_ENDS = {
+_FINISH_REASON_TEXTS = {
     "interrupted": "interrupted",
     "limit": "it has reached a limit",
     "length": "cut off: the reply has reached its limit of tokens",
@@ -118,60 +118,60 @@ _ENDS = {
 }
 
 
-def past(shown: Shown, *, colour: bool) -> Iterator[str]:
+def format_past_turns(shown: RunDetails, *, colour: bool) -> Iterator[str]:
     """The last turns, as ``perdure show`` has them."""
     messages = shown.messages or []
-    start = _last_turns(messages)
+    start = _find_last_turns_start(messages)
     if start:
-        yield styled(f"… {start} earlier messages: perdure show {shown.status.context_id}", "dim", on=colour)
+        yield style_text(f"… {start} earlier messages: perdure show {shown.status.context_id}", "dim", on=colour)
     before = sum(message.role == "assistant" for message in messages[:start])
-    yield from conversation(messages[start:], colour=colour, since=before)
+    yield from format_conversation(messages[start:], colour=colour, since=before)
     if shown.note:
-        yield styled(shown.note, "yellow", on=colour)
+        yield style_text(shown.note, "yellow", on=colour)
     if shown.error:
         failed = f"its last turn failed: {type(shown.error).__name__}: {shown.error}"
-        yield from (styled(line, "red", on=colour) for line in failed.splitlines())
+        yield from (style_text(line, "red", on=colour) for line in failed.splitlines())
 
 
-def _last_turns(messages: Sequence[Message]) -> int:
+def _find_last_turns_start(messages: Sequence[Message]) -> int:
     asked = [number for number, message in enumerate(messages) if message.role == "user"]
-    return asked[-_TURNS] if len(asked) > _TURNS else 0
+    return asked[-_PAST_TURNS] if len(asked) > _PAST_TURNS else 0
 
 
-def answer(response: Response, news: Sequence[Message], *, colour: bool) -> Iterator[str]:
+def format_turn_answer(response: Response, news: Sequence[Message], *, colour: bool) -> Iterator[str]:
     """What was called since the last answer, and the answer."""
     for message in news:
         for call in message.tool_calls:
-            said = call.malformed if call.malformed is not None else arguments(call.arguments)
-            yield styled(f"→ {printable(call.name)}({printable(said)})", "blue", on=colour)
-    lines = [printable(line).rstrip() for line in text_of(response).strip().splitlines()]
+            said = call.malformed if call.malformed is not None else format_arguments(call.arguments)
+            yield style_text(f"→ {escape_line(call.name)}({escape_line(said)})", "blue", on=colour)
+    lines = [escape_line(line).rstrip() for line in get_answer_text(response).strip().splitlines()]
     yield from lines
-    if response.finish_reason in _ENDS:
-        yield from end(response, colour=colour)
+    if response.finish_reason in _FINISH_REASON_TEXTS:
+        yield from format_turn_end(response, colour=colour)
     elif not lines:
-        yield styled("(an empty reply)", "dim", on=colour)
+        yield style_text("(an empty reply)", "dim", on=colour)
 
 
-def end(response: Response, *, colour: bool) -> list[str]:
+def format_turn_end(response: Response, *, colour: bool) -> list[str]:
     """Why the turn ended, where that is not the ordinary course."""
-    why = _ENDS.get(response.finish_reason)
-    return [] if why is None else [styled(f"({why})", "yellow", on=colour)]
+    why = _FINISH_REASON_TEXTS.get(response.finish_reason)
+    return [] if why is None else [style_text(f"({why})", "yellow", on=colour)]
 
 
-_KEYS = "Enter sends · Alt-Enter or Ctrl-J new line · Ctrl-C interrupts · Ctrl-D leaves"
-_PROMPT, _MORE = "> ", "  "
-_LAST_EVENTS = 1.0
+_KEY_HELP = "Enter sends · Alt-Enter or Ctrl-J new line · Ctrl-C interrupts · Ctrl-D leaves"
+_PROMPT, _CONTINUATION_PROMPT = "> ", "  "
+_LAST_EVENTS_SECONDS = 1.0
 """Seconds that the last events of a turn may come behind its answer."""
-_STYLE = Style.from_dict({"doing": "ansicyan", "keys": "ansibrightblack"})
+_PROMPT_STYLE = Style.from_dict({"doing": "ansicyan", "keys": "ansibrightblack"})
 
 
-class Terminal:
+class ChatTerminal:
     """One sitting; :meth:`run` ends when the person leaves."""
 
-    def __init__(self, talk: Talk, past: Shown | None) -> None:
+    def __init__(self, talk: ChatSession, past: RunDetails | None) -> None:
         self._talk = talk
         self._past = past
-        self._colour = colours()
+        self._colour = can_colour_stdout()
         self._doing = ""
         self._live = LiveTurn(colour=self._colour)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,11 +182,11 @@ class Terminal:
         """Fails with what ends the chat from inside."""
         self._session: PromptSession[str] = PromptSession(
             self._prompt,
-            history=_history(talk.name),
+            history=_open_prompt_history(talk.name),
             multiline=True,
-            prompt_continuation=_MORE,
+            prompt_continuation=_CONTINUATION_PROMPT,
             key_bindings=self._keys(),
-            style=_STYLE,
+            style=_PROMPT_STYLE,
             input=_Keyboard(sys.stdin),
         )
 
@@ -220,16 +220,16 @@ class Terminal:
 
     async def _greet(self) -> None:
         if self._past is None:
-            self._print([styled(f"{self._talk.name} · {self._talk.run.id}", "dim", on=self._colour)])
+            self._print([style_text(f"{self._talk.name} · {self._talk.run.id}", "dim", on=self._colour)])
         else:
-            self._print(past(self._past, colour=self._colour))
+            self._print(format_past_turns(self._past, colour=self._colour))
             if self._past.status.state == "running":
                 self._spawn(self._await(await self._talk.under_way()))
-        self._print([styled(_KEYS, "dim", on=self._colour)])
+        self._print([style_text(_KEY_HELP, "dim", on=self._colour)])
 
     def _say(self, text: str) -> None:
         first, *more = text.splitlines()
-        self._print([f"{_PROMPT}{first}", *(f"{_MORE}{line}" for line in more)])
+        self._print([f"{_PROMPT}{first}", *(f"{_CONTINUATION_PROMPT}{line}" for line in more)])
         self._live.over = False
         self._spawn(self._delivered(text))
 
@@ -252,7 +252,7 @@ class Terminal:
         try:
             response = await self._talk.answer(turn)
             # It ends with the turn; the answer does not wait for it.
-            await asyncio.wait([watching], timeout=_LAST_EVENTS)
+            await asyncio.wait([watching], timeout=_LAST_EVENTS_SECONDS)
         except PerdureError as error:
             self._print(list(live.last()))
             self._error(error)
@@ -260,9 +260,9 @@ class Terminal:
             self._print(list(live.last()))
             news = self._talk.news(response)  # they count as shown in any case
             if live.shown:
-                self._print([*end(response, colour=self._colour), ""])
+                self._print([*format_turn_end(response, colour=self._colour), ""])
             else:
-                self._print([*answer(response, news, colour=self._colour), ""])
+                self._print([*format_turn_answer(response, news, colour=self._colour), ""])
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -302,7 +302,7 @@ class Terminal:
                 doing = await self._talk.doing()
                 self._doing = doing if doing is not None and self._tasks else ""
                 self._session.app.invalidate()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(STATUS_POLL_SECONDS)
 
     def _prompt(self) -> FormattedText:
         """Above it, the line that is being written, and what the agent is at: a toolbar would be there only where a
@@ -310,9 +310,9 @@ class Terminal:
         """
         if not self._tasks:
             return FormattedText([("", _PROMPT)])
-        rest = f"{printable(self._live.rest)}\n" if self._live.rest else ""
+        rest = f"{escape_line(self._live.rest)}\n" if self._live.rest else ""
         keys = "Ctrl-C again leaves" if self._interrupted else "Ctrl-C interrupts"
-        doing = [("class:doing", printable(self._doing or "…")), ("class:keys", f"  {keys}\n")]
+        doing = [("class:doing", escape_line(self._doing or "…")), ("class:keys", f"  {keys}\n")]
         return FormattedText([("", rest), *doing, ("", _PROMPT)])
 
     def _keys(self) -> KeyBindings:
@@ -352,9 +352,9 @@ class Terminal:
             event.app.exit(exception=EOFError)
 
     def _error(self, error: PerdureError) -> None:
-        said = [styled(line, "red", on=self._colour) for line in f"error: {error.message}".splitlines()]
+        said = [style_text(line, "red", on=self._colour) for line in f"error: {error.message}".splitlines()]
         if error.hint:
-            said.append(styled(error.hint, "dim", on=self._colour))
+            said.append(style_text(error.hint, "dim", on=self._colour))
         self._print([*said, ""])
 
     def _print(self, lines: Iterator[str] | list[str]) -> None:
@@ -369,10 +369,10 @@ class _Keyboard(Vt100Input):
         return nullcontext()
 
 
-def _history(agent: str) -> FileHistory:
+def _open_prompt_history(agent: str) -> FileHistory:
     """The lines that were typed to this agent, in a file that only its owner reads."""
     home = current_home().create()
     file = home.history / quote(agent, safe="")
     with home.guard():
-        open(file, "a", opener=private).close()
+        open(file, "a", opener=open_private).close()
     return FileHistory(file)

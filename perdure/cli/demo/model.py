@@ -17,7 +17,7 @@ from socketserver import ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
-from ...embedded.process import report
+from ...embedded.process import report_to_parent
 
 # ---
 # The rules. They know the tools of the demo's agent (worker.py) and the format of their results.
@@ -305,5 +305,5 @@ def build_chunks(reply: ToolCall | str, call_id: str, prompt_tokens: int) -> Ite
 
 if __name__ == "__main__":
     with DemoModel(delay=0.05) as model:  # slow enough that a call can be cut short
-        report("serving", base_url=model.base_url)
+        report_to_parent("serving", base_url=model.base_url)
         sys.stdin.read()  # it ends with the demo, however that ends

@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...agent.agent import Agent
-from ...embedded.process import on_orphaned, report
+from ...embedded.process import call_when_orphaned, report_to_parent
 from ...errors import PerdureError
 from ...tools import tool
-from ..agent_loader import Loaded
-from ..connection import Server, connected
-from ..worker import serve
+from ..agent_loader import AgentModule
+from ..connection import ConnectionOptions, open_client
+from ..worker import serve_agents
 
 # ---
 # A folder that an agent may read and nothing else: what lies outside, is binary or too long is said, not shown.
 
 
-SKIPPED = frozenset({"__pycache__", "node_modules", "venv", "build", "dist", "site-packages"})
-_FILES = 200
-_MATCHES = 40
-_LINES = 120
-_LINE = 300
-_BYTES = 5 * 1024 * 1024
+SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv", "build", "dist", "site-packages"})
+_MAX_FILES = 200
+_MAX_MATCHES = 40
+_MAX_LINES = 120
+_MAX_LINE_CHARS = 300
+_MAX_FILE_BYTES = 5 * 1024 * 1024
 """A larger file is not searched or counted."""
-_SCANNED = 5000
+_MAX_FILES_SCANNED = 5000
 """Files that one search looks into."""
 
 
@@ -45,8 +45,8 @@ class Folder:
             return self._described(start)
         found: list[str] = []
         for number, file in enumerate(self._files(start)):
-            if number == _FILES:
-                found.append(f"… and more: {_FILES} are shown; name a folder below {path}")
+            if number == _MAX_FILES:
+                found.append(f"… and more: {_MAX_FILES} are shown; name a folder below {path}")
                 break
             found.append(self._described(file))
         return "\n".join(found) or f"no files in {path}"
@@ -59,20 +59,20 @@ class Folder:
         for file in self._files(self._inside(path)):
             for number, line in enumerate(self._text(file) or (), 1):
                 if wanted in line.casefold():
-                    found.append(f"{self._name(file)}:{number}: {_short(line.strip())}")
-                if len(found) == _MATCHES:
-                    return "\n".join([*found, f"… the first {_MATCHES} matches"])
+                    found.append(f"{self._name(file)}:{number}: {_truncate_file_line(line.strip())}")
+                if len(found) == _MAX_MATCHES:
+                    return "\n".join([*found, f"… the first {_MAX_MATCHES} matches"])
         return "\n".join(found) or f"nothing in {path} contains {text!r}"
 
-    def read_file(self, path: str, start: int = 1, lines: int = _LINES) -> str:
+    def read_file(self, path: str, start: int = 1, lines: int = _MAX_LINES) -> str:
         """At most 120 lines of a file from line ``start``, numbered."""
         file = self._file(path)
         text = self._text(file)
         if text is None:
-            raise ValueError(f"{path} is no text file, or has more than {_BYTES // 1024 // 1024} MB")
+            raise ValueError(f"{path} is no text file, or has more than {_MAX_FILE_BYTES // 1024 // 1024} MB")
         first = max(start, 1) - 1
-        last = first + min(max(lines, 1), _LINES)
-        shown = [f"{number}: {_short(line)}" for number, line in enumerate(text[first:last], first + 1)]
+        last = first + min(max(lines, 1), _MAX_LINES)
+        shown = [f"{number}: {_truncate_file_line(line)}" for number, line in enumerate(text[first:last], first + 1)]
         if shown and last < len(text):
             shown.append(f"… {len(text) - last} more lines")
         return "\n".join(shown) or f"{path} has {len(text)} lines, none from line {first + 1}"
@@ -109,7 +109,7 @@ class Folder:
         if start.is_file():
             yield start
             return
-        left, folders = _SCANNED, [start]
+        left, folders = _MAX_FILES_SCANNED, [start]
         while folders:
             try:
                 entries = sorted(folders.pop().iterdir(), reverse=True)
@@ -122,12 +122,12 @@ class Folder:
                 left -= 1
                 if not left:
                     return
-            folders += [e for e in entries if not _hidden(e) and e.is_dir() and not e.is_symlink()]
+            folders += [e for e in entries if not _is_hidden(e) and e.is_dir() and not e.is_symlink()]
 
     def _text(self, file: Path) -> list[str] | None:
         """The lines of a text file; None for a binary, unreadable or huge one."""
         try:
-            if file.stat().st_size > _BYTES:
+            if file.stat().st_size > _MAX_FILE_BYTES:
                 return None
             body = file.read_bytes()
         except OSError:
@@ -141,19 +141,19 @@ class Folder:
         return file.relative_to(self.root).as_posix()
 
 
-def _hidden(path: Path) -> bool:
-    return path.name.startswith(".") or path.name in SKIPPED
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".") or path.name in SKIPPED_FOLDERS
 
 
-def _short(line: str) -> str:
-    return line if len(line) <= _LINE else f"{line[:_LINE]}…"
+def _truncate_file_line(line: str) -> str:
+    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"
 
 
 # ---
 # The agent of the demo: it answers questions about the files of one folder. Nothing in it knows of the demo.
 
 
-NAME = "reader"
+AGENT_NAME = "reader"
 
 INSTRUCTIONS = """\
 You answer questions about the files of one folder. Look before you speak: find the files that matter, read them, and \
@@ -161,7 +161,7 @@ only then answer, in a few sentences, naming the files and lines that your answe
 Paths are relative to the folder."""
 
 
-def reader(folder: Path, model: str) -> Agent:
+def build_reader_agent(folder: Path, model: str) -> Agent:
     """The agent over ``folder``. Its tools only read, so a call that a crash cut short may simply run again."""
     files = Folder(folder)
 
@@ -204,16 +204,16 @@ def reader(folder: Path, model: str) -> Agent:
         """
         return files.count_lines(path)
 
-    return Agent(NAME, model, instructions=INSTRUCTIONS, tools=[list_files, search, read_file, count_lines])
+    return Agent(AGENT_NAME, model, instructions=INSTRUCTIONS, tools=[list_files, search, read_file, count_lines])
 
 
 async def main(folder: str, model: str, queue: str, address: str, namespace: str, store: str) -> None:
     """Serve until told to stop, or until the demo is gone."""
     stop = asyncio.Event()
-    on_orphaned(stop.set)
-    loaded = Loaded(folder, (reader(Path(folder), model),))
-    async with connected(Server(address, namespace, store_url=store), task_queue=queue) as client:
-        await serve(client, loaded, drain=1.0, stop=stop, ready=lambda _: report("serving"))
+    call_when_orphaned(stop.set)
+    loaded = AgentModule(folder, (build_reader_agent(Path(folder), model),))
+    async with open_client(ConnectionOptions(address, namespace, store_url=store), task_queue=queue) as client:
+        await serve_agents(client, loaded, drain=1.0, stop=stop, ready=lambda _: report_to_parent("serving"))
 
 
 if __name__ == "__main__":
@@ -221,6 +221,6 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(*sys.argv[1:]))
     except PerdureError as error:
-        report("broken", error=error.message, hint=error.hint)
+        report_to_parent("broken", error=error.message, hint=error.hint)
     sys.stdout.flush()
     os._exit(0)  # as perdure.cli.main

@@ -8,17 +8,17 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from ...errors import StoreError, StoreVersionError
+from perdure.errors import StoreError, StoreVersionError
 
-CURRENT = "0001"
+CURRENT_VERSION = "0001"
 """The newest version in ``versions/``. Numbered, so that a newer one is known as such."""
 VERSION_TABLE = "perdure_version"
 """Not alembic's default name: the database may be shared with a program that uses alembic too."""
 
-_one_at_a_time = threading.Lock()  # alembic keeps the environment that it runs in a module-level variable
+_alembic_lock = threading.Lock()  # alembic keeps the environment that it runs in a module-level variable
 
 
-def version(connection: Connection) -> str | None:
+def read_version(connection: Connection) -> str | None:
     """The schema's version; None for a database that never was a store."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
@@ -28,16 +28,16 @@ def version(connection: Connection) -> str | None:
 
 def is_current(connection: Connection) -> bool:
     """Whether nothing is to be applied. Raises ``StoreVersionError`` for a newer schema."""
-    found = version(connection)
-    if found is not None and found > CURRENT:
+    found = read_version(connection)
+    if found is not None and found > CURRENT_VERSION:
         raise StoreVersionError(
-            f"the store has schema {found}, this perdure knows up to {CURRENT}",
+            f"the store has schema {found}, this perdure knows up to {CURRENT_VERSION}",
             hint="Upgrade perdure here: a newer version uses this store already.",
         )
-    return found == CURRENT
+    return found == CURRENT_VERSION
 
 
-def check_empty(connection: Connection) -> None:
+def check_not_foreign(connection: Connection) -> None:
     """Raise ``StoreError`` for a SQLite file of another program."""
     tables = sa.inspect(connection).get_table_names() if connection.dialect.name == "sqlite" else []
     if tables and VERSION_TABLE not in tables:
@@ -54,7 +54,7 @@ def upgrade(connection: Connection) -> None:
     """
     if is_current(connection):
         return
-    check_empty(connection)
+    check_not_foreign(connection)
     _run_alembic(connection)
 
 
@@ -66,5 +66,5 @@ def _run_alembic(connection: Connection) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
-    with _one_at_a_time:
-        command.upgrade(config, CURRENT)
+    with _alembic_lock:
+        command.upgrade(config, CURRENT_VERSION)

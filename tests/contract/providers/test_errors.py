@@ -18,9 +18,9 @@ from google.genai import _api_client
 from google.genai import errors as google_sdk
 
 from perdure import errors
-from perdure.providers.anthropic import translate as translate_anthropic
-from perdure.providers.google import translate as translate_google
-from perdure.providers.openai_sdk import translate as translate_openai
+from perdure.providers.anthropic import translate_error as translate_anthropic
+from perdure.providers.google import translate_error as translate_google
+from perdure.providers.openai_sdk import translate_error as translate_openai
 from perdure.types.redaction import Redaction
 from tests.servers.google import reason, retry_info
 from tests.servers.model_server import Reply, error

@@ -18,7 +18,7 @@ from perdure.types.messages import (
     Part,
     TextPart,
     ThinkingPart,
-    canonical,
+    encode_canonical,
     parse_messages,
 )
 from tests.support.formats import FORMATS, Format
@@ -39,7 +39,7 @@ def encoded(wire: Format, messages: list[Message]) -> bytes:
 
 def stored(data: st.DataObject, own: Own) -> list[Message]:
     """A transcript as a worker has it: loaded from the store, keys sorted, without encodings of an earlier call."""
-    return parse_messages(canonical(data.draw(transcripts(own))))
+    return parse_messages(encode_canonical(data.draw(transcripts(own))))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.ports import Batch, Commit, EventRow, NewEvent, Outcome, Store, token
+from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -22,7 +22,7 @@ from perdure.types.events import (
     ModelRetracted,
     ModelStarted,
     RunEvent,
-    read_event,
+    decode_event,
 )
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
@@ -45,9 +45,9 @@ def delta(text: str = "x") -> ModelDelta:
     return ModelDelta(text=text)
 
 
-def batch(of: str, *events: Event | NewEvent, at: str = "", advances: bool = True) -> Batch:
+def batch(of: str, *events: Event | NewEvent, at: str = "", advances: bool = True) -> EventBatch:
     new = [event if isinstance(event, NewEvent) else NewEvent(event) for event in events]
-    return Batch(of, new, at, advances, ON_THE_WAY[of])
+    return EventBatch(of, new, at, advances, ON_THE_WAY[of])
 
 
 async def told(store: Store, of: str = "c", *, children: bool = True) -> list[tuple[int, str]]:
@@ -75,7 +75,7 @@ async def test_paths_lead_down_from_whom_is_asked(store: Store):
     [row] = await store.events("c/1/2")
     assert (row.child, row.path) == (None, ())
     row = (await store.events("c"))[2]
-    event = read_event(row.child or "c", row.seq, row.task_id, row.type, row.body, row.spans, row.path)
+    event = decode_event(row.child or "c", row.seq, row.task_id, row.type, row.body, row.spans, row.path)
     assert event == LimitReached(context_id="c/1/2", seq=3, path=(FIRST, SECOND))
 
 
@@ -96,9 +96,9 @@ async def test_pages_of_a_part_of_a_tree(store: Store):
 async def test_deltas_of_runs_side_by_side_are_each_ones_own(store: Store):
     for _ in range(3):
         for of in ("c/1", "c/10", "c"):
-            assert await store.append(batch(of, delta(), at=token(T1, 1)))
+            assert await store.append(batch(of, delta(), at=build_batch_token(T1, 1)))
     await store.commit(
-        Commit(outcome=Outcome("k", "model", b"1"), events=batch("c/10", ModelCompleted(), at=token(T1)))
+        Commit(outcome=Outcome("k", "model", b"1"), events=batch("c/10", ModelCompleted(), at=build_batch_token(T1)))
     )
     rows = await store.events("c")
     assert [(row.seq, row.child) for row in rows] == [
@@ -111,23 +111,25 @@ async def test_deltas_of_runs_side_by_side_are_each_ones_own(store: Store):
         (10, "c/10"),
     ]
     assert rows[-1].spans == ((2, 2), (5, 5), (8, 8))
-    await store.append(batch("c/1", ModelStarted(), at=token(T1, 2)))  # its worker was lost
+    await store.append(batch("c/1", ModelStarted(), at=build_batch_token(T1, 2)))  # its worker was lost
     rows = await store.events("c")
     assert [(row.type, row.child, row.spans) for row in rows[-2:]] == [
         ("model.retracted", "c/1", ((1, 1), (4, 4), (7, 7))),
         ("model.started", "c/1", ()),
     ]
-    assert await store.append(batch("c", ModelCompleted(), at=token(T1, 1)))  # nobody else's fence holds it up
+    assert await store.append(
+        batch("c", ModelCompleted(), at=build_batch_token(T1, 1))
+    )  # nobody else's fence holds it up
     numbered(await store.events("c"), set())
 
 
 async def test_fences_and_keys_are_each_runs_own(store: Store):
     said = NewEvent(LimitReached(), key="k")
-    assert await store.append(batch("c/1", said, at=token(T2, 1)))
-    assert not await store.append(batch("c/1", LimitReached(), at=token(T1, 1)))
-    assert await store.append(batch("c", said, said, at=token(T1, 1)))
-    assert await store.append(batch("c/10", said, at=token(T1, 1)))
-    assert await store.append(batch("c/1", said, LimitReached(), at=token(T2, 1)))
+    assert await store.append(batch("c/1", said, at=build_batch_token(T2, 1)))
+    assert not await store.append(batch("c/1", LimitReached(), at=build_batch_token(T1, 1)))
+    assert await store.append(batch("c", said, said, at=build_batch_token(T1, 1)))
+    assert await store.append(batch("c/10", said, at=build_batch_token(T1, 1)))
+    assert await store.append(batch("c/1", said, LimitReached(), at=build_batch_token(T2, 1)))
     assert await told(store) == [(1, "c/1"), (2, "c"), (3, "c/10"), (4, "c/1")]
 
 
@@ -147,11 +149,13 @@ async def test_a_run_that_is_begun_again_comes_by_another_way(store: Store):
     again = PathStep(agent="researcher", call_id="call-9", task_id="later")
     ways = {"c/1": (again,), "c/1/2": (again, SECOND)}
     for of in ("c/1", "c/1/2"):
-        await store.append(batch(of, LimitReached(), delta(), at=token(T2)))
+        await store.append(batch(of, LimitReached(), delta(), at=build_batch_token(T2)))
     for of, path in ways.items():
         then = Lineage(root="c", agent="a", path=path)
-        assert not await store.append(replace(batch(of, LimitReached(), at=token(T1)), lineage=then)), "too late"
-        await store.append(replace(batch(of, LimitReached(), at=token(T2)), lineage=then))
+        assert not await store.append(replace(batch(of, LimitReached(), at=build_batch_token(T1)), lineage=then)), (
+            "too late"
+        )
+        await store.append(replace(batch(of, LimitReached(), at=build_batch_token(T2)), lineage=then))
         await store.append(replace(batch(of, RunEvent(state="terminated")), lineage=None))  # who says no way
     rows = await store.events("c")
     assert [row.path for row in rows] == [
@@ -218,8 +222,8 @@ EVENTS = st.sampled_from(
     [ModelStarted(), delta(), delta(), delta(), ModelRetracted(), ModelCompleted(), LimitReached()]
 )
 NEW = st.builds(NewEvent, EVENTS, st.sampled_from([None, None, None, "k1", "k2"]))
-TOKENS = st.sampled_from(["", *[token(at, attempt) for at in (T1, T2) for attempt in (1, 2, None)]])
-BATCHES = st.builds(Batch, st.sampled_from(list(ON_THE_WAY)), st.lists(NEW, max_size=4), TOKENS, st.booleans())
+TOKENS = st.sampled_from(["", *[build_batch_token(at, attempt) for at in (T1, T2) for attempt in (1, 2, None)]])
+BATCHES = st.builds(EventBatch, st.sampled_from(list(ON_THE_WAY)), st.lists(NEW, max_size=4), TOKENS, st.booleans())
 WRITES = st.tuples(st.sampled_from(["append", "commit"]), BATCHES, st.sampled_from(["first", "first", "again", ""]))
 
 
@@ -228,7 +232,7 @@ def names() -> Iterator[str]:
     return (f"example-{n}-" for n in itertools.count())
 
 
-async def play(store: Store, name: str, writes: list[tuple[str, Batch, str]]) -> list[object]:
+async def play(store: Store, name: str, writes: list[tuple[str, EventBatch, str]]) -> list[object]:
     """What ``store`` answers to ``writes``, and what is in it then, seen from each of the runs."""
     answers: list[object] = []
     gone: set[int] = set()
@@ -256,7 +260,7 @@ async def play(store: Store, name: str, writes: list[tuple[str, Batch, str]]) ->
 @settings(max_examples=100, deadline=None)
 @given(st.lists(WRITES, max_size=25))
 def test_sqlite_and_memory_agree(
-    tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, Batch, str]]
+    tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, EventBatch, str]]
 ):
     name, url = next(names), f"sqlite:///{tmp_path_factory.getbasetemp()}/trees.db"
     stores = MemoryStore(now=lambda: T2), SqliteStore(url, now=lambda: T2)

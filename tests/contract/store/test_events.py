@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import StoreError
-from perdure.ports import Batch, Commit, EventRow, NewEvent, Outcome, Store, token
+from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -26,7 +26,7 @@ from perdure.types.events import (
     ToolCompleted,
     ToolStarted,
     TurnEvent,
-    read_event,
+    decode_event,
 )
 from tests.contract.store.conftest import Database
 
@@ -41,9 +41,9 @@ def delta(text: str = "x", attempt: int = 1) -> ModelDelta:
     return ModelDelta(task_id="t", iteration=2, text=text, attempt=attempt)
 
 
-def batch(*events: Event | NewEvent, at: str = "", advances: bool = True, of: str = "c") -> Batch:
+def batch(*events: Event | NewEvent, at: str = "", advances: bool = True, of: str = "c") -> EventBatch:
     new = [event if isinstance(event, NewEvent) else NewEvent(event) for event in events]
-    return Batch(of, new, at, advances)
+    return EventBatch(of, new, at, advances)
 
 
 async def told(store: Store, of: str = "c") -> list[tuple[int, str]]:
@@ -51,7 +51,7 @@ async def told(store: Store, of: str = "c") -> list[tuple[int, str]]:
 
 
 def read(row: EventRow, of: str = "c") -> Event:
-    event = read_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
+    event = decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
     assert event is not None
     return event
 
@@ -100,30 +100,36 @@ async def test_large_batches(store: Store):
 
 
 def test_tokens_sort_as_the_times_do():
-    in_order = [token(T1, 1), token(T1, 2), token(T1, 10), token(T1), token(T2, 1)]
+    in_order = [
+        build_batch_token(T1, 1),
+        build_batch_token(T1, 2),
+        build_batch_token(T1, 10),
+        build_batch_token(T1),
+        build_batch_token(T2, 1),
+    ]
     assert in_order == sorted(in_order)
 
 
 async def test_a_batch_of_an_earlier_attempt_comes_too_late(store: Store):
-    assert await store.append(batch(STARTED, at=token(T1, 2)))
-    for late in (token(T1, 1), token("2025", 9)):
+    assert await store.append(batch(STARTED, at=build_batch_token(T1, 2)))
+    for late in (build_batch_token(T1, 1), build_batch_token("2025", 9)):
         for advances in (True, False):
             assert not await store.append(batch(delta(), NewEvent(STARTED, "k"), at=late, advances=advances))
-    assert await store.append(batch(NewEvent(STARTED, "k"), at=token(T1, 2)))  # the key was not taken
+    assert await store.append(batch(NewEvent(STARTED, "k"), at=build_batch_token(T1, 2)))  # the key was not taken
     assert await told(store) == [(1, "model.started"), (2, "model.started")]
 
 
 async def test_what_does_not_advance_holds_nobody_up(store: Store):
     for attempt in (3, 1, 2):
-        assert await store.append(batch(LimitReached(), at=token(T1, attempt), advances=False))
-    assert await store.append(batch(delta(), at=token(T1, 1)))
+        assert await store.append(batch(LimitReached(), at=build_batch_token(T1, attempt), advances=False))
+    assert await store.append(batch(delta(), at=build_batch_token(T1, 1)))
     assert len(await told(store)) == 4
 
 
 async def test_what_has_no_token_is_never_too_late_and_retracts_nothing(store: Store):
-    await store.append(batch(delta(), at=token(T1, 1)))
+    await store.append(batch(delta(), at=build_batch_token(T1, 1)))
     assert await store.append(batch(LimitReached()))
-    assert await store.append(batch(delta(), at=token(T1, 1)))
+    assert await store.append(batch(delta(), at=build_batch_token(T1, 1)))
     assert await told(store) == [(1, "model.delta"), (2, "limit"), (3, "model.delta")]
 
 
@@ -131,9 +137,9 @@ async def test_what_has_no_token_is_never_too_late_and_retracts_nothing(store: S
 
 
 async def test_a_later_token_retracts_what_a_lost_worker_left(store: Store):
-    await store.append(batch(STARTED, delta("a"), delta("b", 4), at=token(T1, 1)))
-    await store.append(batch(delta("c"), at=token(T1, 1)))
-    assert await store.append(batch(STARTED, delta("d"), at=token(T1, 2)))
+    await store.append(batch(STARTED, delta("a"), delta("b", 4), at=build_batch_token(T1, 1)))
+    await store.append(batch(delta("c"), at=build_batch_token(T1, 1)))
+    assert await store.append(batch(STARTED, delta("d"), at=build_batch_token(T1, 2)))
     rows = await store.events("c")
     assert [row.type for row in rows[3:]] == ["model.delta", "model.retracted", "model.started", "model.delta"]
     lost = read(rows[4])
@@ -150,14 +156,14 @@ async def test_a_later_token_retracts_what_a_lost_worker_left(store: Store):
 
 
 async def test_a_tool_of_later_retracts_without_advancing(store: Store):
-    await store.append(batch(delta(), at=token(T1, 1)))
-    await store.append(batch(ToolStarted(call_id="1", name="f"), at=token(T2, 1), advances=False))
+    await store.append(batch(delta(), at=build_batch_token(T1, 1)))
+    await store.append(batch(ToolStarted(call_id="1", name="f"), at=build_batch_token(T2, 1), advances=False))
     assert [kind for _, kind in await told(store)] == ["model.delta", "model.retracted", "tool.started"]
-    assert await store.append(batch(delta(), at=token(T1, 1)))
+    assert await store.append(batch(delta(), at=build_batch_token(T1, 1)))
 
 
 async def test_retracted_are_the_deltas_that_count_and_no_others(store: Store):
-    at = token(T1, 1)
+    at = build_batch_token(T1, 1)
     await store.append(batch(RETRACTED, at=at))
     assert await store.events("c") == []
     await store.append(batch(delta(), LimitReached(), delta(), delta(), RETRACTED, RETRACTED, at=at))
@@ -175,7 +181,7 @@ async def test_retracted_are_the_deltas_that_count_and_no_others(store: Store):
 
 
 async def test_a_reply_that_is_whole_replaces_every_delta(store: Store):
-    at = token(T1, 1)
+    at = build_batch_token(T1, 1)
     await store.append(batch(STARTED, delta(), delta(), at=at))
     await store.append(batch(RETRACTED, STARTED, delta(), LimitReached(), delta(), at=at))
     await store.append(batch(delta(), COMPLETED, delta(), at=at))
@@ -199,12 +205,12 @@ async def test_a_reply_that_is_whole_replaces_every_delta(store: Store):
 async def test_an_event_of_a_key_that_is_there_is_dropped(store: Store):
     one, two = NewEvent(ENDED, "ended"), NewEvent(ENDED, "other")
     assert await store.append(batch(one, delta(), one))
-    assert await store.append(batch(one, at=token(T3)))  # retracts and advances all the same
-    assert await store.append(batch(one, two, LimitReached(), two, at=token(T3)))
+    assert await store.append(batch(one, at=build_batch_token(T3)))  # retracts and advances all the same
+    assert await store.append(batch(one, two, LimitReached(), two, at=build_batch_token(T3)))
     assert await store.append(batch(one, of="elsewhere"))
     assert [kind for _, kind in await told(store)] == ["run", "model.delta", "model.retracted", "run", "limit"]
     assert [seq for seq, _ in await told(store)] == [1, 2, 3, 4, 5]
-    assert not await store.append(batch(delta(), at=token(T2)))
+    assert not await store.append(batch(delta(), at=build_batch_token(T2)))
 
 
 async def test_a_reply_that_was_told_already_deletes_nothing(store: Store):
@@ -225,65 +231,65 @@ async def test_of_many_who_say_the_same_at_once_one_is_heard(database: Database)
 # --- with an outcome, with an intent -----------------------------------------------------------------------------
 
 
-def outcome(events: Batch, key: str = "k", body: bytes = b"1") -> Commit:
+def outcome(events: EventBatch, key: str = "k", body: bytes = b"1") -> Commit:
     return Commit(outcome=Outcome(key, "model", body), events=events)
 
 
 async def test_only_the_first_outcome_is_told(store: Store):
-    await store.append(batch(STARTED, delta(), at=token(T1, 1)))
-    assert await store.commit(outcome(batch(COMPLETED, at=token(T1)))) == b"1"
-    assert await store.commit(outcome(batch(COMPLETED, LimitReached(), at=token(T1)), body=b"2")) == b"1"
+    await store.append(batch(STARTED, delta(), at=build_batch_token(T1, 1)))
+    assert await store.commit(outcome(batch(COMPLETED, at=build_batch_token(T1)))) == b"1"
+    assert await store.commit(outcome(batch(COMPLETED, LimitReached(), at=build_batch_token(T1)), body=b"2")) == b"1"
     assert await told(store) == [(1, "model.started"), (3, "model.completed")]
-    assert not await store.append(batch(delta(), at=token(T1, 2)))  # of a worker that is lost
-    await store.commit(Commit(events=batch(LimitReached(), at=token(T2, 1))))
+    assert not await store.append(batch(delta(), at=build_batch_token(T1, 2)))  # of a worker that is lost
+    await store.commit(Commit(events=batch(LimitReached(), at=build_batch_token(T2, 1))))
     assert (await told(store))[-1] == (4, "limit")
 
 
 async def test_an_outcome_is_told_whatever_came_since(store: Store):
     """Attempt 2 streams, and the first, which was taken for lost, records its reply before it."""
-    await store.append(batch(STARTED, delta(), at=token(T1, 1)))
-    await store.append(batch(STARTED, delta(), at=token(T1, 2)))
-    await store.commit(outcome(batch(COMPLETED, at=token(T1, 1))))
+    await store.append(batch(STARTED, delta(), at=build_batch_token(T1, 1)))
+    await store.append(batch(STARTED, delta(), at=build_batch_token(T1, 2)))
+    await store.commit(outcome(batch(COMPLETED, at=build_batch_token(T1, 1))))
     assert await told(store) == [
         (1, "model.started"),
         (3, "model.retracted"),
         (4, "model.started"),
         (6, COMPLETED.type),
     ]
-    assert await store.append(batch(delta(), at=token(T1, 2)))  # it did not take the feed back
+    assert await store.append(batch(delta(), at=build_batch_token(T1, 2)))  # it did not take the feed back
 
 
 async def test_an_outcome_that_retracts_itself_is_not_taken_for_lost(store: Store):
-    await store.append(batch(delta(), at=token(T1, 1)))
-    await store.commit(outcome(batch(RETRACTED, at=token(T1))))
+    await store.append(batch(delta(), at=build_batch_token(T1, 1)))
+    await store.commit(outcome(batch(RETRACTED, at=build_batch_token(T1))))
     rows = await store.events("c")
     assert [row.type for row in rows] == ["model.delta", "model.retracted"]
     assert b"RateLimitError" in rows[1].body
 
 
 async def test_an_outcome_that_says_nothing_of_open_deltas_retracts_them(store: Store):
-    await store.append(batch(delta(), at=token(T1, 1)))
-    await store.commit(outcome(batch(LimitReached(), at=token(T2), advances=False)))
+    await store.append(batch(delta(), at=build_batch_token(T1, 1)))
+    await store.commit(outcome(batch(LimitReached(), at=build_batch_token(T2), advances=False)))
     assert [kind for _, kind in await told(store)] == ["model.delta", "model.retracted", "limit"]
-    assert await store.append(batch(delta(), at=token(T1, 1)))
+    assert await store.append(batch(delta(), at=build_batch_token(T1, 1)))
 
 
 async def test_what_a_tool_did_while_its_run_was_terminated(store: Store):
     """It has happened: it is told behind the end. What is only begun, or said meanwhile, is not."""
     done = ToolCompleted(call_id="1", name="f", content="sent")
-    await store.append(batch(NewEvent(ENDED, "ended"), at=token(T3)))
-    late = batch(ToolStarted(call_id="2", name="f"), at=token(T2, 1), advances=False)
+    await store.append(batch(NewEvent(ENDED, "ended"), at=build_batch_token(T3)))
+    late = batch(ToolStarted(call_id="2", name="f"), at=build_batch_token(T2, 1), advances=False)
     assert not await store.append(late)
     assert (await store.claim("2", "me", events=late)).state == "new"
-    await store.commit(outcome(batch(done, at=token(T2), advances=False)))
+    await store.commit(outcome(batch(done, at=build_batch_token(T2), advances=False)))
     assert await told(store) == [(1, "run"), (2, "tool.completed")]
     assert not await store.append(late)
 
 
 async def test_an_intent_is_told_by_whom_may_act(store: Store):
-    def begun(owner: str) -> Batch:
+    def begun(owner: str) -> EventBatch:
         started = NewEvent(ToolStarted(call_id="1", name="f", task_id=owner), f"begun/{owner}")
-        return batch(started, at=token(T1), advances=False)
+        return batch(started, at=build_batch_token(T1), advances=False)
 
     async def claim(owner: str, again: bool = False) -> str:
         return (await store.claim("k", owner, again=again, events=begun(owner))).state
@@ -351,8 +357,8 @@ async def test_followers_see_every_number_while_many_write(database: Database):
 
 EVENTS = st.sampled_from([STARTED, delta(), delta(), delta(), RETRACTED, COMPLETED, LimitReached(), ENDED])
 NEW = st.builds(NewEvent, EVENTS, st.sampled_from([None, None, None, "k1", "k2", "k3"]))
-TOKENS = st.sampled_from(["", *[token(at, attempt) for at in (T1, T2) for attempt in (1, 2, None)]])
-BATCHES = st.builds(Batch, st.sampled_from(["c", "d"]), st.lists(NEW, max_size=5), TOKENS, st.booleans())
+TOKENS = st.sampled_from(["", *[build_batch_token(at, attempt) for at in (T1, T2) for attempt in (1, 2, None)]])
+BATCHES = st.builds(EventBatch, st.sampled_from(["c", "d"]), st.lists(NEW, max_size=5), TOKENS, st.booleans())
 WRITES = st.tuples(st.sampled_from(["append", "append", "commit", "again", "claim"]), BATCHES)
 
 
@@ -361,7 +367,7 @@ def names() -> Iterator[str]:
     return (f"example-{n}-" for n in itertools.count())
 
 
-async def play(store: Store, name: str, writes: list[tuple[str, Batch]]) -> list[object]:
+async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) -> list[object]:
     """What ``store`` answers to ``writes``, and what is in it then."""
     answers: list[object] = []
     gone: dict[str, set[int]] = {f"{name}{of}": set() for of in ("c", "d")}
@@ -385,7 +391,7 @@ async def play(store: Store, name: str, writes: list[tuple[str, Batch]]) -> list
 @settings(max_examples=100, deadline=None)
 @given(st.lists(WRITES, max_size=25))
 def test_sqlite_and_memory_agree(
-    tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, Batch]]
+    tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, EventBatch]]
 ):
     name, url = next(names), f"sqlite:///{tmp_path_factory.getbasetemp()}/events.db"
     stores = MemoryStore(now=lambda: T3), SqliteStore(url, now=lambda: T3)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from perdure.ports import Batch, NewEvent
+from perdure.ports import EventBatch, NewEvent
 from perdure.types.events import LimitReached
 from tests.contract.store.conftest import Database
 
@@ -99,7 +99,7 @@ async def test_three_write_at_once_and_a_reader_is_killed(database: Database):
             reader = stack.enter_context(python(READER, url, seen[-1].seq))
         go_on(writers)
         assert await asyncio.to_thread(lambda: [writer.wait() for writer in writers]) == [0, 0, 0]
-        await store.append(Batch("c", [NewEvent(LimitReached())]))
+        await store.append(EventBatch("c", [NewEvent(LimitReached())]))
         assert reader.stdout is not None
         seen += lines(itertools.takewhile(lambda line: '"limit"' not in line, reader.stdout))
         reader.kill()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from perdure.providers import anthropic_request
-from perdure.providers.encoding import wire_id
+from perdure.providers.encoding import encode_call_id
 from perdure.providers.history import decode_messages
 from perdure.types.messages import (
     FilePart,
@@ -56,7 +56,7 @@ def _parts(message: Message) -> Iterator[Part]:
 
 
 def _names(call_id: str, name: str) -> tuple[str, str]:
-    return wire_id(call_id, 64, re.compile(r"[a-zA-Z0-9_-]+")), re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
+    return encode_call_id(call_id, 64, re.compile(r"[a-zA-Z0-9_-]+")), re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
 FORMAT = Format(

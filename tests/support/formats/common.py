@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.ports import ModelRequest
-from perdure.providers.encoding import rendered
+from perdure.providers.encoding import render_file_text
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -74,7 +74,7 @@ def unnamed(file: FilePart) -> FilePart:
 
 
 def as_text(file: FilePart) -> TextPart:
-    return TextPart(text=rendered(file, {}))
+    return TextPart(text=render_file_text(file, {}))
 
 
 def odd(part: Part, *kinds: str) -> bool:

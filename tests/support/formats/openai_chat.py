@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.providers import openai_chat_request
-from perdure.providers.encoding import wire_id, wire_name
+from perdure.providers.encoding import encode_call_id, encode_tool_name
 from perdure.providers.history import decode_messages
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart
 from tests.servers.chat import parse
@@ -39,10 +39,10 @@ def _parts(message: Message) -> Iterator[Part]:
             if message.text:
                 yield TextPart(text=message.text)
             for call in message.tool_calls:
-                yield mapped(call, wire_id(call.id, 40), wire_name(call.name), OWN.origin)
+                yield mapped(call, encode_call_id(call.id, 40), encode_tool_name(call.name), OWN.origin)
         case _:
             for result in message.tool_results:
-                made = as_result(result, wire_id(result.call_id, 40), wire_name(result.name))
+                made = as_result(result, encode_call_id(result.call_id, 40), encode_tool_name(result.name))
                 yield made.model_copy(update={"is_error": False})
 
 

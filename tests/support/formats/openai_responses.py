@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perdure.providers import openai_responses_request
-from perdure.providers.encoding import wire_id
+from perdure.providers.encoding import encode_call_id
 from perdure.providers.history import decode_messages
 from perdure.types.messages import FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.responses import parse
@@ -47,7 +47,9 @@ def _parts(message: Message) -> Iterator[Part]:
             yield from _reply(message)
         case _:
             for result in message.tool_results:
-                made = as_result(result, wire_id(result.call_id, 64), re.sub(r"[^a-zA-Z0-9_-]", "_", result.name)[:64])
+                made = as_result(
+                    result, encode_call_id(result.call_id, 64), re.sub(r"[^a-zA-Z0-9_-]", "_", result.name)[:64]
+                )
                 yield made.model_copy(update={"is_error": False})
 
 
@@ -61,7 +63,7 @@ def _reply(message: Message) -> Iterator[Part]:
             made += [TextPart(text=text)] if text else []
         elif key != "left out":
             made += [
-                mapped(p, wire_id(p.id, 64), re.sub(r"[^a-zA-Z0-9_-]", "_", p.name)[:64], origin)
+                mapped(p, encode_call_id(p.id, 64), re.sub(r"[^a-zA-Z0-9_-]", "_", p.name)[:64], origin)
                 if isinstance(p, ToolCallPart)
                 else p
                 for p in parts

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from perdure import Agent, RunContext, allow, ask, deny
-from perdure.activities.approvals import Approving
+from perdure.activities.approvals import ApprovalGate
 from perdure.activities.author_loop import AuthorLoop
 from perdure.tools.approvals import Rule
-from perdure.tools.tool import ToolOfSet
-from perdure.types.tool_calls import AsActivity, Call, PinnedTool, Refused
+from perdure.tools.tool import ToolsetTool
+from perdure.types.tool_calls import ActivityCall, Call, PinnedTool, RefusedCall
 
 TRUE, FALSE, NONE = ({"type": "boolean", "default": True}, {"type": "boolean", "default": False}, {"type": "boolean"})
 
@@ -19,10 +19,10 @@ TRUE, FALSE, NONE = ({"type": "boolean", "default": True}, {"type": "boolean", "
 async def planned(rule: Rule, schema: dict[str, Any], **arguments: Any) -> str:
     """What becomes of a call of the tool ``rm`` of a toolset."""
     pinned = PinnedTool(toolset="fs", tool="rm", name="rm", description="", parameters=schema, timeout=5)
-    agent = Agent("a", "openai:gpt-5", tools=[ToolOfSet(pinned)], approvals=[rule])
-    call = Call(id="c", name="rm", arguments=arguments, disposition=AsActivity(timeout=5, toolset="fs"))
-    found = await Approving(AuthorLoop(), lambda _: None).plan(agent, call, RunContext(), None)
-    if isinstance(found.disposition, Refused):
+    agent = Agent("a", "openai:gpt-5", tools=[ToolsetTool(pinned)], approvals=[rule])
+    call = Call(id="c", name="rm", arguments=arguments, disposition=ActivityCall(timeout=5, toolset="fs"))
+    found = await ApprovalGate(AuthorLoop(), lambda _: None).plan(agent, call, RunContext(), None)
+    if isinstance(found.disposition, RefusedCall):
         return "denied"
     return "runs" if found.approval is None else "asks"
 

@@ -56,7 +56,9 @@ async def test_none_of_96_payments_waits_for_a_thread(author: AuthorLoop) -> Non
     names = await asyncio.gather(*(author.run("pay", pay, timeout=30) for _ in range(96)))
     assert len(set(names)) == 96
     assert await author.run("later", lambda: threading.current_thread().name) in names
-    await eventually(lambda: len(ours()) <= author_loop.IDLE + 2, what="the end of the threads that are not kept")
+    await eventually(
+        lambda: len(ours()) <= author_loop.MAX_IDLE_THREADS + 2, what="the end of the threads that are not kept"
+    )
 
 
 async def test_the_time_of_an_async_function_begins_when_the_blocked_loop_calls_it(author: AuthorLoop) -> None:
@@ -106,8 +108,8 @@ async def hang(author: AuthorLoop, count: int, go: threading.Event) -> None:
 async def test_hung_functions_take_no_thread_from_others_and_the_worker_hears_of_them(
     author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(author_loop, "LOST_THREADS", 20)
-    monkeypatch.setattr(author_loop, "LOST_FOR", 0.01)
+    monkeypatch.setattr(author_loop, "MAX_LOST_THREADS", 20)
+    monkeypatch.setattr(author_loop, "LOST_THREADS_GRACE", 0.01)
     first, last = threading.Event(), threading.Event()
     await hang(author, 19, first)
     assert await author.run("next", lambda: "runs", timeout=30) == "runs"
@@ -124,7 +126,7 @@ async def test_hung_functions_take_no_thread_from_others_and_the_worker_hears_of
 async def test_functions_that_are_slow_and_return_within_a_minute_do_not_stop_the_worker(
     author: AuthorLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(author_loop, "LOST_THREADS", 4)
+    monkeypatch.setattr(author_loop, "MAX_LOST_THREADS", 4)
     go, never = threading.Event(), threading.Event()
     await hang(author, 6, go)
     assert not author.lost.done()
@@ -132,7 +134,7 @@ async def test_functions_that_are_slow_and_return_within_a_minute_do_not_stop_th
     await eventually(lambda: author._pool.lost == 0, what="their return")
     author._look_again(author._pool, "tool hang")  # a minute later
     assert not author.lost.done()
-    monkeypatch.setattr(author_loop, "LOST_FOR", 0.01)
+    monkeypatch.setattr(author_loop, "LOST_THREADS_GRACE", 0.01)
     await hang(author, 4, never)  # looked at anew
     assert "4 abandoned" in await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
     never.set()
@@ -152,16 +154,16 @@ def test_a_process_that_was_suspended_at_a_breakpoint_has_not_lost_its_loop(monk
 
     hours = itertools.count(0, 3600)
     monkeypatch.setattr(author_loop, "monotonic", lambda: next(hours), raising=False)
-    monkeypatch.setattr(author_loop, "PROBE", 0.001)
+    monkeypatch.setattr(author_loop, "PROBE_INTERVAL", 0.001)
     stopping, lost = Stopping(), Future[str]()
-    author_loop._watch(Blocked(), stopping, lost)  # type: ignore[arg-type]
+    author_loop._watch_loop(Blocked(), stopping, lost)  # type: ignore[arg-type]
     assert stopping.looks > 9
     assert not lost.done()
 
 
 @pytest.mark.usefixtures("_looks_often")
 async def test_a_loop_that_stays_blocked_is_lost(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(author_loop, "BLOCKED", 0.05)
+    monkeypatch.setattr(author_loop, "MAX_BLOCKED_TIME", 0.05)
     go = threading.Event()
 
     async def block() -> None:
@@ -329,7 +331,7 @@ async def test_an_error_while_it_is_cancelled_is_a_cancellation(author: AuthorLo
 async def test_one_that_does_not_end_is_left_with_a_warning(
     author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(author_loop, "CANCEL_WAIT", 0.05)
+    monkeypatch.setattr(author_loop, "CANCEL_TIMEOUT", 0.05)
 
     async def stubborn(never: asyncio.Event) -> None:
         while True:
@@ -409,7 +411,7 @@ async def test_a_cancelled_sync_function_runs_to_its_end_and_nobody_waits(author
 @pytest.fixture
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the loop starts: the first look is as far away as the others."""
-    monkeypatch.setattr(author_loop, "PROBE", 0.02)
+    monkeypatch.setattr(author_loop, "PROBE_INTERVAL", 0.02)
 
 
 @pytest.mark.usefixtures("_looks_often")
@@ -491,8 +493,8 @@ async def test_what_runs_at_the_stop_is_cancelled() -> None:
 async def test_it_starts_again_also_after_a_stop_that_left_a_blocked_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(author_loop, "_STOP", 0.05)
-    monkeypatch.setattr(author_loop, "PROBE", 0.02)
+    monkeypatch.setattr(author_loop, "_STOP_TIMEOUT", 0.05)
+    monkeypatch.setattr(author_loop, "PROBE_INTERVAL", 0.02)
     author = AuthorLoop()
     author.start()
     begun, go = threading.Event(), threading.Event()

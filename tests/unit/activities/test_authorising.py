@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from perdure.activities import AuthorLoop, run_context
-from perdure.activities.run_context import Authorising, bound_to
-from perdure.encryption import KEY_BYTES, Key, Keys
+from perdure.activities.run_context import AuthResolver, iter_bound_contexts
+from perdure.encryption import KEY_BYTES, EncryptionKey, KeyRing
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
 from perdure.tools.context import AuthContext, RunFacts
 from perdure.types.subagents import Lineage, PathStep
 from perdure.types.wire import CallFacts
 
-KEY = Key("k", b"k" * KEY_BYTES)
+KEY = EncryptionKey("k", b"k" * KEY_BYTES)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def of(context_id: str = "run", **auth: str) -> CallFacts:
 
 
 async def test_a_run_without_any_has_none(author: AuthorLoop) -> None:
-    assert await Authorising(Keys(), author)(of()) is None
+    assert await AuthResolver(KeyRing(), author)(of()) is None
 
 
 BELOW = Lineage(root="run", agent="a", path=(PathStep(agent="b", call_id="c"),))
@@ -45,7 +45,7 @@ async def test_it_opens_for_the_run_and_its_subagents(
     author: AuthorLoop, context_id: str, facts: dict[str, Any]
 ) -> None:
     token = KEY.seal(b'{"user":"ana"}', "run")
-    assert await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token, **facts)) == {"user": "ana"}
+    assert await AuthResolver(KeyRing([KEY]), author)(of(context_id, auth_context=token, **facts)) == {"user": "ana"}
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ async def test_it_opens_for_the_run_and_its_subagents(
 async def test_it_opens_for_no_other(author: AuthorLoop, context_id: str, facts: dict[str, Any]) -> None:
     token = KEY.seal(b'{"user":"ana"}', "run")
     with pytest.raises(AuthContextError, match="made for another run"):
-        await Authorising(Keys([KEY]), author)(of(context_id, auth_context=token, **facts))
+        await AuthResolver(KeyRing([KEY]), author)(of(context_id, auth_context=token, **facts))
 
 
 def test_what_a_token_may_have_been_made_for() -> None:
     lineage = BELOW.model_copy(update={"root": "a/b"})
-    assert list(bound_to(of("a/b/c/1", lineage=lineage, is_child=True))) == ["a/b/c/1", "a/b/c", "a/b"]
+    assert list(iter_bound_contexts(of("a/b/c/1", lineage=lineage, is_child=True))) == ["a/b/c/1", "a/b/c", "a/b"]
 
 
 async def test_a_reference_is_resolved_by_async_and_plain_functions(author: AuthorLoop) -> None:
@@ -74,7 +74,7 @@ async def test_a_reference_is_resolved_by_async_and_plain_functions(author: Auth
         return {"ref": ref, "run": run.run_id, "pool": run.resources}
 
     for one in (resolve, lambda ref, run: {"ref": ref, "run": run.run_id, "pool": run.resources}):
-        authorise = Authorising(Keys(), author, one, lambda: "pool")
+        authorise = AuthResolver(KeyRing(), author, one, lambda: "pool")
         found = await authorise(of(auth_ref="r"))
         assert isinstance(found, AuthContext)
         assert found == {"ref": "r", "run": "run", "pool": "pool"}
@@ -104,7 +104,7 @@ class RevokedError(AbortError):
 )
 async def test_what_cannot_be_resolved(author: AuthorLoop, resolve: Any, kind: type[Exception], why: str) -> None:
     with pytest.raises(kind, match=why) as caught:
-        await Authorising(Keys(), author, resolve)(of(auth_ref="r"))
+        await AuthResolver(KeyRing(), author, resolve)(of(auth_ref="r"))
     assert type(caught.value) is kind
     assert "s3cret" not in "".join(traceback.format_exception(caught.value)), "its text would be in history"
 
@@ -115,6 +115,6 @@ async def test_one_that_does_not_return(author: AuthorLoop, monkeypatch: pytest.
         return {}
 
     forever = asyncio.Event()
-    monkeypatch.setattr(run_context, "RESOLVING", 0.05)
+    monkeypatch.setattr(run_context, "RESOLVE_AUTH_TIMEOUT", 0.05)
     with pytest.raises(AuthContextUnavailableError, match=r"it did not return within 0\.05 s"):
-        await Authorising(Keys(), author, resolve)(of(auth_ref="r"))
+        await AuthResolver(KeyRing(), author, resolve)(of(auth_ref="r"))

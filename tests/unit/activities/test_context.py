@@ -11,12 +11,12 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from perdure import Agent, RunContext, ToolContext, tool
-from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, StoredMemory, ToolActivity
+from perdure.activities import Agents, AuthorLoop, IterationStage, MemoryFactory, ModelActivity, ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.messages import Message
-from perdure.types.tool_calls import Refused
+from perdure.types.tool_calls import RefusedCall
 from perdure.types.wire import ModelInput, ToolOutput
 from tests.support.wait import eventually
 from tests.unit.stages.build import FACTS, tool_call
@@ -50,7 +50,7 @@ class Host:
 
     def __init__(self, agent: Agent, author: AuthorLoop, store: MemoryStore, resources: Any = None) -> None:
         self.waits: list[str] = []
-        memory = StoredMemory(store, self.waits.append)
+        memory = MemoryFactory(store, self.waits.append)
         agents = Agents([agent])
         self._tool = ToolActivity(agents, author, lambda: resources, memory=memory)
         self._model = ModelActivity(lambda agent: agent.provider, lambda *_: None)  # type: ignore[arg-type,return-value]
@@ -138,7 +138,7 @@ async def test_a_store_that_is_away_is_waited_for(author: AuthorLoop, store: Mem
     running = asyncio.ensure_future(host.tool("note", text="x"))
     await eventually(lambda: host.waits)
     assert host.waits[0] == "StoreMismatchError: another store"
-    memory = StoredMemory(store)([])
+    memory = MemoryFactory(store)([])
     assert not memory.waits
     reading = asyncio.ensure_future(memory.get("n", "kept"))
     await eventually(lambda: memory.waits)
@@ -277,7 +277,7 @@ async def test_an_override_holds_for_the_request_the_plan_and_the_limits(
     assert ([spec.name for spec in asked.tools], asked.settings) == (["where"], {"temperature": 0})
     assert "<finish>" in (asked.system or "")
     refused, planned = reply.output.calls
-    assert isinstance(refused.disposition, Refused)
+    assert isinstance(refused.disposition, RefusedCall)
     assert refused.disposition.text.startswith("tool not found: who")
     assert planned.disposition.kind == "activity"
     limits = reply.output.limits

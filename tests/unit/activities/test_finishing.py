@@ -12,10 +12,10 @@ from pydantic import BaseModel, field_validator
 
 from perdure import Agent, ModelRetry, RunContext, tool
 from perdure.activities import AuthorLoop, finish
-from perdure.activities.approvals import Approving
-from perdure.activities.iteration import Epilogue
+from perdure.activities.approvals import ApprovalGate
+from perdure.activities.iteration import ReplyReader
 from perdure.errors import HookError
-from perdure.stages.retries import verdict
+from perdure.stages.retries import decide_retry
 from perdure.testing import call
 from perdure.types.messages import Message
 from perdure.types.wire import ModelOutput
@@ -61,7 +61,7 @@ async def read(author: AuthorLoop, said: Any, validator: Any = None, **more: Any
     message = Message.assistant(said) if isinstance(said, str) else Message(role="assistant", parts=(said,))
     made = model_call()
     told: RunContext[Any] = RunContext()
-    epilogue = Epilogue(author, Approving(author, {agent.name: agent}.get))
+    epilogue = ReplyReader(author, ApprovalGate(author, {agent.name: agent}.get))
     return await epilogue.output(agent, made, message, told)
 
 
@@ -101,14 +101,14 @@ async def test_a_text_that_a_validator_gives_can_be_stored(author: AuthorLoop) -
 
 
 def test_an_error_can_be_sent_whatever_its_text_holds() -> None:
-    assert verdict(HookError("no file \ud800"), 1).message.encode()
+    assert decide_retry(HookError("no file \ud800"), 1).message.encode()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_validator_that_takes_too_long_fails_the_run(
     author: AuthorLoop, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
-    monkeypatch.setattr(finish, "VALIDATOR", 0.1)
+    monkeypatch.setattr(finish, "VALIDATOR_TIMEOUT", 0.1)
     release = threading.Event()
 
     async def slow(output: Any) -> None:

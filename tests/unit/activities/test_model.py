@@ -17,7 +17,7 @@ from perdure.ports import Completed, ModelCall, ModelReply, ModelRequest, Stream
 from perdure.providers.fallback import ModelChain
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart, Usage
-from perdure.types.tool_calls import AsActivity, Refused
+from perdure.types.tool_calls import ActivityCall, RefusedCall
 from perdure.types.wire import ModelInput, ModelOutput
 
 INPUT = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=3, iteration=1)
@@ -93,7 +93,7 @@ async def test_arguments_that_cannot_be_kept_are_malformed(author: AuthorLoop, a
     part = ToolCallPart.model_construct(id="1", name="look", arguments=arguments)
     answered = await reply(Agent("a", ScriptedProvider([Completed((part,))]), tools=[look]), author)
     (asked,) = answered.output.calls
-    assert isinstance(asked.disposition, Refused)
+    assert isinstance(asked.disposition, RefusedCall)
     assert "must be one JSON object" in asked.disposition.text
     answered.output.model_dump_json()
     assert answered.message is not None
@@ -120,7 +120,7 @@ async def test_validators_of_an_author_run_on_the_authors_side(author: AuthorLoo
         return str(to)
 
     answered = await reply(Agent("a", ScriptedProvider([call("count", to=3)]), tools=[count]), author)
-    assert isinstance(answered.output.calls[0].disposition, AsActivity)
+    assert isinstance(answered.output.calls[0].disposition, ActivityCall)
     assert ran
     assert threading.main_thread() not in ran
     assert (look.validates_by_code, count.validates_by_code) == (False, True)
@@ -143,7 +143,7 @@ async def test_instructions_are_mended_before_the_model_is_paid(author: AuthorLo
 
 
 async def test_instructions_that_hang_are_named(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iteration, "INSTRUCTIONS", 0.05)
+    monkeypatch.setattr(iteration, "INSTRUCTIONS_TIMEOUT", 0.05)
 
     async def hang(ctx: RunContext) -> str:
         await asyncio.Event().wait()

@@ -9,7 +9,7 @@ from perdure.activities import AuthorLoop
 from perdure.ports import Completed
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import FinishReason, TextPart, ToolCallPart
-from perdure.types.tool_calls import Refused
+from perdure.types.tool_calls import RefusedCall
 from tests.unit.activities.test_model import author, look, reply
 
 __all__ = ["author"]
@@ -30,4 +30,4 @@ async def test_a_call_that_was_cut_off_is_none(author: AuthorLoop, reason: Finis
 async def test_a_call_that_is_only_malformed_is_refused(author: AuthorLoop) -> None:
     answered = await reply(Agent("a", ScriptedProvider([Completed((CUT,), "tool_calls")]), tools=[look]), author)
     (asked,) = answered.output.calls
-    assert isinstance(asked.disposition, Refused)
+    assert isinstance(asked.disposition, RefusedCall)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.activities.iteration import priced, uncounted, unpriced
+from perdure.activities.iteration import check_summary_price, find_missing_price, find_missing_usage
 from perdure.errors import DefinitionError
 from perdure.ports import ModelReply
 from perdure.types.messages import FinishReason, Usage
@@ -22,14 +22,14 @@ def agent(limits: Limits) -> Agent:
 
 @pytest.mark.parametrize("limits", [Limits(cost_usd=1), Limits(turn=Limits(cost_usd=1))])
 def test_a_reply_without_a_price_is_wrong(limits: Limits) -> None:
-    wrong = unpriced(agent(limits), reply(None))
+    wrong = find_missing_price(agent(limits), reply(None))
     assert isinstance(wrong, DefinitionError)
     assert "agent 'careful' has a limit of cost_usd, and no price of 'local-7b' is known" in str(wrong)
     assert "register_price(" in str(wrong)
 
 
 def test_so_it_is_where_a_parent_has_the_limit() -> None:
-    assert unpriced(agent(Limits()), reply(None), inherited=True) is not None
+    assert find_missing_price(agent(Limits()), reply(None), inherited=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_so_it_is_where_a_parent_has_the_limit() -> None:
     [(Limits(tokens=5), reply(None)), (Limits(cost_usd=1), reply(0.1)), (Limits(cost_usd=1), reply(None, tokens=0))],
 )
 def test_where_nothing_is_lost_nothing_is_wrong(limits: Limits, said: Message) -> None:
-    assert unpriced(agent(limits), said) is None
+    assert find_missing_price(agent(limits), said) is None
 
 
 def silent(cost: float | None = None, finish_reason: FinishReason = "stop") -> Message:
@@ -55,7 +55,7 @@ def silent(cost: float | None = None, finish_reason: FinishReason = "stop") -> M
 )
 @pytest.mark.parametrize("said", [silent(), silent(0.0), silent().model_copy(update={"usage": None})])
 def test_a_reply_without_usage_is_wrong(limits: Limits, inherited: bool, limit: str, said: Message) -> None:
-    wrong = uncounted(agent(limits), said, Usage(), inherited=inherited)
+    wrong = find_missing_usage(agent(limits), said, Usage(), inherited=inherited)
     assert isinstance(wrong, DefinitionError)
     assert f"agent 'careful' has a limit of {limit}, and 'local-7b' reports no usage" in str(wrong)
     assert "usage=Usage(" in str(wrong)
@@ -72,7 +72,7 @@ def test_a_reply_without_usage_is_wrong(limits: Limits, inherited: bool, limit: 
     ],
 )
 def test_a_reply_without_usage_may_pass(limits: Limits, said: Message, used: Usage) -> None:
-    assert uncounted(agent(limits), said, used) is None
+    assert find_missing_usage(agent(limits), said, used) is None
 
 
 def summary(cost: float | None, tokens: int = 5) -> ModelReply:
@@ -81,8 +81,8 @@ def summary(cost: float | None, tokens: int = 5) -> ModelReply:
 
 def test_a_summary_counts_too() -> None:
     with pytest.raises(DefinitionError, match="no price of 'local-7b' is known"):
-        priced(agent(Limits(cost_usd=1)), summary(None))
+        check_summary_price(agent(Limits(cost_usd=1)), summary(None))
     with pytest.raises(DefinitionError):
-        priced(agent(Limits()), summary(None), inherited=True)
+        check_summary_price(agent(Limits()), summary(None), inherited=True)
     for made in (summary(0.1), summary(None, tokens=0)):
-        assert priced(agent(Limits(cost_usd=1)), made) is made
+        assert check_summary_price(agent(Limits(cost_usd=1)), made) is made

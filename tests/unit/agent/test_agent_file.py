@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from perdure import Agent, Approval, allow, ask, deny, load_agent, tool
-from perdure.agent.agent_file import type_from_schema
+from perdure.agent.agent_file import build_type_from_schema
 from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
 from perdure.ports import Toolset
 from perdure.testing import call, scripted
@@ -260,14 +260,14 @@ FITS: list[tuple[Mapping[str, Any], Any, Any]] = [
 
 @pytest.mark.parametrize(("schema", "fits", "does_not"), FITS)
 def test_a_type_holds_values_to_its_schema(schema: Mapping[str, Any], fits: Any, does_not: Any) -> None:
-    made: TypeAdapter[Any] = TypeAdapter(type_from_schema(schema, "output"))
+    made: TypeAdapter[Any] = TypeAdapter(build_type_from_schema(schema, "output"))
     assert made.validate_python(fits) == fits
     with pytest.raises(ValidationError):
         made.validate_python(does_not)
 
 
 def test_what_the_model_sees_is_the_schema_again() -> None:
-    seen = TypeAdapter(type_from_schema(RESOLUTION, "output")).json_schema()
+    seen = TypeAdapter(build_type_from_schema(RESOLUTION, "output")).json_schema()
     assert seen["properties"]["action"] == {
         "description": "What was done",
         "enum": ["refund", "none"],
@@ -283,7 +283,7 @@ def test_a_schema_that_goes_too_deep() -> None:
     for _ in range(30):
         schema = {"type": "array", "items": schema}
     with pytest.raises(DefinitionError, match="more than 20 levels deep"):
-        type_from_schema(schema, "output")
+        build_type_from_schema(schema, "output")
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
 from perdure.agent.output import OutputType
-from perdure.agent.xml import filled_in, from_xml, template, to_xml
+from perdure.agent.xml import build_template, from_xml, parse_filled_template, to_xml
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",))) | st.text("<>&;/\"'= \n\r\tab#x0", max_size=30)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
@@ -125,7 +125,7 @@ ANSWER = TypeAdapter(Answer).json_schema()
 
 
 def test_a_template_has_every_element_and_what_is_said_of_it() -> None:
-    shown = template(ANSWER, "finish")
+    shown = build_template(ANSWER, "finish")
     assert '<verdict type="&quot;yes&quot; or &quot;no&quot;" description="Is it &quot;so&quot;?"></verdict>' in shown
     assert '<reasons type="array" description="Why, in short">\n    <item type="string"' in shown
     assert '<place type="object or null" optional="true">\n    <name type="string"></name>' in shown
@@ -133,7 +133,7 @@ def test_a_template_has_every_element_and_what_is_said_of_it() -> None:
 
 
 def test_a_template_of_a_type_that_holds_itself_has_an_end() -> None:
-    assert template(SCHEMA, "finish").count("<inner") < 10
+    assert build_template(SCHEMA, "finish").count("<inner") < 10
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ def test_a_template_of_a_type_that_holds_itself_has_an_end() -> None:
     ],
 )
 def test_what_a_model_writes_into_it_is_read_as_it_was_meant(said: str, read: Any) -> None:
-    assert filled_in(said, ANSWER, "finish") == read
+    assert parse_filled_template(said, ANSWER, "finish") == read
 
 
 @given(st.text(string.printable) | st.text("<>/finishverdct =\"'item", max_size=60))
 def test_whatever_a_model_writes_nothing_breaks(said: str) -> None:
-    found = filled_in(said, ANSWER, "finish")
+    found = parse_filled_template(said, ANSWER, "finish")
     assert found is None or json.dumps(found)
 
 
@@ -187,7 +187,7 @@ def test_whatever_a_model_writes_nothing_breaks(said: str) -> None:
 )
 def test_an_answer_that_is_written_out_is_read(answer: Answer) -> None:
     plain = answer.model_dump(mode="json")
-    assert filled_in(f"Here: {to_xml(plain, ANSWER, 'finish')}", ANSWER, "finish") == plain
+    assert parse_filled_template(f"Here: {to_xml(plain, ANSWER, 'finish')}", ANSWER, "finish") == plain
 
 
 def test_a_text_that_is_nested_without_end_is_no_answer_and_no_error() -> None:
@@ -202,5 +202,5 @@ def test_a_text_that_is_nested_without_end_is_no_answer_and_no_error() -> None:
 def test_tags_that_nothing_opened_do_not_stall_the_worker(size: int) -> None:
     """What was open was looked through for each of them: minutes for a reply of the larger size."""
     schema = TypeAdapter(Place).json_schema()
-    assert filled_in("<a>" * size + "</b>" * size, schema, "finish") is None
-    assert filled_in("<a><b></b>" * size + "<name>x</name>", schema, "finish") == {"name": "x"}
+    assert parse_filled_template("<a>" * size + "</b>" * size, schema, "finish") is None
+    assert parse_filled_template("<a><b></b>" * size + "<name>x</name>", schema, "finish") == {"name": "x"}

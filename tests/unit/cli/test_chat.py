@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.chat import Chat, terminal
-from perdure.cli.connection import Server
-from perdure.cli.options import Output, _defined
-from perdure.cli.show import Shown
+from perdure.cli.chat import ChatOptions, terminal
+from perdure.cli.connection import ConnectionOptions
+from perdure.cli.options import OutputFormat, _parse_agent_names
+from perdure.cli.show import RunDetails
 from perdure.types.interface import Response, Status
 from perdure.types.messages import Message, ToolCallPart
 
@@ -27,17 +27,17 @@ def turns(count: int) -> list[Message]:
 
 
 def test_of_a_long_conversation_the_last_turns_are_shown_with_their_numbers() -> None:
-    lines = list(terminal.past(Shown(status(), turns(5)), colour=False))
+    lines = list(terminal.format_past_turns(RunDetails(status(), turns(5)), colour=False))
     assert lines[0] == "… 4 earlier messages: perdure show c-1"
     assert lines[1:3] == ["user    question 3", "[3]     answer 3"]
     assert lines[-1] == "[5]     answer 5"
-    assert "earlier" not in "".join(terminal.past(Shown(status(), turns(3)), colour=False))
+    assert "earlier" not in "".join(terminal.format_past_turns(RunDetails(status(), turns(3)), colour=False))
 
 
 def test_what_was_called_stands_before_the_answer() -> None:
     call = ToolCallPart(id="1", name="track", arguments={"order": "7\x1b[2J"})
     news = [Message(role="assistant", parts=(call,)), Message.assistant("Soon.")]
-    assert list(terminal.answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
+    assert list(terminal.format_turn_answer(Response(content="Soon.\x07\nVery."), news, colour=False)) == [
         r'→ track(order="7\u001b[2J")',
         "Soon.\\x07",
         "Very.",
@@ -54,19 +54,19 @@ def test_what_was_called_stands_before_the_answer() -> None:
     ],
 )
 def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
-    assert list(terminal.answer(Response.model_validate(response), [], colour=False)) == lines
+    assert list(terminal.format_turn_answer(Response.model_validate(response), [], colour=False)) == lines
 
 
 def test_how_to_come_back() -> None:
-    server = Server(namespace="prod")
-    chat = Chat("a", None, "my id", "x y.py", None, None, {}, server, Output.TEXT)
+    server = ConnectionOptions(namespace="prod")
+    chat = ChatOptions("a", None, "my id", "x y.py", None, None, {}, server, OutputFormat.TEXT)
     assert chat.come_back == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod"
 
 
 def test_agents_of_a_file_are_read_without_running_it(tmp_path: Path) -> None:
     file = tmp_path / "agents.py"
     file.write_text("1 / 0\na = Agent('one', 'm')\nb = perdure.Agent('two', 'm')\nc = Agent(name)\n")
-    assert _defined(str(file)) == ["one", "two"]
+    assert _parse_agent_names(str(file)) == ["one", "two"]
     file.write_text("def (:")
-    assert _defined(str(file)) == []
-    assert _defined(str(tmp_path / "gone.py")) == []
+    assert _parse_agent_names(str(file)) == []
+    assert _parse_agent_names(str(tmp_path / "gone.py")) == []

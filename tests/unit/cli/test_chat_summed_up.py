@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from perdure import Message
-from perdure.cli.chat.conversation import Talk
+from perdure.cli.chat.conversation import ChatSession
 from perdure.loop.compaction import SUMMARY_ID
 from perdure.types.interface import Response
 from perdure.types.messages import Replaced
@@ -29,7 +29,7 @@ def summary(messages: int, kept: int, head: str = "h") -> Message:
     return Message.user("Summed up.", id=SUMMARY_ID).model_copy(update={"replaces": replaced})
 
 
-def news(talk: Talk, *messages: Message) -> list[str]:
+def news(talk: ChatSession, *messages: Message) -> list[str]:
     return [message.text for message in talk.news(Response(messages=messages))]
 
 
@@ -43,7 +43,7 @@ def news(talk: Talk, *messages: Message) -> list[str]:
     ],
 )
 def test_what_was_shown_is_not_shown_again(messages: int, kept: int, expected: list[str]) -> None:
-    talk = Talk(cast(Any, _Runs()), "agent", "id", {})
+    talk = ChatSession(cast(Any, _Runs()), "agent", "id", {})
     assert news(talk, *said("a", "b", "c", "d")) == ["a", "b", "c", "d"]
     present = (summary(messages, kept), *said("c", "d", "e", "f"))
     assert news(talk, *present) == expected
@@ -52,7 +52,7 @@ def test_what_was_shown_is_not_shown_again(messages: int, kept: int, expected: l
 
 
 def test_what_a_step_policy_has_edited_is_not_said_again() -> None:
-    talk = Talk(cast(Any, _Runs()), "agent", "id", {})
+    talk = ChatSession(cast(Any, _Runs()), "agent", "id", {})
     opening = Message.user("Go.", id="1")
     news(talk, opening, *said("a", "b", "c"))
     edited = opening.model_copy(update={"replaces": Replaced(head="h", messages=4, kept=0)})

@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 from perdure.cli import app
-from perdure.cli.connection import without_password
-from perdure.cli.dev import snapshot
-from perdure.cli.list_runs import ago
+from perdure.cli.connection import mask_password
+from perdure.cli.dev import take_snapshot
+from perdure.cli.list_runs import format_duration
 from perdure.errors import InvalidInputError, ServerUnreachableError
 
 COMMANDS = (
@@ -107,30 +107,30 @@ def test_prompt_toolkit_is_loaded_by_a_chat_alone() -> None:
 
 
 def test_a_password_is_not_shown() -> None:
-    assert without_password("postgresql://ana:s3cret@db:5432/x?a=1") == "postgresql://ana:***@db:5432/x?a=1"
-    assert without_password("sqlite:////tmp/perdure.db") == "sqlite:////tmp/perdure.db"
+    assert mask_password("postgresql://ana:s3cret@db:5432/x?a=1") == "postgresql://ana:***@db:5432/x?a=1"
+    assert mask_password("sqlite:////tmp/perdure.db") == "sqlite:////tmp/perdure.db"
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(-1, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (100_000, "28 h"), (200_000, "2 d")]
 )
 def test_lengths_of_time(seconds: float, said: str) -> None:
-    assert ago(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def test_a_snapshot_sees_changes_and_new_neighbours(tmp_path: Path) -> None:
     file = tmp_path / "agents.py"
     file.write_text("one")
     watched = [file, tmp_path]
-    before = snapshot(watched)
-    assert snapshot(watched) == before
+    before = take_snapshot(watched)
+    assert take_snapshot(watched) == before
     (tmp_path / "notes.txt").touch()
-    assert snapshot(watched) == before
+    assert take_snapshot(watched) == before
     (tmp_path / "new.py").touch()
-    assert snapshot(watched) != before
-    before = snapshot(watched)
+    assert take_snapshot(watched) != before
+    before = take_snapshot(watched)
     file.write_text("other")
-    assert snapshot(watched) != before
-    before = snapshot(watched)
+    assert take_snapshot(watched) != before
+    before = take_snapshot(watched)
     file.unlink()
-    assert snapshot(watched) != before
+    assert take_snapshot(watched) != before

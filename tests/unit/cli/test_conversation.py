@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.rendering import conversation
-from perdure.cli.show import Shown, as_plain, lines
+from perdure.cli.output import format_conversation
+from perdure.cli.show import RunDetails, format_run_details, serialize_run_details
 from perdure.types.interface import Status
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage, Withheld
 
@@ -28,7 +28,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_iterations_are_numbered_and_results_shortened() -> None:
-    assert list(conversation(MESSAGES)) == [
+    assert list(format_conversation(MESSAGES)) == [
         "system  Be kind.",
         "user    What is there?",
         "[1]     I look.",
@@ -48,7 +48,7 @@ def test_iterations_are_numbered_and_results_shortened() -> None:
 def test_what_a_reply_was_the_first_to_be_given_without() -> None:
     bad = Withheld(key="k", kind="file", what="image/png cat\x1b.png", reason="BadRequestError: no")
     reply = Message.assistant("Hm.").model_copy(update={"withheld": (bad,)})
-    assert list(conversation([Message.user("Look."), reply, Message.user("And?"), reply])) == [
+    assert list(format_conversation([Message.user("Look."), reply, Message.user("And?"), reply])) == [
         "user    Look.",
         "        (withheld from here on: image/png cat\\x1b.png: BadRequestError: no)",
         "[1]     Hm.",
@@ -58,42 +58,42 @@ def test_what_a_reply_was_the_first_to_be_given_without() -> None:
 
 
 def test_full_shortens_nothing() -> None:
-    said = "\n".join(conversation(MESSAGES, full=True))
+    said = "\n".join(format_conversation(MESSAGES, full=True))
     assert "five" in said
     assert "a" * 100 in said
 
 
 def test_a_result_cannot_steer_the_terminal() -> None:
     result = ToolResultPart(call_id="1", name="look", content="\x1b[2Jgone\x07 \u202eback")
-    said = "\n".join(conversation([*MESSAGES[:3], Message(role="tool", parts=(result,))]))
+    said = "\n".join(format_conversation([*MESSAGES[:3], Message(role="tool", parts=(result,))]))
     assert not any(sign in said for sign in "\x1b\x07\u202e")
 
 
 def test_a_huge_result_is_not_wrapped_whole() -> None:
     result = ToolResultPart(call_id="1", name="look", content="x" * 20_000_000)
-    said = list(conversation([*MESSAGES[:3], Message(role="tool", parts=(result,))]))
+    said = list(format_conversation([*MESSAGES[:3], Message(role="tool", parts=(result,))]))
     assert said[-1] == "          … 20,000,000 characters in all"
 
 
-def shown(**facts: object) -> Shown:
+def shown(**facts: object) -> RunDetails:
     reply = MESSAGES[2].model_copy(update={"usage": Usage(input_tokens=1200, output_tokens=30), "cost_usd": 0.0021})
     status = Status.model_validate({"state": "running", "doing": "tools", "agent": "a", "context_id": "r-1", **facts})
-    return Shown(status, [*MESSAGES[:2], reply])
+    return RunDetails(status, [*MESSAGES[:2], reply])
 
 
 def test_what_it_cost_is_the_transcripts() -> None:
-    said = lines(shown())
+    said = format_run_details(shown())
     assert said[0] == "r-1  running  agent a"
     assert said[1] == "  1 model call · 1,200 tokens in, 30 out · $0.0021"
-    assert as_plain(shown())["usage"]["input_tokens"] == 1200
-    assert as_plain(shown())["model_calls"] == 1
+    assert serialize_run_details(shown())["usage"]["input_tokens"] == 1200
+    assert serialize_run_details(shown())["model_calls"] == 1
 
 
 def test_what_it_is_at() -> None:
     call = {"call_id": "1", "name": "look", "kind": "activity"}
-    assert lines(shown(calls=[call], iteration=1))[-1] == "iteration 1 · tools: look"
-    assert lines(shown(doing="model", iteration=1, reason="RateLimitError: slow down"))[-1] == (
+    assert format_run_details(shown(calls=[call], iteration=1))[-1] == "iteration 1 · tools: look"
+    assert format_run_details(shown(doing="model", iteration=1, reason="RateLimitError: slow down"))[-1] == (
         "iteration 2 · the model thinks · RateLimitError: slow down"
     )
-    assert lines(shown(doing="nothing", reason="no worker answers"))[-1] == "no worker answers"
-    assert "perdure resume r-1" in lines(shown(state="paused", doing="nothing", reason="corrupt"))[-1]
+    assert format_run_details(shown(doing="nothing", reason="no worker answers"))[-1] == "no worker answers"
+    assert "perdure resume r-1" in format_run_details(shown(state="paused", doing="nothing", reason="corrupt"))[-1]

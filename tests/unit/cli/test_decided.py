@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.show import Shown, as_plain, lines
+from perdure.cli.show import RunDetails, format_run_details, serialize_run_details
 from perdure.types.approvals import DecidedApproval
 from perdure.types.interface import Status
 
@@ -32,6 +32,6 @@ def one(state: str, **facts: Any) -> DecidedApproval:
     ],
 )
 def test_a_line_for_each(past: DecidedApproval, line: str) -> None:
-    shown = Shown(Status(state="completed", agent="a", context_id="r"), [], decided=[past])
-    assert lines(shown)[-1] == line
-    assert as_plain(shown)["decided"] == [past.model_dump(mode="json")]
+    shown = RunDetails(Status(state="completed", agent="a", context_id="r"), [], decided=[past])
+    assert format_run_details(shown)[-1] == line
+    assert serialize_run_details(shown)["decided"] == [past.model_dump(mode="json")]

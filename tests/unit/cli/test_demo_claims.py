@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.demo.story import INJECTED, Facts, InFlight, Tries, claims
+from perdure.cli.demo.scenario import INJECTED_MESSAGE, AttemptCounts, Observations, RunningActivity, check_claims
 from perdure.types.interface import Response
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
 
@@ -13,11 +13,11 @@ MESSAGES = (
     Message.user("Where?"),
     Message.assistant("", CALL),
     Message(role="tool", parts=(ToolResultPart(call_id="1", name="look", content="here"),)),
-    Message.user(INJECTED),
+    Message.user(INJECTED_MESSAGE),
     Message.assistant("There."),
 )
-TRIES = Tries(3, 1, ())
-CUT = [InFlight("perdure.model", 1, "7@host")]
+TRIES = AttemptCounts(3, 1, ())
+CUT = [RunningActivity("perdure.model", 1, "7@host")]
 
 
 def failing(
@@ -27,11 +27,11 @@ def failing(
     before: tuple[Message, ...] = MESSAGES[:2],
     alive: bool = True,
     cut: bool = True,
-    tries: Tries = TRIES,
+    tries: AttemptCounts = TRIES,
     asked: int | None = 3,
 ) -> list[str]:
-    facts = Facts(before, CUT if cut else [], alive)
-    made = claims(Response(content=content, messages=messages), facts, tries, asked)
+    facts = Observations(before, CUT if cut else [], alive)
+    made = check_claims(Response(content=content, messages=messages), facts, tries, asked)
     return [claim.text for claim in made if not claim.holds]
 
 
@@ -50,9 +50,9 @@ def test_all_is_well(asked: int | None) -> None:
         ({"before": (Message.user("Other?"), MESSAGES[1])}, "nothing was repeated"),
         ({"asked": 4}, "4 paid calls for 2 replies"),
         ({"asked": 1}, "1 paid call for 2 replies"),
-        ({"asked": None, "tries": Tries(9, 1, ())}, "Temporal counted 9 paid calls"),
+        ({"asked": None, "tries": AttemptCounts(9, 1, ())}, "Temporal counted 9 paid calls"),
         ({"cut": False}, "3 paid calls"),
-        ({"tries": Tries(3, 2, ())}, "1 tool call"),
+        ({"tries": AttemptCounts(3, 2, ())}, "1 tool call"),
         ({"messages": (*MESSAGES[:4], MESSAGES[3], MESSAGES[4])}, "injected message"),
         ({"messages": (*MESSAGES[:3], MESSAGES[4])}, "injected message"),
         ({"messages": (*MESSAGES[:2], *MESSAGES[3:])}, "each with one result"),

@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from perdure.cli import app
-from perdure.encryption import KEY_BYTES, VARIABLE
+from perdure.encryption import KEY_BYTES, KEYS_VARIABLE
 
 SECRET = base64.b64encode(b"s" * KEY_BYTES).decode()
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE", "PERDURE_STORE_URL", VARIABLE):
+    for name in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE", "PERDURE_STORE_URL", KEYS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
@@ -32,13 +32,13 @@ def found() -> list[Any]:
 
 def test_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == []
-    monkeypatch.setenv(VARIABLE, f"k2:{SECRET},k1:{SECRET}")
+    monkeypatch.setenv(KEYS_VARIABLE, f"k2:{SECRET},k1:{SECRET}")
     (one,) = found()
-    assert (one["status"], one["detail"]) == ("ok", f"{VARIABLE}: k2 encrypts; decrypts also: k1")
+    assert (one["status"], one["detail"]) == ("ok", f"{KEYS_VARIABLE}: k2 encrypts; decrypts also: k1")
 
 
 def test_a_wrong_one_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, SECRET)
+    monkeypatch.setenv(KEYS_VARIABLE, SECRET)
     (one,) = found()
     assert (one["status"], "key 1 is not of the form id:base64" in one["detail"]) == ("fail", True)
     assert "openssl rand" in one["hint"]

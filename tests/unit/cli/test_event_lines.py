@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.events import EventLines
+from perdure.cli.events import EventPrinter
 from perdure.types.events import BranchCompleted, BranchStarted, Event, MessageWithheld, StepTaken, TurnEvent
 from perdure.types.messages import BlobRef
 
@@ -28,14 +28,14 @@ from perdure.types.messages import BlobRef
 )
 def test_what_a_step_has_changed(changed: dict[str, Any], line: str) -> None:
     beside = io.StringIO()
-    EventLines(io.StringIO(), beside).show(StepTaken(**changed))
+    EventPrinter(io.StringIO(), beside).show(StepTaken(**changed))
     assert beside.getvalue() == f"{line}\n"
 
 
 @pytest.mark.parametrize("brief", [True, False])
 def test_what_a_limit_has_left_without_an_answer(brief: bool) -> None:
     beside = io.StringIO()
-    lines = EventLines(io.StringIO(), beside, brief=brief)
+    lines = EventPrinter(io.StringIO(), beside, brief=brief)
     lines.show(TurnEvent(state="completed", unanswered=("m-\x1b1", "")))
     lines.show(TurnEvent(state="completed", unanswered=("",)))
     lines.show(TurnEvent(state="completed"))
@@ -59,14 +59,14 @@ BLOB = BlobRef(hash="a" * 64, size=40_000)
 )
 def test_what_a_branch_asks_and_comes_to(event: Event, line: str) -> None:
     beside = io.StringIO()
-    EventLines(io.StringIO(), beside).show(event)
+    EventPrinter(io.StringIO(), beside).show(event)
     assert beside.getvalue() == f"{line}\n"
 
 
 @pytest.mark.parametrize("brief", [True, False])
 def test_what_is_withheld_and_why(brief: bool) -> None:
     beside = io.StringIO()
-    lines = EventLines(io.StringIO(), beside, brief=brief)
+    lines = EventPrinter(io.StringIO(), beside, brief=brief)
     lines.show(MessageWithheld(what="image/png cat\x1b.png", id="m1", reason="BadRequestError: no\x1b[2J image"))
     lines.show(MessageWithheld(kind="result", what="result of look", call_id="c1", reason="ContentFilterError: no"))
     assert beside.getvalue().splitlines() == [

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from perdure.cli.chat.terminal import LiveTurn
-from perdure.cli.events import EventLines
+from perdure.cli.events import EventPrinter
 from perdure.types.events import (
     ApprovalRequested,
     CallSaid,
@@ -60,7 +60,7 @@ EVENTS: list[Event] = [
 )
 def test_lines_of_subagents(brief: bool, lines: list[str]) -> None:
     text, beside = io.StringIO(), io.StringIO()
-    shown = EventLines(text, beside, brief=brief)
+    shown = EventPrinter(text, beside, brief=brief)
     for event in EVENTS:
         shown.show(event)
     shown.end_line()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.cli.steer import limits_of
+from perdure.cli.steer import parse_limits
 from perdure.errors import InvalidInputError
 
 
 def test_limits_of_run_and_turn() -> None:
-    assert limits_of(None) == {}
+    assert parse_limits(None) == {}
     given = ["cost_usd=5", "max_iterations=80", "turn.wall_time=10m", "turn.tokens=9"]
-    assert limits_of(given) == {
+    assert parse_limits(given) == {
         "cost_usd": "5",
         "max_iterations": "80",
         "turn": {"wall_time": "10m", "tokens": "9"},
@@ -32,5 +32,5 @@ def test_limits_of_run_and_turn() -> None:
 )
 def test_what_is_no_limit_is_refused(given: str, said: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        limits_of([given])
+        parse_limits([given])
     assert said in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.agent_loader import author_files, failing_files, load
+from perdure.cli.agent_loader import find_author_files, find_failing_files, load_agent_module
 from perdure.errors import DefinitionError, InvalidInputError, PerdureError
 
 AGENT = "from perdure import Agent\nhelper = Agent('helper', 'openai:gpt-5-mini')\n"
@@ -37,12 +37,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 def refused(target: str) -> PerdureError:
     with pytest.raises((DefinitionError, InvalidInputError)) as caught:
-        load(target)
+        load_agent_module(target)
     return caught.value
 
 
 def test_agents_at_the_top_level_are_found_once(write: Write) -> None:
-    loaded = load(write("shop.py", AGENT + "same = helper\nother = Agent('other', 'openai:gpt-5-mini')\n"))
+    loaded = load_agent_module(write("shop.py", AGENT + "same = helper\nother = Agent('other', 'openai:gpt-5-mini')\n"))
     assert [agent.name for agent in loaded.agents] == ["helper", "other"]
     assert loaded.agent("other").name == "other"
     with pytest.raises(InvalidInputError, match=r"no agent 'nobody'\nIt has: helper, other"):
@@ -51,29 +51,29 @@ def test_agents_at_the_top_level_are_found_once(write: Write) -> None:
 
 def test_a_file_may_import_its_neighbours(write: Write) -> None:
     write("prices.py", "PRICE = 3\n")
-    loaded = load(write("shop2.py", "import prices\n" + AGENT))
+    loaded = load_agent_module(write("shop2.py", "import prices\n" + AGENT))
     assert loaded.agents[0].name == "helper"
-    assert {path.name for path in author_files(Path.cwd())} >= {"prices.py", "shop2.py"}
+    assert {path.name for path in find_author_files(Path.cwd())} >= {"prices.py", "shop2.py"}
 
 
 def test_a_file_in_a_package_may_import_relatively(write: Write) -> None:
     write("market/__init__.py", "")
     write("market/inner/__init__.py", "")
     write("market/tools.py", "NAME = 'helper'\n")
-    loaded = load(write("market/inner/agents.py", "from ..tools import NAME\n" + AGENT))
+    loaded = load_agent_module(write("market/inner/agents.py", "from ..tools import NAME\n" + AGENT))
     assert loaded.agents[0].name == "helper"
 
 
 def test_a_module_is_found_from_here(write: Write) -> None:
     write("kiosk/__init__.py", "")
     write("kiosk/agents.py")
-    assert load("kiosk.agents").agents[0].name == "helper"
+    assert load_agent_module("kiosk.agents").agents[0].name == "helper"
 
 
 def test_a_file_called_like_a_loaded_module_does_not_take_its_place(write: Write) -> None:
     import json
 
-    assert load(write("json.py")).agents[0].name == "helper"
+    assert load_agent_module(write("json.py")).agents[0].name == "helper"
     assert sys.modules["json"] is json
 
 
@@ -100,7 +100,7 @@ def test_an_error_in_a_neighbour_names_the_neighbour(write: Write) -> None:
     write("broken_part.py", "\n\nraise ValueError('no luck')\n")
     error = refused(write("shop3.py", "import broken_part\n" + AGENT))
     assert error.message == "broken_part.py:3: ValueError: no luck"
-    assert {path.name for path in failing_files(error)} >= {"broken_part.py", "shop3.py"}
+    assert {path.name for path in find_failing_files(error)} >= {"broken_part.py", "shop3.py"}
 
 
 def test_targets_that_are_not_there(write: Write, tmp_path: Path) -> None:
@@ -112,14 +112,16 @@ def test_targets_that_are_not_there(write: Write, tmp_path: Path) -> None:
 
 def test_the_files_lifespan_is_found(write: Write) -> None:
     text = "from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def lifespan({}): yield 1\n" + AGENT
-    loaded = load(write("shop4.py", text.format("size=1")))
+    loaded = load_agent_module(write("shop4.py", text.format("size=1")))
     assert loaded.lifespan is not None
-    assert load(write("shop5.py")).lifespan is None
+    assert load_agent_module(write("shop5.py")).lifespan is None
     assert "give it another name" in (refused(write("web.py", text.format("app"))).hint or "")
 
 
 def test_the_files_list_of_tools_is_found_and_another_list_of_that_name_is_not(write: Write) -> None:
     text = "from perdure import tool\n@tool\ndef refund() -> str: return ''\n" + AGENT
-    assert [tool.name for tool in load(write("tools1.py", text + "\ntools = [refund]\n")).tools] == ["refund"]
-    assert load(write("tools2.py", text + "\ntools = [refund, 'hammer']\n")).tools == ()
-    assert load(write("tools3.py", text + "\ntools = 'many'\n")).tools == ()
+    assert [tool.name for tool in load_agent_module(write("tools1.py", text + "\ntools = [refund]\n")).tools] == [
+        "refund"
+    ]
+    assert load_agent_module(write("tools2.py", text + "\ntools = [refund, 'hammer']\n")).tools == ()
+    assert load_agent_module(write("tools3.py", text + "\ntools = 'many'\n")).tools == ()

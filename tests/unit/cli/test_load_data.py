@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.agent_loader import load
+from perdure.cli.agent_loader import load_agent_module
 from perdure.errors import DefinitionError
 
 BESIDE = """
@@ -24,7 +24,7 @@ def resolve_auth(ref, run):
 
 def test_toolsets_and_resolve_auth_are_found(tmp_path: Path) -> None:
     (tmp_path / "beside1.py").write_text(BESIDE)
-    found = load(str(tmp_path / "beside1.py"), alone=False)
+    found = load_agent_module(str(tmp_path / "beside1.py"), alone=False)
     assert found.agents == ()
     assert [one.name for one in found.toolsets] == ["docs"]
     assert found.resolve_auth is not None
@@ -33,11 +33,11 @@ def test_toolsets_and_resolve_auth_are_found(tmp_path: Path) -> None:
 
 def test_what_is_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "beside2.py").write_text("toolsets = ['docs']\nresolve_auth = 'later'\n")
-    found = load(str(tmp_path / "beside2.py"), alone=False)
+    found = load_agent_module(str(tmp_path / "beside2.py"), alone=False)
     assert (found.toolsets, found.resolve_auth) == ((), None)
 
 
 def test_alone_a_file_has_agents(tmp_path: Path) -> None:
     (tmp_path / "beside3.py").write_text(BESIDE)
     with pytest.raises(DefinitionError, match="has no agents at its top level"):
-        load(str(tmp_path / "beside3.py"))
+        load_agent_module(str(tmp_path / "beside3.py"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import perdure.cli
 from perdure.errors import RunError
-from perdure.terminal import LogLines, print_json, print_line, print_text, rendered, styled
+from perdure.terminal import LogFormatter, print_json, print_line, print_text, render_text, style_text
 from tests.support.checks import steers
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\ud800\r\x00\x7f"
@@ -40,25 +40,25 @@ def test_json_says_the_same_in_escapes(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_styles_are_ours_alone() -> None:
-    line = styled(f"x{HOSTILE}", "red", on=True)
-    assert rendered(line) == f"\033[31mx{SEEN}\033[0m"
-    assert styled("x", "red", on=False) == "x"
+    line = style_text(f"x{HOSTILE}", "red", on=True)
+    assert render_text(line) == f"\033[31mx{SEEN}\033[0m"
+    assert style_text("x", "red", on=False) == "x"
 
 
 @given(st.text())
 def test_no_text_steers(text: str) -> None:
-    assert not steers(rendered(text))
+    assert not steers(render_text(text))
 
 
 def test_log_records_are_seen_too() -> None:
     record = logging.LogRecord("perdure", logging.WARNING, "", 0, "run %s waits", (HOSTILE,), None)
-    assert LogLines("%(message)s").format(record) == f"run {SEEN} waits"
+    assert LogFormatter("%(message)s").format(record) == f"run {SEEN} waits"
 
 
 def test_an_error_from_outside_cannot_add_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    from perdure.cli.rendering import report
+    from perdure.cli.output import print_error
 
-    report(RunError("it failed\nhint: run this", hint="Look at it."))
+    print_error(RunError("it failed\nhint: run this", hint="Look at it."))
     assert capsys.readouterr().err == "error: it failed\n  hint: run this\nhint: Look at it.\n"
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from perdure import Agent
 from perdure.cli import app
-from perdure.cli.schema import of_agent
+from perdure.cli.schema import build_agent_schema
 from perdure.errors import InvalidInputError
 
 FILE = """
@@ -48,14 +48,14 @@ def search(query: str, most: int = 3) -> str:
 
 
 def test_an_agent_has_those_of_its_tools_and_its_context() -> None:
-    schema = of_agent(Agent("one", "openai:gpt-5-mini", tools=[search], context=User))
+    schema = build_agent_schema(Agent("one", "openai:gpt-5-mini", tools=[search], context=User))
     assert schema["agent"] == "one"
     assert schema["context"]["required"] == ["name"]
     assert schema["tools"]["search"]["description"] == "Look something up."
     assert schema["tools"]["search"]["parameters"]["required"] == ["query"]
     two = Agent("two", ["openai:gpt-5-mini", "openai:gpt-5"])
     models = ["openai:gpt-5-mini", "openai:gpt-5"]
-    assert of_agent(two) == {"agent": "two", "models": models, "context": None, "tools": {}}
+    assert build_agent_schema(two) == {"agent": "two", "models": models, "context": None, "tools": {}}
 
 
 def test_which_agent_of_a_file(tmp_path: Path) -> None:

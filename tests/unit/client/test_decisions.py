@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.client.decisions import decision, joined
+from perdure.client.decisions import extract_decision, merge_decisions
 from perdure.types.approvals import DecidedApproval
 from perdure.types.events import ApprovalDecided, ApprovalRequested, Event, QuestionAnswered, ToolCompleted
 
@@ -48,13 +48,13 @@ def past(state: str, by: str | None, **more: Any) -> DecidedApproval:
     ],
 )
 def test_who_decided_or_answered(event: Event, said: DecidedApproval | None) -> None:
-    assert decision(event) == said
+    assert extract_decision(event) == said
 
 
 def test_an_id_that_comes_again_hides_no_earlier_decision() -> None:
     first, second, third = (past("approved", by) for by in ("ana", "bea", "cleo"))
-    assert joined([first, second], [second]) == [first, second]
-    assert joined([first], [second]) == [first, second], "the second is not told yet"
-    assert joined([first, first], [first]) == [first, first]
-    assert joined([first, second], [second, third]) == [first, second, third]
-    assert joined([first, past("denied", "bea")], []) == [first, past("denied", "bea")]
+    assert merge_decisions([first, second], [second]) == [first, second]
+    assert merge_decisions([first], [second]) == [first, second], "the second is not told yet"
+    assert merge_decisions([first, first], [first]) == [first, first]
+    assert merge_decisions([first, second], [second, third]) == [first, second, third]
+    assert merge_decisions([first, past("denied", "bea")], []) == [first, past("denied", "bea")]

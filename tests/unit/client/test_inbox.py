@@ -8,9 +8,9 @@ import pytest
 from temporalio.client import WorkflowExecution
 from temporalio.common import TypedSearchAttributes
 
-from perdure.client.inbox import noted
-from perdure.temporal_service import typed
-from perdure.types.interface import AGENT, PENDING, WAITING
+from perdure.client.inbox import read_pending_memo
+from perdure.temporal_service import build_search_attributes
+from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, WAITING_MEMO
 
 ONE = {"kind": "approval", "call_id": "c", "name": "pay", "hash": "h", "arguments": {"a": None}}
 
@@ -21,7 +21,7 @@ class Seen:
     id = "run"
 
     def __init__(self, attributes: dict[str, Any], memo: Any) -> None:
-        self.typed_search_attributes: TypedSearchAttributes = typed(attributes)
+        self.typed_search_attributes: TypedSearchAttributes = build_search_attributes(attributes)
         self._memo = memo
 
     async def memo(self) -> Any:
@@ -33,19 +33,19 @@ class Seen:
 @pytest.mark.parametrize(
     ("attributes", "memo", "found"),
     [
-        ({PENDING: 1}, {WAITING: [ONE]}, ["c"]),
-        ({PENDING: 0}, {}, []),
-        ({PENDING: 0}, {WAITING: None}, []),  # taken away behind a codec
-        ({PENDING: 1}, {WAITING: [{**ONE, "of a newer engine": 1}]}, ["c"]),
+        ({PENDING_ATTRIBUTE: 1}, {WAITING_MEMO: [ONE]}, ["c"]),
+        ({PENDING_ATTRIBUTE: 0}, {}, []),
+        ({PENDING_ATTRIBUTE: 0}, {WAITING_MEMO: None}, []),  # taken away behind a codec
+        ({PENDING_ATTRIBUTE: 1}, {WAITING_MEMO: [{**ONE, "of a newer engine": 1}]}, ["c"]),
         # Only the run itself can say.
-        ({AGENT: "support"}, {WAITING: [ONE]}, None),
-        ({PENDING: 1}, {"agent": "support"}, None),
-        ({PENDING: 2}, {WAITING: [ONE]}, None),
-        ({PENDING: 1}, {WAITING: "anything"}, None),
-        ({PENDING: 1}, {WAITING: [{"kind": "of a newer engine"}]}, None),
-        ({PENDING: 1}, RuntimeError("the codec is away"), None),
+        ({AGENT_ATTRIBUTE: "support"}, {WAITING_MEMO: [ONE]}, None),
+        ({PENDING_ATTRIBUTE: 1}, {"agent": "support"}, None),
+        ({PENDING_ATTRIBUTE: 2}, {WAITING_MEMO: [ONE]}, None),
+        ({PENDING_ATTRIBUTE: 1}, {WAITING_MEMO: "anything"}, None),
+        ({PENDING_ATTRIBUTE: 1}, {WAITING_MEMO: [{"kind": "of a newer engine"}]}, None),
+        ({PENDING_ATTRIBUTE: 1}, RuntimeError("the codec is away"), None),
     ],
 )
 async def test_what_it_says(attributes: dict[str, Any], memo: Any, found: list[str] | None) -> None:
-    said = await noted(cast(WorkflowExecution, Seen(attributes, memo)))
+    said = await read_pending_memo(cast(WorkflowExecution, Seen(attributes, memo)))
     assert (None if said is None else [one.call_id for one in said]) == found

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.client.event_reader import Reader
+from perdure.client.event_reader import EventReader
 from perdure.errors import InvalidInputError
 from perdure.testing import MemoryStore
 
@@ -14,4 +14,4 @@ from perdure.testing import MemoryStore
 @pytest.mark.parametrize("after", ["3", None, 1.5, True])
 def test_a_place_that_is_no_number(after: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"(?s)after is the number .*event\.seq"):
-        Reader("a", MemoryStore(), after)
+        EventReader("a", MemoryStore(), after)

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from temporalio.client import ScheduleCalendarSpec, ScheduleIntervalSpec, ScheduleRange, ScheduleSpec
 
-from perdure.client.schedules import timetable, when
+from perdure.client.schedules import build_schedule_spec, format_schedule_spec
 from perdure.errors import InvalidInputError
 
 
 def test_all_that_is_said_counts() -> None:
-    spec = timetable(["0 7 * * *", "@daily"], "1h30m", "Europe/Lisbon")
+    spec = build_schedule_spec(["0 7 * * *", "@daily"], "1h30m", "Europe/Lisbon")
     assert spec.cron_expressions == ["0 7 * * *", "@daily"]
     assert [one.every for one in spec.intervals] == [timedelta(minutes=90)]
     assert spec.time_zone_name == "Europe/Lisbon"
-    assert timetable("0 7 * * *", None, None).cron_expressions == ["0 7 * * *"]
-    assert [one.every for one in timetable(None, timedelta(days=1), None).intervals] == [timedelta(days=1)]
+    assert build_schedule_spec("0 7 * * *", None, None).cron_expressions == ["0 7 * * *"]
+    assert [one.every for one in build_schedule_spec(None, timedelta(days=1), None).intervals] == [timedelta(days=1)]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_all_that_is_said_counts() -> None:
 )
 def test_what_is_no_timetable(given: Any, says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
-        timetable(*given)
+        build_schedule_spec(*given)
 
 
 def calendar(**fields: Any) -> ScheduleCalendarSpec:
@@ -70,7 +70,7 @@ def calendar(**fields: Any) -> ScheduleCalendarSpec:
     ],
 )
 def test_a_calendar_reads_as_cron(fields: Any, text: str) -> None:
-    assert when(ScheduleSpec(calendars=[calendar(**fields)])) == (text,)
+    assert format_schedule_spec(ScheduleSpec(calendars=[calendar(**fields)])) == (text,)
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_a_calendar_reads_as_cron(fields: Any, text: str) -> None:
     ],
 )
 def test_an_interval_reads_as_a_duration(interval: ScheduleIntervalSpec, text: str) -> None:
-    assert when(ScheduleSpec(intervals=[interval])) == (text,)
+    assert format_schedule_spec(ScheduleSpec(intervals=[interval])) == (text,)

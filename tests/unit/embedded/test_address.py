@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.embedded.address import Target, connect, resolve
+from perdure.embedded.address import ServerTarget, connect, resolve_target
 from perdure.embedded.home import Home
 from perdure.errors import RuntimeSetupError, ServerUnreachableError
 
@@ -28,7 +28,7 @@ def profiles(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_arguments_come_first(profiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPORAL_ADDRESS", "env.example:3")
-    target = await resolve(address="flag.example:4", namespace="n", profile="prod")
+    target = await resolve_target(address="flag.example:4", namespace="n", profile="prod")
     assert (target.address, target.namespace) == ("flag.example:4", "n")
     assert target.config["api_key"] == "secret"
     assert target.origin == "the address that was given"
@@ -36,34 +36,34 @@ async def test_arguments_come_first(profiles: None, monkeypatch: pytest.MonkeyPa
 
 async def test_the_environment_comes_before_the_profile(profiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPORAL_ADDRESS", "env.example:3")
-    target = await resolve(profile="prod")
+    target = await resolve_target(profile="prod")
     assert (target.address, target.namespace, target.origin) == ("env.example:3", "sales", "TEMPORAL_ADDRESS")
 
 
 async def test_a_profile_is_used(profiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = await resolve()
+    target = await resolve_target()
     assert (target.address, target.namespace) == ("default.example:1", "default")
     monkeypatch.setenv("TEMPORAL_PROFILE", "prod")
-    target = await resolve()
+    target = await resolve_target()
     assert (target.address, target.origin) == ("prod.example:2", "the profile 'prod'")
     assert target.config["tls"] is True
-    assert (await resolve(profile="bare")).address == "localhost:7233"  # as the temporal CLI does it
+    assert (await resolve_target(profile="bare")).address == "localhost:7233"  # as the temporal CLI does it
 
 
 async def test_an_api_key_turns_tls_on(home: Home) -> None:
-    assert (await resolve(address="a:1", api_key="k")).config["tls"] is True
-    assert (await resolve(address="a:1", api_key="k", tls=False)).config["tls"] is False
-    assert "tls" not in (await resolve(address="a:1")).config
+    assert (await resolve_target(address="a:1", api_key="k")).config["tls"] is True
+    assert (await resolve_target(address="a:1", api_key="k", tls=False)).config["tls"] is False
+    assert "tls" not in (await resolve_target(address="a:1")).config
 
 
 async def test_an_unknown_profile_is_told(profiles: None) -> None:
     with pytest.raises(RuntimeSetupError, match="nosuch"):
-        await resolve(profile="nosuch")
+        await resolve_target(profile="nosuch")
 
 
 async def test_no_server_at_all_is_told(home: Home) -> None:
     with pytest.raises(ServerUnreachableError, match="no embedded one runs") as caught:
-        await resolve()
+        await resolve_target()
     assert "perdure server start" in (caught.value.hint or "")
     assert not home.root.exists()
 
@@ -89,8 +89,8 @@ def http_port() -> Iterator[int]:
     server.server_close()
 
 
-def _target(address: str) -> Target:
-    return Target({"target_host": address, "namespace": "default"}, "TEMPORAL_ADDRESS")
+def _target(address: str) -> ServerTarget:
+    return ServerTarget({"target_host": address, "namespace": "default"}, "TEMPORAL_ADDRESS")
 
 
 async def test_a_closed_port_is_unreachable(home: Home) -> None:

@@ -41,10 +41,10 @@ async def test_a_store_that_is_missing_is_a_warning_where_there_are_runs(
     Server.workflow_service.describe_namespace = nothing
     monkeypatch.setattr(diagnosis, "connect", connected)
     monkeypatch.setattr(diagnosis, "failing_task", nothing)
-    monkeypatch.setattr(diagnosis, "_attributes", attributes)
+    monkeypatch.setattr(diagnosis, "_check_search_attributes", attributes)
     if file:
         path.touch(mode=0o600)
-    found = await diagnosis.servers("127.0.0.1:7233", None, None)
+    found = await diagnosis.check_servers("127.0.0.1:7233", None, None)
     said = [one.detail for one in found if one.status == "warn" and one.check == "store file"]
     assert said == ([f"none at {path}, but run run-0 is on the server"] if warned else [])
     assert [one.status for one in found if one.check == "server"] == ["ok"]

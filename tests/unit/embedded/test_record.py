@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from perdure.embedded.home import Home, locked, try_lock
-from perdure.embedded.process import is_alive, start_token, terminate
-from perdure.embedded.server import ServerInfo, read_record, running_server, stop_server, write_record
+from perdure.embedded.home import Home, hold_lock, try_lock
+from perdure.embedded.process import is_alive, read_start_token, terminate_process
+from perdure.embedded.server import ServerInfo, find_running_server, read_record, stop_server, write_record
 from perdure.errors import RuntimeSetupError
 
 INFO = ServerInfo(
@@ -37,12 +37,12 @@ def test_a_record_is_read_as_written(home: Home) -> None:
 async def test_a_damaged_record_is_none(home: Home, content: str) -> None:
     home.create().server_file.write_text(content)
     assert read_record(home) is None
-    assert await running_server(home) is None
+    assert await find_running_server(home) is None
     assert await stop_server(home) is False
 
 
 async def test_nothing_is_made_by_asking(home: Home) -> None:
-    assert await running_server() is None
+    assert await find_running_server() is None
     assert await stop_server() is False
     assert not home.root.exists()
 
@@ -52,20 +52,20 @@ async def test_the_lock_is_told_when_held_too_long(home: Home) -> None:
     fd = try_lock(home.server_lock)
     assert fd is not None
     with pytest.raises(RuntimeSetupError, match="has been testing for over"):
-        async with locked(home.server_lock, wait=0, busy="testing"):
+        async with hold_lock(home.server_lock, wait=0, busy="testing"):
             pass
     os.close(fd)
-    async with locked(home.server_lock, wait=0, busy="testing"):
+    async with hold_lock(home.server_lock, wait=0, busy="testing"):
         assert try_lock(home.server_lock) is None
 
 
 async def test_a_process_is_told_from_another_of_its_number(home: Home) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        token = start_token(process.pid)
+        token = read_start_token(process.pid)
         assert token is not None
         assert is_alive(process.pid, token)
         assert not is_alive(process.pid, "boot/other")
-        await terminate(process.pid, "boot/other")  # a stranger: left alone
+        await terminate_process(process.pid, "boot/other")  # a stranger: left alone
         assert is_alive(process.pid, token)
-        await terminate(process.pid, token)
-        assert start_token(process.pid) is None  # a zombie, until it is waited for
+        await terminate_process(process.pid, token)
+        assert read_start_token(process.pid) is None  # a zombie, until it is waited for

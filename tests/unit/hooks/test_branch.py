@@ -11,11 +11,11 @@ import pytest
 from perdure.errors import DefinitionError
 from perdure.hooks import branch as module
 from perdure.hooks.branch import Branch, Branches, LeftError
-from perdure.types.subagents import BranchAsked, BranchOutcome
+from perdure.types.subagents import BranchOutcome, BranchRequest
 
 
-def asked(name: str) -> BranchAsked:
-    return BranchAsked(key=name, said=repr(name), agent=name)
+def asked(name: str) -> BranchRequest:
+    return BranchRequest(key=name, said=repr(name), agent=name)
 
 
 def recorded(*names: str) -> Branches:
@@ -157,7 +157,7 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
 
 
 async def test_another_question_than_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LATE", 0.0)
+    monkeypatch.setattr(module, "REPEAT_REQUEST_SECONDS", 0.0)
     for policy in (_one, _plain):
         with pytest.raises(DefinitionError, match="asks for the branch 'a', where it asked for 'z'"):
             await ran(recorded("z"), policy)
@@ -166,7 +166,7 @@ async def test_another_question_than_before_is_refused(monkeypatch: pytest.Monke
 async def test_the_order_may_be_another_where_they_are_asked_in_parallel() -> None:
     async def policy(ask: Any) -> Any:
         async def slow() -> Any:
-            for _ in range(2 * module.TURNS):
+            for _ in range(2 * module.LOOP_PASSES):
                 await asyncio.sleep(0)
             return await ask("a")
 

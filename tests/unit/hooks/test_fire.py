@@ -14,9 +14,9 @@ import pytest
 from perdure import HookSet, Message, Veto, hook
 from perdure.activities import AuthorLoop
 from perdure.errors import AbortError, DefinitionError, HookError
-from perdure.hooks import Event, Given, Hook, fire, fire_all
-from perdure.hooks.dispatch import request_from
-from perdure.hooks.hook import EVENTS, MAY_VETO
+from perdure.hooks import Hook, HookArguments, HookEvent, run_hook, run_hooks
+from perdure.hooks.dispatch import read_hook_request
+from perdure.hooks.hook import EVENTS, VETOABLE_EVENTS
 from perdure.types.messages import ToolCallPart
 
 
@@ -42,7 +42,7 @@ def adding(name: str, *, sync: bool, seen: list[str]) -> Hook:
     return hook("on_finish", name=name)(plain if sync else asynchronous)
 
 
-def take(hook: Hook, returned: Any, given: Given) -> bool:
+def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
     given["content"] = returned
     return bool(returned == "stop")
 
@@ -50,8 +50,8 @@ def take(hook: Hook, returned: Any, given: Given) -> bool:
 async def test_each_sees_what_the_one_before_has_made(author: AuthorLoop) -> None:
     seen: list[str] = []
     hooks = [adding(name, sync=name in "bce", seen=seen) for name in "abcdef"]
-    given: Given = {"content": ""}
-    await fire_all(author.run, hooks, given, take)
+    given: HookArguments = {"content": ""}
+    await run_hooks(author.run, hooks, given, take)
     assert given["content"] == "abcdef"
     on_loop, in_pool = "perdure-author", "perdure-tool"
     assert seen == [f"{name}: {in_pool if name in 'bce' else on_loop}" for name in "abcdef"]
@@ -67,7 +67,7 @@ async def test_those_of_a_kind_take_one_way_together() -> None:
         return await result if asyncio.iscoroutine(result) else result
 
     hooks = [adding(name, sync=name in "cd", seen=seen) for name in "abcde"]
-    await fire_all(run, hooks, {"content": ""}, take)
+    await run_hooks(run, hooks, {"content": ""}, take)
     assert ways == ["hook a", "hook c", "hook e"]
 
 
@@ -80,8 +80,8 @@ async def test_what_take_says_stops_those_behind(author: AuthorLoop) -> None:
     async def never() -> None:
         raise AssertionError
 
-    given: Given = {"content": ""}
-    await fire_all(author.run, [stopper, never, stopper], given, take)
+    given: HookArguments = {"content": ""}
+    await run_hooks(author.run, [stopper, never, stopper], given, take)
     assert given["content"] == "stop"
 
 
@@ -97,7 +97,7 @@ async def test_one_that_fails_is_named_and_the_rest_do_not_run(author: AuthorLoo
     seen: list[str] = []
     behind = adding("x", sync=sync, seen=seen)
     with pytest.raises(HookError, match=r"the hook broken \(on_finish\) failed: ValueError: no"):
-        await fire_all(author.run, [broken, behind], {"content": ""}, take)
+        await run_hooks(author.run, [broken, behind], {"content": ""}, take)
     assert seen == []
 
 
@@ -124,10 +124,10 @@ async def test_one_that_only_logs_lets_the_others_go_on(
 
     broken = hook("on_finish", name="broken", on_error="log", timeout=0.05)(plain if sync else asynchronous)
     seen: list[str] = []
-    given: Given = {"content": ""}
+    given: HookArguments = {"content": ""}
     hooks = [adding("a", sync=sync, seen=seen), broken, adding("b", sync=sync, seen=seen)]
     with caplog.at_level(logging.WARNING, "perdure.worker"):
-        await fire_all(author.run, hooks, given, take)
+        await run_hooks(author.run, hooks, given, take)
     released.set()
     assert given["content"] == "ab"
     why = {"raises": "ValueError: no", "exits": "SystemExit: 3", "hangs": "it did not return within 0.05 s"}[how]
@@ -147,8 +147,8 @@ async def test_one_that_was_given_up_changes_nothing_any_more(author: AuthorLoop
         return "too late"
 
     ran: list[str] = []
-    given: Given = {"content": ""}
-    await fire_all(author.run, [slow, adding("a", sync=True, seen=ran)], given, take)
+    given: HookArguments = {"content": ""}
+    await run_hooks(author.run, [slow, adding("a", sync=True, seen=ran)], given, take)
     released.set()
     assert await asyncio.to_thread(ended.wait, 20)
     await author.run("behind it", lambda: None)
@@ -161,7 +161,7 @@ async def test_abort_comes_out_as_it_is_whatever_on_error_says(author: AuthorLoo
         raise AbortError("enough")
 
     with pytest.raises(AbortError, match="enough"):
-        await fire_all(author.run, [abort], {})
+        await run_hooks(author.run, [abort], {})
 
 
 async def test_a_sync_function_that_gives_an_awaitable_is_awaited(author: AuthorLoop) -> None:
@@ -170,10 +170,10 @@ async def test_a_sync_function_that_gives_an_awaitable_is_awaited(author: Author
 
     one = hook("on_finish", name="bound")(functools.partial(answer, "so "))
     lazily = hook("on_finish", name="lazy")(lambda content: answer("and ", content))
-    given: Given = {"content": "it is"}
-    await fire_all(author.run, [one, lazily, lazily], given, take)
+    given: HookArguments = {"content": "it is"}
+    await run_hooks(author.run, [one, lazily, lazily], given, take)
     assert given["content"] == "and and so it is"
-    assert await fire(author.run, lazily, {"content": "."}) == "and ."
+    assert await run_hook(author.run, lazily, {"content": "."}) == "and ."
 
 
 @pytest.mark.parametrize("timeout", [0, -1, None, "soon", float("nan"), float("inf"), True])
@@ -210,22 +210,22 @@ def test_a_generator_would_never_run() -> None:
             hook("on_iteration")(fn)
 
 
-@pytest.mark.parametrize("event", sorted(set(EVENTS) - set(MAY_VETO)))
-async def test_a_veto_of_what_has_happened_is_an_error(author: AuthorLoop, event: Event) -> None:
+@pytest.mark.parametrize("event", sorted(set(EVENTS) - set(VETOABLE_EVENTS)))
+async def test_a_veto_of_what_has_happened_is_an_error(author: AuthorLoop, event: HookEvent) -> None:
     late = hook(event, name="late")(lambda: Veto("no"))
     with pytest.raises(HookError) as raised:
-        await fire_all(author.run, [late], {})
+        await run_hooks(author.run, [late], {})
     assert raised.value.message.startswith(f"the hook late ({event}) returned a Veto, and there is nothing to veto: ")
 
 
 async def test_what_a_hook_may_not_return_is_said_once(author: AuthorLoop) -> None:
     wrong = hook("before_llm_call", name="wrong")(lambda: 7)
 
-    def read(hook: Hook, returned: Any, given: Given) -> None:
-        request_from(hook, returned, given["request"])
+    def read(hook: Hook, returned: Any, given: HookArguments) -> None:
+        read_hook_request(hook, returned, given["request"])
 
     with pytest.raises(HookError) as raised:
-        await fire_all(author.run, [wrong], {"request": None}, read)
+        await run_hooks(author.run, [wrong], {"request": None}, read)
     assert raised.value.message.startswith("the hook wrong (before_llm_call) returned 7; it may return None, ")
 
 
@@ -234,7 +234,7 @@ async def test_a_hook_that_raises_a_hook_error_of_its_own_is_named(author: Autho
         raise HookError("the log is full")
 
     with pytest.raises(HookError) as raised:
-        await fire_all(author.run, [hook("on_finish")(check)], {})
+        await run_hooks(author.run, [hook("on_finish")(check)], {})
     assert raised.value.message == "the hook check (on_finish) failed: HookError: the log is full"
 
 
@@ -273,7 +273,7 @@ async def test_hooks_behind_the_one_at_which_the_call_was_cancelled_do_not_run(a
         return await author.run(name, watched)
 
     ran: list[str] = []
-    call = asyncio.ensure_future(fire_all(run, [slow, adding("a", sync=True, seen=ran)], {"content": ""}, take))
+    call = asyncio.ensure_future(run_hooks(run, [slow, adding("a", sync=True, seen=ran)], {"content": ""}, take))
     assert await asyncio.to_thread(begun.wait, 20)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -292,9 +292,9 @@ async def test_the_time_of_a_hook_begins_when_it_does(author: AuthorLoop) -> Non
         await busy.wait()
         return await author.run(name, fn, *args)
 
-    given: Given = {"content": ""}
+    given: HookArguments = {"content": ""}
     quick = hook("on_finish", timeout=0.1)(lambda content: content + "a")
-    await fire_all(run, [quick], given, take)
+    await run_hooks(run, [quick], given, take)
     assert given["content"] == "a"
 
 
@@ -315,8 +315,8 @@ async def test_while_the_store_is_down_a_hook_that_reads_memory_has_time(author:
         assert there.wait(20)
         return "read"
 
-    given: Given = {"content": "", "ctx": Context()}
-    await fire_all(author.run, [reading], given, take)
+    given: HookArguments = {"content": "", "ctx": Context()}
+    await run_hooks(author.run, [reading], given, take)
     assert given["content"] == "read"
 
 
@@ -331,12 +331,12 @@ def looks(messages: Any) -> None:
 @pytest.mark.parametrize("event", ["before_llm_call", "after_llm_call", "on_finish", "on_user_message"])
 @pytest.mark.parametrize("on_error", ["fail", "log"])
 async def test_what_is_changed_inside_a_message_is_put_back_and_said(
-    author: AuthorLoop, event: Event, on_error: Any, caplog: pytest.LogCaptureFixture
+    author: AuthorLoop, event: HookEvent, on_error: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = Message.assistant("", ToolCallPart(id="1", name="pay", arguments={"deep": [1]}))
     hooks = [hook(event)(looks), hook(event, on_error=on_error)(changes_inside), hook(event)(looks)]
     try:
-        await fire_all(author.run, hooks, {"messages": (said,)})
+        await run_hooks(author.run, hooks, {"messages": (said,)})
         told = caplog.text
     except HookError as error:
         told = str(error)
@@ -353,8 +353,8 @@ async def test_what_a_hook_that_fails_has_changed_inside_a_message_is_put_back(a
         raise ValueError("no")
 
     with pytest.raises(HookError, match="ValueError: no"):
-        await fire_all(author.run, [hook("before_llm_call")(fails)], {"messages": (said,)})
+        await run_hooks(author.run, [hook("before_llm_call")(fails)], {"messages": (said,)})
     assert said.tool_calls[0].arguments == {"deep": [1]}
     logs = hook("before_llm_call", on_error="log")(fails)
-    await fire_all(author.run, [logs, hook("before_llm_call")(looks)], {"messages": (said,)})
+    await run_hooks(author.run, [logs, hook("before_llm_call")(looks)], {"messages": (said,)})
     assert said.tool_calls[0].arguments == {"deep": [1]}

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from perdure import Veto, hook
 from perdure.errors import HookError
 from perdure.hooks.dispatch import (
-    arguments_from,
-    by_reference,
-    message_from,
-    reply_from,
-    request_from,
-    text_from,
-    with_text,
-    withheld,
+    extract_file_blobs,
+    read_hook_arguments,
+    read_hook_message,
+    read_hook_reply,
+    read_hook_request,
+    read_hook_text,
+    replace_text,
+    withhold_message,
 )
 from perdure.ports import ModelRequest
 from perdure.types.files import File
@@ -31,7 +31,7 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
     Usage,
-    canonical,
+    encode_canonical,
 )
 
 REQUEST = ModelRequest("m", (Message.user("hi"),))
@@ -46,7 +46,13 @@ def mine() -> None:
 
 @pytest.mark.parametrize(
     ("read", "before"),
-    [(request_from, REQUEST), (reply_from, REPLY), (message_from, SAID), (text_from, "hi"), (arguments_from, {"a": 1})],
+    [
+        (read_hook_request, REQUEST),
+        (read_hook_reply, REPLY),
+        (read_hook_message, SAID),
+        (read_hook_text, "hi"),
+        (read_hook_arguments, {"a": 1}),
+    ],
 )
 def test_none_changes_nothing_and_what_is_not_meant_is_an_error(read: Any, before: Any) -> None:
     assert read(mine, None, before) is before
@@ -56,37 +62,37 @@ def test_none_changes_nothing_and_what_is_not_meant_is_an_error(read: Any, befor
 
 
 def test_a_request() -> None:
-    assert request_from(mine, Veto("no"), REQUEST) == Veto("no")
+    assert read_hook_request(mine, Veto("no"), REQUEST) == Veto("no")
     changed = replace(REQUEST, system="Brief.")
-    assert request_from(mine, changed, REQUEST) == changed
+    assert read_hook_request(mine, changed, REQUEST) == changed
     two = [Message.user("a"), Message.user("b")]
-    assert request_from(mine, two, changed) == replace(changed, messages=tuple(two))
+    assert read_hook_request(mine, two, changed) == replace(changed, messages=tuple(two))
     for wrong in ([], [Message.system("x")], replace(REQUEST, model="other")):
         with pytest.raises(HookError, match="mine"):
-            request_from(mine, wrong, REQUEST)
+            read_hook_request(mine, wrong, REQUEST)
 
 
 def test_a_reply_keeps_what_was_paid() -> None:
     other = Message(role="assistant", parts=(TextPart(text="\ud800"),), usage=Usage(), cost_usd=0.0)
-    changed = reply_from(mine, other, REPLY)
+    changed = read_hook_reply(mine, other, REPLY)
     assert (changed.usage, changed.cost_usd, changed.model) == (REPLY.usage, 0.1, "m")
-    assert canonical([changed]), "it can be stored"
+    assert encode_canonical([changed]), "it can be stored"
     calls = Message.assistant("", ToolCallPart(id="c", name="n", arguments={"a": float("nan")}))
-    assert canonical([reply_from(mine, calls, REPLY)])
+    assert encode_canonical([read_hook_reply(mine, calls, REPLY)])
     for wrong in (Message.user("x"), Message(role="assistant", parts=(ToolResultPart(call_id="c", name="n"),))):
         with pytest.raises(HookError, match="mine"):
-            reply_from(mine, wrong, REPLY)
+            read_hook_reply(mine, wrong, REPLY)
 
 
 def test_a_user_s_message_stays_its_sender_s() -> None:
     for returned in ("bye", Message.user("bye", id="other", by="bo"), Message.user(["bye"])):
-        changed = message_from(mine, returned, SAID)
+        changed = read_hook_message(mine, returned, SAID)
         assert (changed.text, changed.id, changed.by, changed.role) == ("bye", "m1", "ana", "user")
-    assert message_from(mine, Veto("no"), SAID) == withheld(SAID, "no")
-    assert message_from(mine, "", SAID).text == "[withheld]", "an empty message is none that a model takes"
+    assert read_hook_message(mine, Veto("no"), SAID) == withhold_message(SAID, "no")
+    assert read_hook_message(mine, "", SAID).text == "[withheld]", "an empty message is none that a model takes"
     for wrong in (REPLY, Message(role="user"), Message(role="user", parts=(ThinkingPart(text="hm"),))):
         with pytest.raises(HookError, match="mine"):
-            message_from(mine, wrong, SAID)
+            read_hook_message(mine, wrong, SAID)
 
 
 PARTS = st.sampled_from(
@@ -102,7 +108,7 @@ PARTS = st.sampled_from(
 
 @given(st.lists(PARTS, max_size=6), st.text(max_size=3))
 def test_new_text_stands_once_before_the_calls_and_the_rest_stays(parts: list[Any], text: str) -> None:
-    found = with_text(parts, text)
+    found = replace_text(parts, text)
     assert [part for part in found if part.type != "text"] == [part for part in parts if part.type != "text"]
     texts = [place for place, part in enumerate(found) if part.type == "text"]
     assert len(texts) == bool(text)
@@ -114,7 +120,7 @@ def test_new_text_stands_once_before_the_calls_and_the_rest_stays(parts: list[An
 def test_bytes_become_blobs() -> None:
     png = b"\x89PNG\r\n\x1a\n"
     plain, with_file = Message.user("hi"), Message.user(["see", File(png)])
-    (same, kept), blobs = by_reference([plain, with_file])
+    (same, kept), blobs = extract_file_blobs([plain, with_file])
     assert same is plain
     assert [blob.body for blob in blobs] == [png]
     assert kept.parts[1].blob == blobs[0].ref  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Message, Step
 from perdure.errors import AbortError, DefinitionError
-from perdure.hooks.step import Facts
+from perdure.hooks.step import StepFacts
 from perdure.types.messages import ToolCallPart, ToolResultPart, Usage
 
 
@@ -18,7 +18,7 @@ def result(before: ToolResultPart, value: Any) -> ToolResultPart:
 
 
 CALLS = (ToolCallPart(id="a", name="search"), ToolCallPart(id="b", name="pay"))
-FACTS = Facts(
+FACTS = StepFacts(
     iteration=2,
     forced=False,
     usage=Usage(input_tokens=5),

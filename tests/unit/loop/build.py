@@ -7,10 +7,10 @@ from typing import Any
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.types.tool_calls import AsActivity, Call, Disposition, Inline, Refused
-from perdure.types.wire import AgentLimits, Finish, ModelOutput, NewMessage, NewResult
+from perdure.types.tool_calls import ActivityCall, Call, Disposition, InlineCall, RefusedCall
+from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, NewMessage, NewResult
 
-ACTIVITY = AsActivity(timeout=60)
+ACTIVITY = ActivityCall(timeout=60)
 LIMITS = AgentLimits(max_iterations=3)
 
 
@@ -23,14 +23,14 @@ def opened(message: str | None = "hi", **start: Any) -> RunState:
 def open_as_child(start: dict[str, Any], context_id: str, scope: str) -> RunState:
     """The state of a run whose parent, if it has one, has started it, as Temporal says."""
     parent = start.get("parent") or {}
-    return loop.open_state(start, context_id, scope, parent.get("context_id"))
+    return loop.create_run_state(start, context_id, scope, parent.get("context_id"))
 
 
 def carried_over(state: RunState) -> RunState:
     """The state as the execution begins with it that goes on from ``state``, behind Temporal's JSON."""
-    carried = json.loads(json.dumps(loop.carry_over(state, "run-1")))
-    assert loop.continues(carried, "run-1")
-    return loop.continue_state(carried, state.context_id)
+    carried = json.loads(json.dumps(loop.build_continuation_input(state, "run-1")))
+    assert loop.is_continuation_input(carried, "run-1")
+    return loop.read_continued_state(carried, state.context_id)
 
 
 def call(id: str = "c1", disposition: Disposition = ACTIVITY) -> Call:
@@ -38,11 +38,11 @@ def call(id: str = "c1", disposition: Disposition = ACTIVITY) -> Call:
 
 
 def refused(id: str = "c1") -> Call:
-    return call(id, Refused(text="tool not found: look"))
+    return call(id, RefusedCall(text="tool not found: look"))
 
 
 def inline(id: str = "c1") -> Call:
-    return call(id, Inline(key=f"key-{id}", content="42"))
+    return call(id, InlineCall(key=f"key-{id}", content="42"))
 
 
 def asks(*calls: Call, limits: AgentLimits = LIMITS, **more: Any) -> ModelOutput:
@@ -52,7 +52,9 @@ def asks(*calls: Call, limits: AgentLimits = LIMITS, **more: Any) -> ModelOutput
 
 def says(text: str, limits: AgentLimits = LIMITS, **more: Any) -> ModelOutput:
     """A reply that is the answer."""
-    return ModelOutput(head=f"h-{text}", store_id="s", text=text, finish=Finish(content=text), limits=limits, **more)
+    return ModelOutput(
+        head=f"h-{text}", store_id="s", text=text, finish=FinalAnswer(content=text), limits=limits, **more
+    )
 
 
 def empty(limits: AgentLimits = LIMITS) -> ModelOutput:
@@ -68,18 +70,18 @@ def model(state: RunState, output: ModelOutput) -> loop.CallModel:
     return step
 
 
-def close(state: RunState, head: str | None = "h-closed") -> loop.Close:
+def close(state: RunState, head: str | None = "h-closed") -> loop.RecordClosing:
     """Record the ending that comes next."""
     step = loop.decide(state)
-    assert isinstance(step, loop.Close), step
-    loop.apply_closed(state, step, head)
+    assert isinstance(step, loop.RecordClosing), step
+    loop.apply_closing(state, step, head)
     return step
 
 
 def running(state: RunState) -> list[tuple[str, int]]:
     """The calls to run next: id and operation."""
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls), step
+    assert isinstance(step, loop.RunToolCalls), step
     return [(pending.call.id, pending.op) for pending in step.calls]
 
 
@@ -94,7 +96,7 @@ def result(id: str, text: str = "found") -> NewResult:
     return NewResult(call_id=id, name="look", text=text)
 
 
-def said(step: loop.CallModel | loop.Close) -> list[str]:
+def said(step: loop.CallModel | loop.RecordClosing) -> list[str]:
     """What a step carries: messages by content, results by call id."""
     return [str(item.content) if isinstance(item, NewMessage) else f"={item.call_id}" for item in step.new]
 
@@ -110,5 +112,5 @@ def decision(state: RunState, call_id: str, decision: str = "approve", **more: A
 def ended(state: RunState) -> str:
     """How the run ended."""
     step = loop.decide(state)
-    assert isinstance(step, loop.End), step
+    assert isinstance(step, loop.EndRun), step
     return step.status

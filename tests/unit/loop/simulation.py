@@ -9,20 +9,20 @@ from perdure import loop
 from perdure.loop import background, external_calls
 from perdure.loop.finish import REMINDER_ID
 from perdure.types.interface import Response
-from perdure.types.state import PendingCall, RunState
-from perdure.types.subagents import AsCollect, AsTell, BranchAsked
+from perdure.types.state import RunState, ToolCallState
+from perdure.types.subagents import BranchRequest, CollectCall, TellCall
 from perdure.types.tool_calls import (
-    Answered,
-    AsCallback,
-    AsRemote,
-    AsSubagent,
+    AnsweredCall,
     Call,
-    Cleared,
+    CallbackCall,
+    Clearance,
     Disposition,
-    Inline,
+    InlineCall,
     Question,
+    RemoteCall,
+    SubagentCall,
 )
-from perdure.types.wire import Finish, ModelOutput, New, NewMessage, NewResult
+from perdure.types.wire import FinalAnswer, ModelOutput, NewItem, NewMessage, NewResult
 
 from .build import carried_over
 
@@ -32,7 +32,9 @@ class Simulation:
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.flying: loop.CallModel | loop.RunCalls | loop.RunBranches | loop.Close | loop.StopChildren | None = None
+        self.flying: (
+            loop.CallModel | loop.RunToolCalls | loop.RunBranches | loop.RecordClosing | loop.StopChildren | None
+        ) = None
         self.plain: set[str] = set()
         """Calls about subagents in background, and those that others have answered: their results are texts."""
         self.hooked: set[str] = set()
@@ -57,26 +59,26 @@ class Simulation:
         self.replies = 0
         self.bare = False
         """Somebody asked for a turn without a message."""
-        self.told: tuple[New, ...] | None = None
+        self.told: tuple[NewItem, ...] | None = None
         """What the step was given that waits for branches: it is given the same again."""
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def message(self, content: str, id: str | None) -> None:
         """Somebody injects a message. ``content`` is never the same twice."""
         fresh = id is None or id not in self.state.seen
-        assert loop.receive(self.state, {"content": content, "id": id}) == fresh
+        assert loop.receive_message(self.state, {"content": content, "id": id}) == fresh
         if fresh:
             self.accepted.append(content)
             self.since_message = 0
 
-    def advance(self) -> loop.Next:
+    def advance(self) -> loop.NextStep:
         """Begin the next step."""
         assert self.flying is None
-        loop.stopped(self.state)
-        loop.tick(self.state, self.now)
-        loop.settle(self.state)
-        loop.ask(self.state, self.now)
-        loop.gather(self.state)
+        loop.apply_interrupt(self.state)
+        loop.update_work_time(self.state, self.now)
+        loop.end_turn_at_budget(self.state)
+        loop.update_approval_waits(self.state, self.now)
+        loop.answer_collect_calls(self.state)
         step = self.decided()
         match step:
             case loop.CallModel():
@@ -84,12 +86,12 @@ class Simulation:
                 assert step.new or self.bare, "a model call with nothing new"
                 self._check_told(step)
                 self.flying = step
-            case loop.Close():
+            case loop.RecordClosing():
                 self._spend(self.state.op)
                 self.flying = step
-            case loop.RunCalls(calls=calls):
+            case loop.RunToolCalls(calls=calls):
                 assert calls
-                assert not any(isinstance(one.call.disposition, AsCollect) for one in calls), "nothing is to be run"
+                assert not any(isinstance(one.call.disposition, CollectCall) for one in calls), "nothing is to be run"
                 self.running = [pending.op for pending in calls]
                 for pending in calls:
                     self._begin(pending)
@@ -103,12 +105,12 @@ class Simulation:
                 for op in self.running:
                     self._spend(op)
                 self.flying = step
-            case loop.Report(status=status):
-                assert background.report(self.state, status).state in (status, "cancelled")
+            case loop.ReportToParent(status=status):
+                assert background.build_child_ended(self.state, status).state in (status, "cancelled")
                 self.reported, self.state.reported = status, self.state.op
-            case loop.Remind():
+            case loop.SendReminders():
                 self._remind()
-            case loop.End(status=status):
+            case loop.EndRun(status=status):
                 self.ended = status
                 self._check_end()
             case loop.Wait():
@@ -120,7 +122,7 @@ class Simulation:
         if not keep:  # a model call that pauses the run is the same operation when it is tried again
             self.spent.add(op)
 
-    def decided(self) -> loop.Next:
+    def decided(self) -> loop.NextStep:
         """The next step: there always is one, and to ask for it changes nothing."""
         before = self.state.model_dump_json()
         step = loop.decide(self.state)
@@ -138,12 +140,12 @@ class Simulation:
         self.since_message += 1
         self.spent.add(self.state.op)
         self._write(step.new)
-        self.finished |= {call.id: how.key for call in calls if isinstance(how := call.disposition, Inline)}
+        self.finished |= {call.id: how.key for call in calls if isinstance(how := call.disposition, InlineCall)}
         self.plain |= {call.id for call in calls if _is_text(call.disposition)}
         self.hooked |= {call.id for call in calls if _hooked(call.disposition)}
         self.transcript.append(("assistant", ",".join(call.id for call in calls)))
-        self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, Answered)]
-        loop.told_revoked(self.state, tuple(self.state.revoked))
+        self.transcript += [("result", call.id) for call in calls if isinstance(call.disposition, AnsweredCall)]
+        loop.drop_recorded_revocations(self.state, tuple(self.state.revoked))
         loop.apply_model(self.state, step, output)
         self.flying = None
 
@@ -153,7 +155,7 @@ class Simulation:
         assert isinstance(step, loop.CallModel)
         self.spent.add(self.state.op)
         before = self.state.model_dump(exclude={"op", "branching", "store_id"})
-        asked = tuple(BranchAsked(key=f"k{n}", said="?", agent="b") for n in range(count))
+        asked = tuple(BranchRequest(key=f"k{n}", said="?", agent="b") for n in range(count))
         loop.apply_model(self.state, step, ModelOutput(head=self.state.head, store_id="s", branches=asked))
         assert self.state.model_dump(exclude={"op", "branching", "store_id"}) == before
         self.told = step.new
@@ -165,8 +167,8 @@ class Simulation:
         assert isinstance(self.flying, loop.RunBranches)
         assert self.state.branching is not None
         branch = next(one for one in self.state.branching.branches if one.op == op)  # another execution has its own
-        assert isinstance(loop.branch_start(self.state, branch), dict)
-        loop.apply_branch(self.state, branch, loop.Ended(Response(content="42")), stopping=False)
+        assert isinstance(loop.build_branch_start(self.state, branch), dict)
+        loop.apply_branch_outcome(self.state, branch, loop.ChildOutcome(Response(content="42")), stopping=False)
         if not self.running:
             self.flying = None
 
@@ -191,49 +193,49 @@ class Simulation:
         if not self.running:
             self.flying = None
 
-    def _elsewhere(self, pending: PendingCall) -> bool:
+    def _elsewhere(self, pending: ToolCallState) -> bool:
         """One more step of a call that is run elsewhere; whether another one follows at once."""
         how = pending.call.disposition
-        around = how.around if isinstance(how, AsRemote | AsCallback) else None
-        if around is None or external_calls.due_after(pending):
+        around = how.around if isinstance(how, RemoteCall | CallbackCall) else None
+        if around is None or external_calls.needs_after_activity(pending):
             return False
-        if external_calls.due_before(pending):
+        if external_calls.needs_before_activity(pending):
             assert pending.cleared is None, "it is looked at once"
-            loop.clear(self.state, pending.op, Cleared(around=around), self.now)
-            return isinstance(how, AsRemote) and external_calls.may_begin(self.state, pending)
-        assert isinstance(how, AsRemote)
+            loop.apply_clearance(self.state, pending.op, Clearance(around=around), self.now)
+            return isinstance(how, RemoteCall) and external_calls.can_begin_external_call(self.state, pending)
+        assert isinstance(how, RemoteCall)
         assert pending.op not in self.sent, "it is sent once"
         self.sent.add(pending.op)
         failed = pending.op % 2 == 0
         result = NewResult(call_id=pending.call.id, name="look", text="far", is_error=failed)
-        loop.apply_returned(self.state, pending.op, result, "KeyError" if failed else "")
+        loop.apply_external_result(self.state, pending.op, result, "KeyError" if failed else "")
         if pending.result is not None:
             assert not around.after
             self.plain.add(pending.call.id)
-        return external_calls.due_after(pending)
+        return external_calls.needs_after_activity(pending)
 
-    def _handed(self, pending: PendingCall) -> bool:
+    def _handed(self, pending: ToolCallState) -> bool:
         """Whether others have it now, or it is not to be sent any more."""
         how = pending.call.disposition
-        return isinstance(how, AsRemote | AsCallback) and not external_calls.due_after(pending)
+        return isinstance(how, RemoteCall | CallbackCall) and not external_calls.needs_after_activity(pending)
 
     def left_off(self, index: int) -> None:
         """A call in flight fails in a way that an operator can mend: it is run again when the run is resumed."""
         op = self.running.pop(index)
-        loop.pause(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
+        loop.pause_run(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
         self.again.add(op)
         if not self.running:
             self.flying = None
 
-    def _background(self, pending: PendingCall) -> bool:
+    def _background(self, pending: ToolCallState) -> bool:
         """Run the call, if it starts a subagent in background or tells it something."""
         how = pending.call.disposition
-        if isinstance(how, AsTell):
-            if background.to_tell(self.state, pending, how.handle) is not None:
-                background.told(self.state, pending)
-        elif isinstance(how, AsSubagent) and how.background is not None:
-            if (begun := background.prepare(self.state, pending)) is not None:
-                background.started(self.state, begun[0])
+        if isinstance(how, TellCall):
+            if background.find_tell_target(self.state, pending, how.handle) is not None:
+                background.apply_tell_result(self.state, pending)
+        elif isinstance(how, SubagentCall) and how.background is not None:
+            if (begun := background.prepare_background_run(self.state, pending)) is not None:
+                background.mark_background_started(self.state, begun[0])
         else:
             return False
         return True
@@ -243,10 +245,12 @@ class Simulation:
         row = self.state.background[index % len(self.state.background)]
         before, collected = row.state, row.collected
         if state == "lost":
-            background.child_closed(self.state, row, loop.Ended(error="TerminatedError: Terminated"), lost=True)
+            background.apply_background_outcome(
+                self.state, row, loop.ChildOutcome(error="TerminatedError: Terminated"), lost=True
+            )
         else:
             told = {"context_id": f"{self.state.context_id}/{row.op}", "scope": row.scope, "state": state}
-            loop.child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
+            loop.apply_child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
         assert not row.runs
         if collected or (before != "running" and state != "completed"):
             assert row.state == before, "what is said of it once stays"
@@ -254,23 +258,23 @@ class Simulation:
 
     def children_stopped(self) -> None:
         """Nobody waits for them any longer."""
-        background.given_up(self.state)
+        background.abandon_background_runs(self.state)
         self.flying = None
 
     def join(self) -> None:
         """What was decided meanwhile begins beside the calls in flight."""
-        for pending in loop.joining(self.state, set(self.running)):
+        for pending in loop.select_joining_calls(self.state, set(self.running)):
             self._begin(pending)
             self.running.append(pending.op)
 
-    def _begin(self, pending: PendingCall) -> None:
+    def _begin(self, pending: ToolCallState) -> None:
         """A call that was answered is run again: the same operation, and another effect."""
         how = pending.call.disposition
         again = pending.op in self.again or bool(pending.answers)
         self.again.discard(pending.op)
-        if isinstance(how, AsRemote | AsCallback):
-            due = external_calls.due_before(pending) or external_calls.due_after(pending)
-            assert due or isinstance(how, AsRemote), "nothing is to be run"
+        if isinstance(how, RemoteCall | CallbackCall):
+            due = external_calls.needs_before_activity(pending) or external_calls.needs_after_activity(pending)
+            assert due or isinstance(how, RemoteCall), "nothing is to be run"
             assert due or pending.op not in self.sent, "it is sent once"
             again = pending.op in self.spent
         self._spend(pending.op, again=again)
@@ -278,7 +282,7 @@ class Simulation:
     def ask(self, index: int) -> None:
         """One of the calls in flight comes back with a question."""
         op = self.running.pop(index)
-        loop.ask_person(self.state, op, Question(text="Sure?", form={"type": "boolean"}), self.now)
+        loop.apply_question(self.state, op, Question(text="Sure?", form={"type": "boolean"}), self.now)
         if not self.running:
             self.flying = None
 
@@ -292,7 +296,7 @@ class Simulation:
 
     def approval(self, decision: str) -> None:
         """Somebody decides on the first call that still waits; ``"always"`` approves all of its tool."""
-        loop.ask(self.state, self.now)
+        loop.update_approval_waits(self.state, self.now)
         waits = [one for one in loop.status(self.state).approvals if one.kind == "approval"]
         if not waits:
             return
@@ -316,17 +320,17 @@ class Simulation:
     def later(self, seconds: float) -> None:
         """Time goes by; what is due is looked for beside the calls in flight."""
         self.now += timedelta(seconds=seconds)
-        if isinstance(self.flying, loop.RunCalls) and loop.beside(self.state) is not None:
-            loop.ask(self.state, self.now)
-            if loop.due(self.state):
+        if isinstance(self.flying, loop.RunToolCalls) and loop.find_next_reminder_check(self.state) is not None:
+            loop.update_approval_waits(self.state, self.now)
+            if loop.list_calls_to_remind(self.state):
                 self._remind()
 
     def _remind(self) -> None:
         before = {one.call_id: one.reminded for one in loop.status(self.state).approvals}
-        told = loop.remind(self.state, self.now)
+        told = loop.take_due_reminders(self.state, self.now)
         assert told.reminders
         assert told.wanted()
-        assert loop.due(self.state) == ()
+        assert loop.list_calls_to_remind(self.state) == ()
         self._spend(told.op)
         for one in told.reminders:
             assert one.number == before[one.call_id] + 1
@@ -334,14 +338,14 @@ class Simulation:
     def closed(self, head: str | None) -> None:
         """The ending was recorded, or could not be."""
         step = self.flying
-        assert isinstance(step, loop.Close)
+        assert isinstance(step, loop.RecordClosing)
         if head is None:
             self.unrecorded = True
         elif step.closing.status == "paused" and self.told is not None:
             self.told = self.told[len(step.new) :]  # it is in the transcript now
         self._write(step.new)
-        loop.told_revoked(self.state, tuple(self.state.revoked))
-        loop.apply_closed(self.state, step, head)
+        loop.drop_recorded_revocations(self.state, tuple(self.state.revoked))
+        loop.apply_closing(self.state, step, head)
         self.flying = None
 
     def cancel(self) -> None:
@@ -349,51 +353,51 @@ class Simulation:
         if isinstance(self.flying, loop.CallModel):
             self.spent.add(self.state.op)
         late, self.running = self.running, []
-        if isinstance(self.flying, loop.Close):
+        if isinstance(self.flying, loop.RecordClosing):
             self.closed("closed")
         elif isinstance(self.flying, loop.StopChildren):
             self.children_stopped()
         else:
             self.flying = None
-        loop.cancel(self.state)
+        loop.cancel_run(self.state)
         for op in late:
             loop.apply_result(self.state, op, NewResult(call_id="late", name="look", text="late"))
 
     def bare_turn(self) -> None:
         """Somebody asks for a turn without a message."""
-        loop.send(self.state, {"content": None})
+        loop.accept_message(self.state, {"content": None})
         self.bare, self.since_message = True, 0
 
     def interrupt(self, content: str | None, id: str | None, finished: bool) -> None:
         """Somebody interrupts. What is in flight comes back without an outcome, or (``finished``) with its own."""
         fresh = content is not None and (id is None or id not in self.state.seen)
-        loop.interrupt(self.state, None if content is None else {"content": content, "id": id})
+        loop.request_interrupt(self.state, None if content is None else {"content": content, "id": id})
         if fresh:
             assert content is not None
             self.accepted.append(content)
             self.since_message = 0
-        if self.state.interrupt is None or isinstance(self.flying, loop.Close | loop.StopChildren):
+        if self.state.interrupt is None or isinstance(self.flying, loop.RecordClosing | loop.StopChildren):
             return
         if isinstance(self.flying, loop.CallModel) and finished:
-            self.reply([], ModelOutput(head="h", store_id="s", text="42", finish=Finish(content="42")))
+            self.reply([], ModelOutput(head="h", store_id="s", text="42", finish=FinalAnswer(content="42")))
         elif isinstance(self.flying, loop.CallModel):
             self.spent.add(self.state.op)
         while finished and len(self.running) > 1:
             self.branch_ended(0) if isinstance(self.flying, loop.RunBranches) else self.result(0)
         self.flying, self.running = None, []
-        loop.stopped(self.state)
+        loop.apply_interrupt(self.state)
         assert self.state.interrupt is None
 
     def fail(self) -> None:
         """The model call fails for good."""
         self.spent.add(self.state.op)
         self.flying = None
-        loop.fail(self.state, "ProviderError", "no")
+        loop.fail_run(self.state, "ProviderError", "no")
 
     def pause(self) -> None:
         """The model call fails in a way that an operator can mend."""
         self.flying = None
-        loop.pause(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
+        loop.pause_run(self.state, "TranscriptCorruptedError: gone", "2026-01-01")
 
     def continue_as_new(self) -> None:
         """Another execution takes over."""
@@ -401,7 +405,7 @@ class Simulation:
         assert again == self.state
         self.state = again
 
-    def _write(self, new: tuple[New, ...]) -> None:
+    def _write(self, new: tuple[NewItem, ...]) -> None:
         for item in new:
             if isinstance(item, NewResult):
                 self._check_result(item)
@@ -445,15 +449,15 @@ class Simulation:
         assert not any(row.runs for row in self.state.background), "a subagent outlives its parent"
         waited = self.state.parent is not None and self.state.parent.background
         assert self.reported == (self.ended if waited else None)
-        interrupted = loop.response(self.state).finish_reason == "interrupted"
+        interrupted = loop.build_response(self.state).finish_reason == "interrupted"
         if self.transcript and not self.unrecorded and self.ended == "completed" and not interrupted:
             assert self.transcript[-1][0] in ("assistant", "result")
 
 
 def _hooked(how: Disposition) -> bool:
     """Whether hooks see what a client answers."""
-    return isinstance(how, AsCallback) and how.around is not None and how.around.after
+    return isinstance(how, CallbackCall) and how.around is not None and how.around.after
 
 
 def _is_text(how: Disposition) -> bool:
-    return isinstance(how, AsCollect | AsTell) or (isinstance(how, AsSubagent) and how.background is not None)
+    return isinstance(how, CollectCall | TellCall) or (isinstance(how, SubagentCall) and how.background is not None)

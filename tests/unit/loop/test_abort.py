@@ -6,7 +6,7 @@ import pytest
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.types.tool_calls import Inline
+from perdure.types.tool_calls import InlineCall
 from perdure.types.wire import AgentLimits
 
 from .build import asks, call, close, done, ended, model, opened, running, said, says
@@ -20,7 +20,7 @@ def failure(state: RunState) -> tuple[str, str]:
 
 def aborted(state: RunState, id: str) -> None:
     """A call came back as aborted, as workflows/steps.py applies it."""
-    loop.abort(state, "AbortError: enough")
+    loop.apply_abort(state, "AbortError: enough")
     done(state, id)
 
 
@@ -30,7 +30,7 @@ def test_what_is_under_way_ends_first_and_its_result_counts() -> None:
     assert len(running(state)) == 3
     aborted(state, "c2")
     done(state, "c1", "c3")
-    loop.stopped(state)
+    loop.apply_interrupt(state)
     step = close(state)
     assert said(step) == ["=c1", "=c2", "=c3"]
     assert (step.closing.error_type, step.closing.error) == ("AbortError", "enough")
@@ -41,7 +41,7 @@ def test_what_had_not_begun_does_not() -> None:
     state = opened()
     model(state, asks(call("c1"), call("c2")))
     aborted(state, "c1")
-    loop.stopped(state)
+    loop.apply_interrupt(state)
     step = close(state)
     assert said(step) == ["=c1", "=c2"]
     assert [getattr(item, "text", "") for item in step.new][1] == "not run: the run was aborted"
@@ -49,10 +49,10 @@ def test_what_had_not_begun_does_not() -> None:
 
 
 def test_an_inline_call_ends_the_run_where_the_reply_is_applied() -> None:
-    stop = call("c1", Inline(key="key-c1", is_error=True, aborted="AbortError: enough\nAsk less."))
+    stop = call("c1", InlineCall(key="key-c1", is_error=True, aborted="AbortError: enough\nAsk less."))
     state = opened()
     model(state, asks(stop, call("c2")))
-    loop.stopped(state)
+    loop.apply_interrupt(state)
     assert said(close(state)) == ["=c1", "=c2"]
     assert failure(state) == ("AbortError", "enough\nAsk less.")
 
@@ -62,13 +62,13 @@ def test_an_inline_call_ends_the_run_where_the_reply_is_applied() -> None:
 def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str, last: str) -> None:
     state, limits = opened(), AgentLimits(max_iterations=1, on_limit=on_limit)
     if last == "inline":
-        model(state, asks(call("c1", Inline(key="key-c1", aborted="AbortError: enough")), limits=limits))
+        model(state, asks(call("c1", InlineCall(key="key-c1", aborted="AbortError: enough")), limits=limits))
     else:
         model(state, asks(call("c1"), call("c2"), limits=limits))
         steps = {"c1": lambda: aborted(state, "c1"), "c2": lambda: done(state, "c2")}
         for step in sorted(steps, key=lambda one: one == last):
             steps[step]()
-    loop.stopped(state)
+    loop.apply_interrupt(state)
     close(state)
     assert (ended(state), failure(state)[0]) == ("failed", "AbortError")
 
@@ -76,14 +76,14 @@ def test_it_counts_more_than_a_limit_that_is_reached_with_it(on_limit: str, last
 def test_a_cancelled_run_stays_cancelled_and_the_first_failure_counts() -> None:
     state = opened()
     model(state, asks(call("c1")))
-    loop.cancel(state)
-    loop.abort(state, "AbortError: enough")
+    loop.cancel_run(state)
+    loop.apply_abort(state, "AbortError: enough")
     close(state)
     assert ended(state) == "cancelled"
     failed = opened()
     model(failed, asks(call("c1")))
-    loop.fail(failed, "HookError", "broken")
-    loop.abort(failed, "AbortError: enough")
+    loop.fail_run(failed, "HookError", "broken")
+    loop.apply_abort(failed, "AbortError: enough")
     assert failure(failed) == ("HookError", "broken")
 
 
@@ -91,8 +91,8 @@ def test_an_interrupt_of_an_aborted_turn_stops_nothing_any_more() -> None:
     state = opened()
     model(state, asks(call("c1")))
     aborted(state, "c1")
-    loop.interrupt(state, None)
-    loop.stopped(state)
+    loop.request_interrupt(state, None)
+    loop.apply_interrupt(state)
     close(state)
     assert (ended(state), failure(state)[0]) == ("failed", "AbortError")
 
@@ -101,6 +101,6 @@ def test_nothing_of_it_is_left_in_a_run_without() -> None:
     state = opened()
     model(state, asks(call("c1")))
     done(state, "c1")
-    loop.stopped(state)
+    loop.apply_interrupt(state)
     model(state, says("42"))
     assert ended(state) == "completed"

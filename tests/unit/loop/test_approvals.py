@@ -10,28 +10,28 @@ import pytest
 
 from perdure import loop
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
-from perdure.types.approvals import Asks, arguments_hash
-from perdure.types.state import DECIDED, RunState
+from perdure.types.approvals import ApprovalTerms, hash_arguments
+from perdure.types.state import MAX_PAST_DECISIONS, RunState
 from perdure.types.tool_calls import Call
 from perdure.types.wire import NewResult
 from tests.unit.loop.build import asks, call, carried_over, model, opened
 from tests.unit.loop.build import decision as decision_on
 
 LONG = {"x": "y" * 70_000}
-SHOWN = {"call_id": "c1", "decision": "approve", "hash": arguments_hash("c1", "look", {"path": "."})}
+SHOWN = {"call_id": "c1", "decision": "approve", "hash": hash_arguments("c1", "look", {"path": "."})}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def waiting(id: str = "c1", **terms: Any) -> Call:
     one = call(id)
-    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
-    return one.model_copy(update={"approval": Asks(hash=hash, **terms)})
+    hash = hash_arguments(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    return one.model_copy(update={"approval": ApprovalTerms(hash=hash, **terms)})
 
 
 def asked(*calls: Call, **start: Any) -> RunState:
     state = opened(**start)
     model(state, asks(*calls))
-    loop.ask(state, NOW)
+    loop.update_approval_waits(state, NOW)
     return state
 
 
@@ -42,7 +42,7 @@ def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float
 def test_the_others_run_first_and_then_the_run_waits_for_the_nearest_end() -> None:
     state = asked(waiting("c1", expires=50), call("c2"), waiting("c3", expires=20), waiting("c4"))
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     assert [one.call.id for one in step.calls] == ["c2"]
     loop.apply_result(state, step.calls[0].op, NewResult(call_id="c2", name="look", key="k"))
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 20)
@@ -59,11 +59,11 @@ def test_an_approved_call_runs_beside_one_that_waits() -> None:
     state = asked(waiting("c1"), waiting("c2"))
     decide(state, by="ana", arguments={"path": "/"})
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     (one,) = step.calls
     assert one.decided is not None
     assert (one.decided.arguments, one.decided.by) == ({"path": "/"}, "ana")
-    assert one.decided.hash == arguments_hash("c1", "look", {"path": "/"})
+    assert one.decided.hash == hash_arguments("c1", "look", {"path": "/"})
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_an_approved_call_runs_beside_one_that_waits() -> None:
 )
 def test_arguments_that_are_equal_in_python_alone_are_changed_ones(given: Any, taken: Any) -> None:
     one = call("c1").model_copy(update={"arguments": {"n": 1}})
-    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
-    state = asked(one.model_copy(update={"approval": Asks(hash=hash)}))
+    hash = hash_arguments(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    state = asked(one.model_copy(update={"approval": ApprovalTerms(hash=hash)}))
     decide(state, by="ana", arguments=given)
     (pending,) = state.calls
     assert pending.decided is not None
@@ -92,10 +92,10 @@ def test_a_denied_call_has_its_result_and_the_model_is_asked() -> None:
 @pytest.mark.parametrize(("on_expiry", "runs"), [("deny", False), ("approve", True)])
 def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
     state = asked(waiting(expires=10, on_expiry=on_expiry))
-    loop.ask(state, NOW + timedelta(seconds=9.9))
+    loop.update_approval_waits(state, NOW + timedelta(seconds=9.9))
     assert isinstance(loop.decide(state), loop.Wait)
-    loop.ask(state, NOW + timedelta(seconds=10))
-    assert isinstance(loop.decide(state), loop.RunCalls if runs else loop.CallModel)
+    loop.update_approval_waits(state, NOW + timedelta(seconds=10))
+    assert isinstance(loop.decide(state), loop.RunToolCalls if runs else loop.CallModel)
     with pytest.raises(ApprovalDecidedError if runs else ApprovalExpiredError, match="nobody had decided"):
         decide(state, at=11)
 
@@ -103,7 +103,7 @@ def test_the_end_of_the_time_decides(on_expiry: str, runs: bool) -> None:
 def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
     state = asked(waiting(expires=10))
     state = carried_over(state)
-    loop.ask(state, NOW + timedelta(seconds=5))
+    loop.update_approval_waits(state, NOW + timedelta(seconds=5))
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
 
 
@@ -146,20 +146,20 @@ def test_who_asked_may_deny_and_somebody_else_approve() -> None:
 
 
 def test_a_second_decision_hears_of_the_first_as_long_as_it_is_remembered() -> None:
-    state = asked(*(waiting(f"c{n}") for n in range(DECIDED + 1)))
-    for n in range(DECIDED + 1):
+    state = asked(*(waiting(f"c{n}") for n in range(MAX_PAST_DECISIONS + 1)))
+    for n in range(MAX_PAST_DECISIONS + 1):
         decide(state, f"c{n}", by=f"p{n}")
     with pytest.raises(ApprovalDecidedError, match="approved by p1 at 2026-01-02"):
         decide(state, "c1", "deny")
     with pytest.raises(InvalidInputError, match="None waits"):
         decide(state, "c0", "deny")
-    assert len(state.decided) == DECIDED
+    assert len(state.decided) == MAX_PAST_DECISIONS
 
 
 def test_a_run_that_ends_takes_no_decision_and_closes_what_waits() -> None:
     state = asked(waiting())
-    loop.cancel(state)
+    loop.cancel_run(state)
     with pytest.raises(RunClosedError):
         decide(state)
-    assert isinstance(loop.decide(state), loop.Close)
+    assert isinstance(loop.decide(state), loop.RecordClosing)
     assert loop.status(state).approvals == ()

@@ -8,8 +8,8 @@ import pytest
 
 from perdure import loop
 from perdure.errors import InvalidInputError
-from perdure.loop.messages import given, read_message
-from perdure.stages.journal_keys import model_key
+from perdure.loop.messages import parse_message, take_message_auth
+from perdure.stages.journal_keys import build_model_key
 from perdure.types.state import RunState
 from perdure.types.wire import ModelInput, NewMessage
 from tests.unit.loop.build import carried_over
@@ -18,7 +18,7 @@ ANA, BEN = "perdure1:k:0:QUE=", "perdure1:k:0:QkU="
 
 
 def opened(**start: Any) -> RunState:
-    return loop.open_state({"agent": "a", "mode": "session", **start}, "run", "scope")
+    return loop.create_run_state({"agent": "a", "mode": "session", **start}, "run", "scope")
 
 
 def acts(state: RunState) -> tuple[str | None, str | None]:
@@ -33,26 +33,26 @@ def test_a_start_says_it() -> None:
 
 def test_a_message_says_it_when_it_is_taken() -> None:
     state = opened(auth_context=ANA, message="Hi.")
-    loop.send(state, {"content": "I am Ben.", "auth_ref": "ben"})
+    loop.accept_message(state, {"content": "I am Ben.", "auth_ref": "ben"})
     assert acts(state) == (ANA, None)  # what was asked before is done for Ana
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
-    new = given(state, step.new)
+    new = take_message_auth(state, step.new)
     assert acts(state) == (None, "ben")
     assert [item.model_dump(exclude_none=True).keys() & {"auth_context", "auth_ref"} for item in new] == [set()] * 2
-    assert given(state, step.new) == new  # the same step again
+    assert take_message_auth(state, step.new) == new  # the same step again
     assert acts(state) == (None, "ben")
 
 
 def test_a_message_without_it_changes_nothing() -> None:
     state = opened(auth_context=ANA)
-    assert given(state, [NewMessage(content="Hi.")]) == (NewMessage(content="Hi."),)
+    assert take_message_auth(state, [NewMessage(content="Hi.")]) == (NewMessage(content="Hi."),)
     assert acts(state) == (ANA, None)
 
 
 def test_a_turn_without_a_message_may_say_it() -> None:
     state = opened(auth_context=ANA)
-    loop.send(state, {"content": None, "auth_context": BEN})
+    loop.accept_message(state, {"content": None, "auth_context": BEN})
     assert acts(state) == (BEN, None)
 
 
@@ -68,7 +68,7 @@ def test_in_the_clear_it_is_refused_and_not_shown(clear: Any) -> None:
     for refuse in (
         lambda: opened(auth_context=clear, message="Hi."),
         lambda: opened(message={"content": "Hi.", "auth_context": clear}),
-        lambda: read_message({"auth_context": clear, "content": "Hi."}),
+        lambda: parse_message({"auth_context": clear, "content": "Hi."}),
     ):
         with pytest.raises(InvalidInputError, match=r"auth_context: it is readable in Temporal's history") as caught:
             refuse()
@@ -78,7 +78,7 @@ def test_in_the_clear_it_is_refused_and_not_shown(clear: Any) -> None:
 def test_one_of_the_two() -> None:
     for refuse in (
         lambda: opened(auth_context=ANA, auth_ref="ana"),
-        lambda: read_message({"content": "Hi.", "auth_context": ANA, "auth_ref": "ana"}),
+        lambda: parse_message({"content": "Hi.", "auth_context": ANA, "auth_ref": "ana"}),
     ):
         with pytest.raises(InvalidInputError, match="auth_context or auth_ref, not both"):
             refuse()
@@ -86,5 +86,5 @@ def test_one_of_the_two() -> None:
 
 def test_keys_of_runs_without_it_are_as_before() -> None:
     task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=0, iteration=1)
-    assert model_key(task) == "af929d8643f25c46710dc8b577ffae25e3f3e69fa6a00dfdfa43f9eb7f649c39"
-    assert len({model_key(task), model_key(task.model_copy(update={"auth_ref": "ana"}))}) == 2
+    assert build_model_key(task) == "af929d8643f25c46710dc8b577ffae25e3f3e69fa6a00dfdfa43f9eb7f649c39"
+    assert len({build_model_key(task), build_model_key(task.model_copy(update={"auth_ref": "ana"}))}) == 2

@@ -8,13 +8,13 @@ import pytest
 
 from perdure import loop
 from perdure.loop import background
-from perdure.loop.children import awaited, set_aside
+from perdure.loop.children import list_awaited_background_runs, sum_reserved_budget
 from perdure.types.interface import Response
 from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
 from perdure.types.state import RunState
-from perdure.types.subagents import AsCollect, AsTell, BackgroundRun
-from perdure.types.tool_calls import AsSubagent, Call
+from perdure.types.subagents import BackgroundRun, CollectCall, TellCall
+from perdure.types.tool_calls import Call, SubagentCall
 from perdure.types.wire import AgentLimits, NewResult
 from tests.unit.loop.build import asks, call, carried_over, ended, model, open_as_child, opened, says
 
@@ -25,24 +25,24 @@ BUDGET = AgentLimits(run=Bounds(tokens=110, cost_usd=1.1, tool_calls=111))
 
 
 def starts(id: str = "c1", at_once: int = 10) -> Call:
-    return call(id, AsSubagent(agent="sub", message="go", background=at_once))
+    return call(id, SubagentCall(agent="sub", message="go", background=at_once))
 
 
 def collects(handle: str, id: str = "c2", *, wait: bool = True) -> Call:
-    return call(id, AsCollect(handle=handle, wait=wait))
+    return call(id, CollectCall(handle=handle, wait=wait))
 
 
 def begin(state: RunState) -> dict[str, dict[str, Any]]:
     """Run the calls that come next, which all start an agent: what each is started with, by its handle."""
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     begun = {}
     for pending in step.calls:
-        found = background.prepare(state, pending)
+        found = background.prepare_background_run(state, pending)
         if found is not None:
             row, start = found
             begun[row.handle] = start
-            background.started(state, row)
+            background.mark_background_started(state, row)
     return begun
 
 
@@ -57,7 +57,7 @@ def going(count: int = 1, *, limits: AgentLimits = FREE, at_once: int = 10, **st
 def end(run: RunState, handle: str = "b1", **said: Any) -> None:
     row = row_of(run, handle)
     told = {"context_id": f"context-1/{row.op}", "scope": row.scope, "state": "completed", **said}
-    loop.child_ended(run, told)
+    loop.apply_child_ended(run, told)
 
 
 def row_of(state: RunState, handle: str) -> BackgroundRun:
@@ -84,18 +84,18 @@ def test_a_child_knows_that_nobody_waits_for_it() -> None:
     assert child.parent is not None
     assert child.parent.background
     model(child, says("Found.", usage=Usage(input_tokens=3)))
-    assert loop.decide(child) == loop.Report("completed")
-    said = background.report(child, "completed").model_dump(mode="json")
+    assert loop.decide(child) == loop.ReportToParent("completed")
+    said = background.build_child_ended(child, "completed").model_dump(mode="json")
     child.reported = child.op
     assert ended(child) == "completed"
-    loop.child_ended(state, said)
+    loop.apply_child_ended(state, said)
     assert (row_of(state, "b1").text, state.usage.total_tokens, state.refused) == ("Found.", 3, [])
 
 
 def test_what_is_started_in_the_foreground_says_nothing() -> None:
     state = opened()
-    model(state, asks(call("c1", AsSubagent(agent="sub"))))
-    start = loop.child_start(state, state.calls[0])
+    model(state, asks(call("c1", SubagentCall(agent="sub"))))
+    start = loop.build_child_start(state, state.calls[0])
     assert isinstance(start, dict)
     assert "background" not in start["parent"]
 
@@ -119,15 +119,15 @@ def test_one_that_goes_on_says_again_how_it_ended() -> None:
     )
     model(child, says("First."))
     child.reported = child.op
-    loop.receive(child, "And?")
+    loop.receive_message(child, "And?")
     model(child, says("Second."))
-    assert loop.decide(child) == loop.Report("completed")
-    loop.cancel(child)
+    assert loop.decide(child) == loop.ReportToParent("completed")
+    loop.cancel_run(child)
     step = loop.decide(child)
-    assert isinstance(step, loop.Close)
-    loop.apply_closed(child, step, "h")
-    assert loop.decide(child) == loop.Report("cancelled")
-    assert background.report(child, "cancelled").error == "RunCancelledError: the subagent was cancelled"
+    assert isinstance(step, loop.RecordClosing)
+    loop.apply_closing(child, step, "h")
+    assert loop.decide(child) == loop.ReportToParent("cancelled")
+    assert background.build_child_ended(child, "cancelled").error == "RunCancelledError: the subagent was cancelled"
 
 
 def test_a_later_answer_counts_until_one_is_collected() -> None:
@@ -136,7 +136,7 @@ def test_a_later_answer_counts_until_one_is_collected() -> None:
     end(state, state="cancelled", error="late")
     end(state, content="Second.", used={"usage": {"input_tokens": 7}, "cost_usd": 0.75, "tool_calls": 2})
     model(state, asks(collects("b1")))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     end(state, content="Third.")
     assert given(state) == [("Second.", False)]
     assert row_of(state, "b1").text == "Second."
@@ -146,14 +146,14 @@ def test_a_later_answer_counts_until_one_is_collected() -> None:
 def test_a_call_waits_without_being_run() -> None:
     state = going(2)
     model(state, asks(collects("b1"), collects("b2", "c3"), collects("b1", "c4", wait=False), call("c5")))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     assert [pending.call.id for pending in state.calls if pending.result is None] == ["c2", "c3", "c5"]
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     assert [one.call.id for one in step.calls] == ["c5"]
     loop.apply_result(state, step.calls[0].op, NewResult(call_id="c5", name="look", text="seen"))
     assert loop.decide(state) == loop.Wait("child")
-    assert [row.handle for row in awaited(state)] == ["b1", "b2"]
+    assert [row.handle for row in list_awaited_background_runs(state)] == ["b1", "b2"]
     status = loop.status(state)
     assert (status.state, status.doing) == ("running", "tools")
     assert [one.context_id for one in status.calls] == ["context-1/1", "context-1/2"]
@@ -171,7 +171,7 @@ def test_a_call_waits_without_being_run() -> None:
 @pytest.mark.parametrize("said", [None, "b1", {"state": "completed"}, {"context_id": "x", "scope": "s", "state": "no"}])
 def test_what_is_no_end_is_refused(said: Any) -> None:
     state = going()
-    loop.child_ended(state, said)
+    loop.apply_child_ended(state, said)
     assert row_of(state, "b1").runs
     assert state.refused[-1].startswith("child_ended: ")
 
@@ -188,19 +188,19 @@ def test_one_that_could_not_begin_runs_no_more() -> None:
     state = opened()
     model(state, asks(starts("c1")))
     (pending,) = state.calls
-    found = background.prepare(state, pending)
+    found = background.prepare_background_run(state, pending)
     assert found is not None
     assert found[0].runs
-    background.not_started(state, found[0], "no")
+    background.fail_background_start(state, found[0], "no")
     assert (found[0].runs, state.background) == (False, [])
 
 
 def test_an_interrupt_ends_the_wait() -> None:
     state = going(mode="session")
     model(state, asks(collects("b1")))
-    loop.gather(state)
-    loop.interrupt(state, "Leave it.")
-    loop.stopped(state)
+    loop.answer_collect_calls(state)
+    loop.request_interrupt(state, "Leave it.")
+    loop.apply_interrupt(state)
     (closed,) = given(state)
     assert closed[0].startswith("Interrupted")
     assert row_of(state, "b1").runs
@@ -211,7 +211,7 @@ def test_an_interrupt_ends_the_wait() -> None:
 def test_unknown_and_forgotten_handles() -> None:
     state = opened()
     model(state, asks(collects("b1"), collects("b1", "c3", wait=False)))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     there_is_none = "no agent 'b1' (this run has started no agent in background)"
     assert given(state) == [(there_is_none, True)] * 2
 
@@ -235,13 +235,13 @@ def test_answers_that_nobody_collects_are_bounded() -> None:
     begin(state)
     assert given(state)[0][0].startswith("not started: too many answers wait to be collected: collect them first (b1, ")
     model(state, asks(*(collects(row.handle, f"d{row.handle}") for row in state.background), limits=FREE))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     assert not any(is_error for _, is_error in given(state))
     kept = [row for row in state.background if row.text is not None]
     assert kept == state.background[-len(kept) :]
-    assert 0 < sum(len(str(row.text)) for row in kept) * 6 <= background.KEPT_BYTES
+    assert 0 < sum(len(str(row.text)) for row in kept) * 6 <= background.COLLECTED_BYTES
     model(state, asks(collects("b1"), limits=FREE))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     assert given(state) == [("the answer of b1 (sub) was collected before, and is not kept any more: see above", False)]
 
 
@@ -250,7 +250,7 @@ def test_answers_that_one_reply_collects_are_bounded() -> None:
     state = going()
     end(state, content="ж" * 30_000)
     model(state, asks(*(collects("b1", f"d{n}") for n in range(50)), limits=FREE))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     given_out = [text for text, is_error in given(state) if not is_error]
     assert 0 < len(given_out) < 50
     assert sum(map(len, given_out)) * 6 <= 1024 * 1024
@@ -258,14 +258,14 @@ def test_answers_that_one_reply_collects_are_bounded() -> None:
 
 
 def test_the_table_forgets_what_was_collected_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "ROWS", 2)
+    monkeypatch.setattr(background, "MAX_BACKGROUND_ROWS", 2)
     state = opened()
     for number in range(1, 5):
         model(state, asks(starts(f"s{number}"), limits=AgentLimits()))
         begin(state)
         end(state, f"b{number}", content="x")
         model(state, asks(collects(f"b{number}"), limits=AgentLimits()))
-        loop.gather(state)
+        loop.answer_collect_calls(state)
     assert [row.handle for row in state.background] == ["b3", "b4"]
 
 
@@ -276,11 +276,11 @@ def test_a_budget_is_shared_with_all_that_may_run_and_the_parent() -> None:
     parts = [Bounds.model_validate(start["parent"]["limits"]) for start in begun.values()]
     assert [(one.tokens, one.tool_calls) for one in parts] == [(10, 9), (10, 10)]
     assert [one.cost_usd for one in parts] == pytest.approx([0.1, 0.1])
-    assert set_aside(state, "tokens") == 20
+    assert sum_reserved_budget(state, "tokens") == 20
     assert next(use.used for use in loop.status(state).limits if use.name == "tokens") == 20
     end(state, used={"usage": {"input_tokens": 4}})
-    assert set_aside(state, "tokens") == 10
-    left = loop.left(state)
+    assert sum_reserved_budget(state, "tokens") == 10
+    left = loop.compute_remaining_budget(state)
     assert left is not None
     assert left.tokens == 110 - 10 - 4
 
@@ -302,22 +302,22 @@ def test_they_are_stopped_before_the_ending_is_recorded(how: str) -> None:
             model(state, says("Done."))
             if how == "close":
                 assert loop.decide(state) == loop.Wait("message")
-                loop.close(state)
+                loop.close_run(state)
         case "fail":
-            loop.fail(state, "ProviderError", "no")
+            loop.fail_run(state, "ProviderError", "no")
         case "cancel":
-            loop.cancel(state)
+            loop.cancel_run(state)
     assert loop.decide(state) == loop.StopChildren()
     for row in state.background:
         row.stopped = True
     end(state, "b1", state="cancelled", error="RunCancelledError", used={"usage": {"input_tokens": 9}})
     assert loop.decide(state) == loop.StopChildren()
-    background.given_up(state)
+    background.abandon_background_runs(state)
     step = loop.decide(state)
-    assert isinstance(step, loop.Close)
+    assert isinstance(step, loop.RecordClosing)
     assert step.closing.response is not None
     assert step.closing.response["usage"]["input_tokens"] == 9
-    loop.apply_closed(state, step, "h")
+    loop.apply_closing(state, step, "h")
     assert ended(state) == {"fail": "failed", "cancel": "cancelled"}.get(how, "completed")
 
 
@@ -325,7 +325,7 @@ def test_a_run_whose_answers_are_collected_ends_as_any_other() -> None:
     state = going()
     end(state, content="x")
     model(state, asks(collects("b1")))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     model(state, says("Done."))
     assert ended(state) == "completed"
 
@@ -333,13 +333,19 @@ def test_a_run_whose_answers_are_collected_ends_as_any_other() -> None:
 def test_who_is_closed_without_a_word_is_lost() -> None:
     state = going(3)
     rows = state.background
-    background.child_closed(state, rows[0], loop.Ended(error="TerminatedError: Terminated"), lost=True)
-    background.child_closed(state, rows[1], loop.Ended(error="InvalidInputError: no", used=Response(tool_calls=2)))
-    background.child_closed(state, rows[2], loop.Ended(Response(blob=BlobRef(hash="a" * 64, size=9))))
+    background.apply_background_outcome(
+        state, rows[0], loop.ChildOutcome(error="TerminatedError: Terminated"), lost=True
+    )
+    background.apply_background_outcome(
+        state, rows[1], loop.ChildOutcome(error="InvalidInputError: no", used=Response(tool_calls=2))
+    )
+    background.apply_background_outcome(
+        state, rows[2], loop.ChildOutcome(Response(blob=BlobRef(hash="a" * 64, size=9)))
+    )
     end(state, "b1", content="It had ended before.")
-    background.child_closed(state, rows[0], loop.Ended(error="x"), lost=True)
+    background.apply_background_outcome(state, rows[0], loop.ChildOutcome(error="x"), lost=True)
     model(state, asks(*(collects(f"b{n}", f"c{n}") for n in (1, 2, 3))))
-    loop.gather(state)
+    loop.answer_collect_calls(state)
     assert given(state) == [("It had ended before.", False), ("InvalidInputError: no", True), ("None", False)]
     assert state.tool_calls == 3 + 3 + 2
 
@@ -349,17 +355,20 @@ def test_only_one_that_runs_is_told_something(ends: bool) -> None:
     state = going()
     if ends:
         end(state, content="x")
-    model(state, asks(call("c2", AsTell(handle="b1", message="more")), call("c3", AsTell(handle="b7", message="more"))))
+    model(
+        state,
+        asks(call("c2", TellCall(handle="b1", message="more")), call("c3", TellCall(handle="b7", message="more"))),
+    )
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     found = [
-        background.to_tell(state, one, how.handle)
+        background.find_tell_target(state, one, how.handle)
         for one in step.calls
-        if isinstance(how := one.call.disposition, AsTell)
+        if isinstance(how := one.call.disposition, TellCall)
     ]
     assert found == [None if ends else state.background[0], None]
     if not ends:
-        background.told(state, step.calls[0])
+        background.apply_tell_result(state, step.calls[0])
     first, second = given(state)
     assert first == (("not delivered: b1 (sub) has ended: collect its answer", True) if ends else ("delivered", False))
     assert second == ("no agent 'b7' (there is: b1)", True)
@@ -369,5 +378,5 @@ def test_a_state_carries_its_table() -> None:
     state = going(2)
     end(state, content="x")
     assert carried_over(state) == state
-    plain = loop.carry_over(opened(), "run-1")["state"]
+    plain = loop.build_continuation_input(opened(), "run-1")["state"]
     assert not {"background", "backgrounds", "reported", "heard"} & set(plain)

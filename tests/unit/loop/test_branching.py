@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop.children import outcomes
+from perdure.loop.children import list_branch_outcomes
 from perdure.loop.subagents import MAX_DEPTH
 from perdure.types.interface import Response
 from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
-from perdure.types.plain_json import size
+from perdure.types.plain_json import measure_json
 from perdure.types.state import PendingBranch, RunState
-from perdure.types.subagents import BranchAsked, BranchOutcome
+from perdure.types.subagents import BranchOutcome, BranchRequest
 from perdure.types.wire import AgentLimits, ModelOutput, NewMessage
 from tests.unit.loop.build import (
     LIMITS,
@@ -34,17 +34,17 @@ from tests.unit.loop.build import (
 BLOB = BlobRef(hash="a" * 64, size=9)
 
 
-def ask(number: int = 0, **more: Any) -> BranchAsked:
+def ask(number: int = 0, **more: Any) -> BranchRequest:
     given = {"message": f"question {number}", "head": "h-fork"} | more
-    return BranchAsked(key=f"k{number}", said=f"'sub: {number}'", agent="sub", **given)
+    return BranchRequest(key=f"k{number}", said=f"'sub: {number}'", agent="sub", **given)
 
 
-def branches(*asked: BranchAsked) -> ModelOutput:
+def branches(*asked: BranchRequest) -> ModelOutput:
     """What a step comes to whose policy waits for ``asked``."""
     return ModelOutput(head="h-calls", store_id="s", branches=asked)
 
 
-def stepping(*asked: BranchAsked, limits: AgentLimits = LIMITS, used: int = 0, **start: Any) -> RunState:
+def stepping(*asked: BranchRequest, limits: AgentLimits = LIMITS, used: int = 0, **start: Any) -> RunState:
     """A run whose second step waits for branches."""
     state = opened(**start)
     model(state, asks(call(), limits=limits, usage=Usage(input_tokens=used)))
@@ -61,15 +61,17 @@ def waiting(state: RunState) -> tuple[PendingBranch, ...]:
 
 def answered(state: RunState, text: str = "Good.", **more: Any) -> None:
     """The first branch that waits has this answer."""
-    loop.apply_branch(state, waiting(state)[0], loop.Ended(Response(content=text, **more)), stopping=False)
+    loop.apply_branch_outcome(
+        state, waiting(state)[0], loop.ChildOutcome(Response(content=text, **more)), stopping=False
+    )
 
 
 def came_to(state: RunState) -> list[str]:
-    return [outcome.content or f"{outcome.error_type}: {outcome.error}" for outcome in outcomes(state)]
+    return [outcome.content or f"{outcome.error_type}: {outcome.error}" for outcome in list_branch_outcomes(state)]
 
 
 def started(state: RunState, place: int = 0) -> dict[str, Any]:
-    start = loop.branch_start(state, waiting(state)[place])
+    start = loop.build_branch_start(state, waiting(state)[place])
     assert isinstance(start, dict), start
     return start
 
@@ -89,7 +91,7 @@ def test_the_same_step_is_tried_again_when_all_have_ended() -> None:
     assert came_to(state) == ["Good.", "Bad."]
     assert state.op == 5
     model(state, says("Done."))
-    assert (before.iteration, outcomes(state)) == (2, ())
+    assert (before.iteration, list_branch_outcomes(state)) == (2, ())
     assert ended(state) == "completed"
 
 
@@ -106,9 +108,9 @@ def test_a_message_that_comes_meanwhile_is_for_the_next_step() -> None:
     state = opened()
     model(state, asks(call()))
     done(state, "c1")
-    loop.receive(state, "early")
+    loop.receive_message(state, "early")
     model(state, branches(ask()))
-    loop.receive(state, "late")
+    loop.receive_message(state, "late")
     answered(state)
     assert said(model(state, asks(call("c2")))) == ["=c1", "early"]
     done(state, "c2")
@@ -147,30 +149,30 @@ def test_what_may_not_begin_has_an_error() -> None:
     lineage = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
     deep = {"context_id": "p", "call_id": "c", "scope": "s", "depth": MAX_DEPTH, "lineage": lineage}
     state = stepping(ask(), parent=deep)
-    refused = loop.branch_start(state, waiting(state)[0])
+    refused = loop.build_branch_start(state, waiting(state)[0])
     assert isinstance(refused, BranchOutcome)
     assert (refused.error_type, refused.error) == ("BranchError", "not run: subagents are nested 5 deep at most")
-    loop.settle_branch(waiting(state)[0], refused)
+    loop.set_branch_outcome(waiting(state)[0], refused)
     assert isinstance(loop.decide(state), loop.CallModel)
 
 
 @pytest.mark.parametrize(
     ("how", "outcome"),
     [
-        (loop.Ended(Response(content="Good.")), {"content": "Good."}),
-        (loop.Ended(Response(content='{"a":1}', typed=True)), {"content": '{"a":1}', "typed": True}),
-        (loop.Ended(Response(blob=BLOB)), {"blob": BLOB}),
-        (loop.Ended(error="ParseError: a: b"), {"error_type": "ParseError", "error": "a: b"}),
+        (loop.ChildOutcome(Response(content="Good.")), {"content": "Good."}),
+        (loop.ChildOutcome(Response(content='{"a":1}', typed=True)), {"content": '{"a":1}', "typed": True}),
+        (loop.ChildOutcome(Response(blob=BLOB)), {"blob": BLOB}),
+        (loop.ChildOutcome(error="ParseError: a: b"), {"error_type": "ParseError", "error": "a: b"}),
         (
-            loop.Ended(Response(finish_reason="interrupted", content="half")),
+            loop.ChildOutcome(Response(finish_reason="interrupted", content="half")),
             {"error_type": "RunCancelledError", "error": "it was interrupted before it had an answer"},
         ),
     ],
 )
-def test_what_it_came_to(how: loop.Ended, outcome: dict[str, Any]) -> None:
+def test_what_it_came_to(how: loop.ChildOutcome, outcome: dict[str, Any]) -> None:
     state = stepping(ask())
-    loop.apply_branch(state, waiting(state)[0], how, stopping=False)
-    assert outcomes(state) == (BranchOutcome(key="k0", said="'sub: 0'", agent="sub", op=3, **outcome),)
+    loop.apply_branch_outcome(state, waiting(state)[0], how, stopping=False)
+    assert list_branch_outcomes(state) == (BranchOutcome(key="k0", said="'sub: 0'", agent="sub", op=3, **outcome),)
 
 
 def test_what_branches_use_counts_and_they_share_what_is_left() -> None:
@@ -180,7 +182,7 @@ def test_what_branches_use_counts_and_they_share_what_is_left() -> None:
     answered(state, usage=Usage(input_tokens=30), cost_usd=0.5, tool_calls=3)
     assert (state.usage.total_tokens, state.cost_usd, state.tool_calls) == (70, 0.5, 1 + 3)
     answered(state, usage=Usage(input_tokens=30))
-    loop.settle(state)
+    loop.end_turn_at_budget(state)
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
     assert step.purpose == "force_finish"
@@ -196,15 +198,15 @@ def test_answers_that_no_activity_could_be_given_are_errors() -> None:
     said = came_to(state)
     assert said[0] == "ж" * 16_000
     assert said[-1].startswith("BranchError: its answer has 96,002 bytes as JSON, and ")
-    assert size([one.model_dump() for one in outcomes(state)]) + 1_400_000 < 2_000_000
+    assert measure_json([one.model_dump() for one in list_branch_outcomes(state)]) + 1_400_000 < 2_000_000
 
 
 @pytest.mark.parametrize("how", ["return", "error"])
 def test_a_budget_that_branches_use_up_ends_the_turn(how: Any) -> None:
     state = stepping(ask(), limits=AgentLimits(run=Bounds(tokens=50), on_limit=how), used=40)
-    loop.settle(state)
+    loop.end_turn_at_budget(state)
     answered(state, usage=Usage(input_tokens=30))
-    loop.settle(state)
+    loop.end_turn_at_budget(state)
     assert said(close(state)) == ["=c1"]
     assert ended(state) == ("failed" if how == "error" else "completed")
     assert state.branching is None
@@ -215,7 +217,7 @@ def test_a_run_that_pauses_at_a_limit_goes_on_with_what_it_knows() -> None:
     answered(state, usage=Usage(input_tokens=30))
     assert said(close(state)) == ["=c1"]
     assert loop.decide(state) == loop.Wait("resumed")
-    loop.resume(state, {"limits": {"tokens": 500}})
+    loop.resume_run(state, {"limits": {"tokens": 500}})
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
     assert came_to(state) == ["Good."]
@@ -227,14 +229,14 @@ def test_whatever_stops_the_step_drops_its_branches(stop: str) -> None:
     answered(state)
     open_branch = waiting(state)[0]
     if stop == "cancel":
-        loop.cancel(state)
+        loop.cancel_run(state)
     elif stop == "fail":
-        loop.fail(state, "ProviderError", "no")
+        loop.fail_run(state, "ProviderError", "no")
     else:
-        loop.interrupt(state, "Otherwise." if stop == "go on" else None)
-        stopped = loop.Ended(Response(finish_reason="interrupted", usage=Usage(input_tokens=7)))
-        loop.apply_branch(state, open_branch, stopped, stopping=True)
-        loop.stopped(state)
+        loop.request_interrupt(state, "Otherwise." if stop == "go on" else None)
+        stopped = loop.ChildOutcome(Response(finish_reason="interrupted", usage=Usage(input_tokens=7)))
+        loop.apply_branch_outcome(state, open_branch, stopped, stopping=True)
+        loop.apply_interrupt(state)
         assert state.usage.total_tokens == 7
     assert state.branching is None
     if stop == "go on":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.loop.transcript import CallIds, malformed, sound_parts, unknown
+from perdure.loop.transcript import CallIds, build_malformed_arguments_text, build_unknown_tool_text, sanitize_parts
 from perdure.types.messages import (
     Message,
     OpaquePart,
@@ -15,8 +15,8 @@ from perdure.types.messages import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
-    canonical,
-    clean,
+    clean_text,
+    encode_canonical,
     parse_messages,
 )
 
@@ -44,7 +44,7 @@ LONG = "s" * 41
 def test_an_id_that_is_missing_or_unfit_is_replaced_and_kept(given):
     (part,) = reply(begin(), given)
     assert re.fullmatch("call_[0-9a-f]{24}", part.id)
-    assert part.provider_id == (clean(given) or None)
+    assert part.provider_id == (clean_text(given) or None)
     assert part.provider == ("gateway" if given else None)
 
 
@@ -115,9 +115,9 @@ def test_calls_that_a_hook_puts_in_have_ids_of_their_own():
 
 
 def test_refusals_say_what_to_do():
-    assert unknown("lok", ["look", "read"]) == "tool not found: lok (there is: look, read)"
-    assert unknown("lok", []) == "tool not found: lok (there are no tools)"
-    text = malformed(ToolCallPart(id="a", name="look", malformed='{"path": ' + "x" * 1000))
+    assert build_unknown_tool_text("lok", ["look", "read"]) == "tool not found: lok (there is: look, read)"
+    assert build_unknown_tool_text("lok", []) == "tool not found: lok (there are no tools)"
+    text = build_malformed_arguments_text(ToolCallPart(id="a", name="look", malformed='{"path": ' + "x" * 1000))
     assert text.startswith("ArgumentsError: the arguments of look must be one JSON object")
     assert '{"path": ' in text
     assert len(text) < 650
@@ -146,21 +146,21 @@ def deep(levels: int) -> dict[str, Any]:
 def test_arguments_that_cannot_be_read_back_are_a_malformed_call_that_the_model_is_told_of(
     arguments: dict[str, Any], why: str
 ) -> None:
-    (part,) = sound_parts([ToolCallPart(id="c1", name="pay", arguments=arguments)])
+    (part,) = sanitize_parts([ToolCallPart(id="c1", name="pay", arguments=arguments)])
     assert isinstance(part, ToolCallPart)
     assert part.arguments == {}
-    assert why in malformed(part)
-    assert parse_messages(canonical([Message.assistant("", part)]))[0].parts == (part,)
+    assert why in build_malformed_arguments_text(part)
+    assert parse_messages(encode_canonical([Message.assistant("", part)]))[0].parts == (part,)
 
 
 @pytest.mark.parametrize("text", ["1e999", "[" * 400 + "]" * 400])
 def test_raw_arguments_are_named_for_what_is_wrong_with_them(text: str) -> None:
-    told = malformed(ToolCallPart(id="c1", name="pay", malformed=f'{{"amount": {text}}}'))
+    told = build_malformed_arguments_text(ToolCallPart(id="c1", name="pay", malformed=f'{{"amount": {text}}}'))
     assert "not finite" in told or "nested deeper than 150 levels" in told
 
 
 def test_what_only_a_provider_reads_is_left_out_where_it_cannot_be_read_back() -> None:
-    parts = sound_parts(
+    parts = sanitize_parts(
         [
             ThinkingPart(text="hm", provider="p", opaque={"a": deep(200)}),
             OpaquePart(provider="p", data={"a": float("nan")}),

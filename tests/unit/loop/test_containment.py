@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import BadRequestError, ContentFilterError, ContextLengthError, ProviderError, RateLimitError
-from perdure.loop.containment import TRIES, Containment, still_there, withheld_before
-from perdure.types.messages import BlobRef, FilePart, Message, TextPart, ToolResultPart, Usage, file_parts
+from perdure.loop.refused_content import (
+    MAX_WITHHOLD_TRIES,
+    ContentWithholder,
+    filter_present_withheld,
+    find_last_withheld,
+)
+from perdure.types.messages import BlobRef, FilePart, Message, TextPart, ToolResultPart, Usage, iter_file_parts
 
 
 def image(name: str) -> FilePart:
@@ -33,7 +38,7 @@ VETO = Message(role="assistant", parts=(TextPart(text="No."),), finish_reason="v
 
 
 def names(messages: Sequence[Message]) -> list[str | None]:
-    return [part.name for part in file_parts(messages)]
+    return [part.name for part in iter_file_parts(messages)]
 
 
 def asked(
@@ -41,9 +46,9 @@ def asked(
     error: ProviderError | Callable[[Sequence[Message]], ProviderError | None],
     before: Any = (),
     **options: Any,
-) -> tuple[Containment, list[Sequence[Message]]]:
+) -> tuple[ContentWithholder, list[Sequence[Message]]]:
     """Every request of a call whose API answers each with ``error``; a function's None accepts."""
-    contained, sent = Containment(messages, before, **options), []
+    contained, sent = ContentWithholder(messages, before, **options), []
     while True:
         sent.append(contained.messages)
         found = error(contained.messages) if callable(error) else error
@@ -53,7 +58,7 @@ def asked(
 
 def refuses(*bad: str, named: bool = False) -> Callable[[Sequence[Message]], ProviderError | None]:
     def answer(messages: Sequence[Message]) -> ProviderError | None:
-        found = [part for part in file_parts(messages) if part.name in bad]
+        found = [part for part in iter_file_parts(messages) if part.name in bad]
         error = BadRequestError("Could not process image", status=400)
         if named and found and found[0].blob is not None:
             error.refused = frozenset((found[0].blob.hash,))
@@ -90,7 +95,7 @@ def test_of_a_message_that_the_error_names_whole_each_file_is_tried_alone() -> N
     def answer(messages: Sequence[Message]) -> ProviderError | None:
         error = refuses("1")(messages)
         if error is not None:
-            error.refused = frozenset(part.blob.hash for part in file_parts(messages[:1]) if part.blob is not None)
+            error.refused = frozenset(part.blob.hash for part in iter_file_parts(messages[:1]) if part.blob is not None)
         return error
 
     contained, sent = asked([says(*map(image, "123")), says(image("4"))], answer)
@@ -185,35 +190,35 @@ def test_what_was_withheld_stays_so_and_a_resume_sends_it_once() -> None:
     contained, _ = asked(first, refuses("bad"))
     reply = REPLY.model_copy(update={"withheld": contained.withheld})
     later = [*first, reply, VETO, says("And now?"), says(image("new"))]
-    assert withheld_before(later) == contained.withheld
-    again, sent = asked(later, refuses("bad"), withheld_before(later))
+    assert find_last_withheld(later) == contained.withheld
+    again, sent = asked(later, refuses("bad"), find_last_withheld(later))
     assert ([names(request) for request in sent], again.withheld) == ([["new"]], contained.withheld)
-    accepted, sent = asked(later, refuses(), withheld_before(later), resend=True)
+    accepted, sent = asked(later, refuses(), find_last_withheld(later), resend=True)
     assert ([names(request) for request in sent], accepted.withheld) == ([["bad", "new"]], ())
-    refused, sent = asked(later, refuses("bad"), withheld_before(later), resend=True)
+    refused, sent = asked(later, refuses("bad"), find_last_withheld(later), resend=True)
     assert ([names(request) for request in sent], refused.withheld) == ([["bad", "new"], ["new"]], contained.withheld)
 
 
 def test_the_same_file_in_a_later_message_is_tried_anew() -> None:
     contained, _ = asked([says(image("bad"), id="m1")], refuses("bad"))
     later = [says(image("bad"), id="m1"), REPLY, says(image("bad"), id="m2")]
-    assert names(Containment(later, contained.withheld).messages) == ["bad"]
+    assert names(ContentWithholder(later, contained.withheld).messages) == ["bad"]
 
 
 def test_what_was_summed_up_is_forgotten() -> None:
     contained, _ = asked([says(image("bad"), id="m1")], refuses("bad"))
-    assert still_there(contained.withheld, [says("A summary.")]) == ()
-    assert still_there(contained.withheld, [says("x", image("bad"), id="m1")]) == contained.withheld
+    assert filter_present_withheld(contained.withheld, [says("A summary.")]) == ()
+    assert filter_present_withheld(contained.withheld, [says("x", image("bad"), id="m1")]) == contained.withheld
 
 
 @given(st.integers(0, 12), st.sets(st.integers(0, 11)), st.booleans())
 def test_a_call_ends_within_its_tries_and_withholds_what_is_bad(count: int, bad: set[int], named: bool) -> None:
     contained, sent = asked([says(*(image(str(n)) for n in range(count)))], refuses(*map(str, bad), named=named))
-    assert len(sent) <= TRIES + 1
+    assert len(sent) <= MAX_WITHHOLD_TRIES + 1
     left, gone = set(names(sent[-1])), {one.what.split()[-1] for one in contained.withheld}
     there = {str(n) for n in bad if n < count}
-    if not named or len(there) <= TRIES:
+    if not named or len(there) <= MAX_WITHHOLD_TRIES:
         assert left.isdisjoint(there)
-    if named and len(there) <= TRIES:
+    if named and len(there) <= MAX_WITHHOLD_TRIES:
         assert gone == there
     assert not left & gone

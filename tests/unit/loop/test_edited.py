@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.loop.transcript import taken_over, trimmed, unsound
+from perdure.loop.transcript import adopt_edited_messages, find_conversation_problem, trim_messages
 from perdure.types.messages import Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tests.support.transcripts import Own, transcripts
 
@@ -42,22 +42,22 @@ def results(*ids: str) -> Message:
     ],
 )
 def test_what_no_model_can_be_sent(messages: list[Message], why: str) -> None:
-    assert why in (unsound(messages) or "it is sound")
+    assert why in (find_conversation_problem(messages) or "it is sound")
 
 
 def test_replies_may_give_their_calls_the_same_ids() -> None:
-    assert unsound([user(), calls("a"), results("a"), calls("a"), results("a")]) is None
+    assert find_conversation_problem([user(), calls("a"), results("a"), calls("a"), results("a")]) is None
 
 
 @given(messages=transcripts(OWN))
 def test_what_a_run_comes_to_is_sound(messages: list[Message]) -> None:
-    assert unsound(messages) is None
+    assert find_conversation_problem(messages) is None
 
 
 @given(messages=transcripts(OWN), keep=st.integers(1, 8))
 def test_a_trimmed_conversation_is_sound_and_ends_as_it_did(messages: list[Message], keep: int) -> None:
-    short = trimmed(messages, keep)
-    assert unsound(short) is None
+    short = trim_messages(messages, keep)
+    assert find_conversation_problem(short) is None
     assert short[-keep:] == messages[-keep:]
     assert short[0] == messages[0]
     assert len(short) <= keep + 2
@@ -66,8 +66,8 @@ def test_a_trimmed_conversation_is_sound_and_ends_as_it_did(messages: list[Messa
 @given(messages=transcripts(OWN))
 def test_what_was_not_changed_stays_as_its_provider_gave_it(messages: list[Message]) -> None:
     copies = [message.model_copy() for message in messages]
-    assert taken_over(messages, messages) == messages
-    assert taken_over(copies, messages) == messages
+    assert adopt_edited_messages(messages, messages) == messages
+    assert adopt_edited_messages(copies, messages) == messages
 
 
 def test_a_changed_reply_loses_what_was_sealed_in_it() -> None:
@@ -82,10 +82,10 @@ def test_a_changed_reply_loses_what_was_sealed_in_it() -> None:
         ),
     )
     changed = reply.model_copy(update={"parts": (*reply.parts[:2], TextPart(text="Ho.", **sealed), reply.parts[3])})
-    (taken,) = taken_over([changed], [reply])
+    (taken,) = adopt_edited_messages([changed], [reply])
     assert taken.parts == (TextPart(text="Ho."), ToolCallPart(id="a", name="f"))
 
 
 def test_text_that_cannot_be_stored_is_mended() -> None:
-    (taken,) = taken_over([user("a\ud800b")], [])
+    (taken,) = adopt_edited_messages([user("a\ud800b")], [])
     assert taken.text == "a�b"

@@ -9,24 +9,32 @@ import pytest
 from perdure import loop
 from perdure.errors import NotWaitingYetError
 from perdure.loop import external_calls
-from perdure.types.approvals import Asks
-from perdure.types.state import PendingCall, RunState
-from perdure.types.tool_calls import Around, AsActivity, AsCallback, AsRemote, Call, Cleared, Disposition
+from perdure.types.approvals import ApprovalTerms
+from perdure.types.state import RunState, ToolCallState
+from perdure.types.tool_calls import (
+    ActivityCall,
+    Call,
+    CallbackCall,
+    Clearance,
+    Disposition,
+    ExternalCallHooks,
+    RemoteCall,
+)
 from perdure.types.wire import OUTPUT_BYTES, NewResult
 from tests.unit.loop.build import call, carried_over
 from tests.unit.loop.test_approvals import NOW, asked, decide
 
-BOTH = Around(before=True, after=True)
-ERRORS = Around(errors=True)
-NONE = Around()
+BOTH = ExternalCallHooks(before=True, after=True)
+ERRORS = ExternalCallHooks(errors=True)
+NONE = ExternalCallHooks()
 
 
-def far(around: Around = NONE, id: str = "c1") -> Call:
-    return call(id, AsRemote(task_queue="far", timeout=9, around=around))
+def far(around: ExternalCallHooks = NONE, id: str = "c1") -> Call:
+    return call(id, RemoteCall(task_queue="far", timeout=9, around=around))
 
 
-def client(around: Around = NONE, id: str = "c1") -> Call:
-    return call(id, AsCallback(around=around, expires=10))
+def client(around: ExternalCallHooks = NONE, id: str = "c1") -> Call:
+    return call(id, CallbackCall(around=around, expires=10))
 
 
 def answer(state: RunState, id: str = "c1", **said: Any) -> Any:
@@ -34,62 +42,66 @@ def answer(state: RunState, id: str = "c1", **said: Any) -> Any:
 
 
 def clear(state: RunState, **how: Any) -> None:
-    loop.clear(state, state.calls[0].op, Cleared(**{"around": BOTH, **how}), NOW)
+    loop.apply_clearance(state, state.calls[0].op, Clearance(**{"around": BOTH, **how}), NOW)
 
 
 def came(state: RunState, text: str = "secret", *, is_error: bool = False, kind: str = "") -> None:
     pending = state.calls[0]
     result = NewResult(call_id=pending.call.id, name="look", text=text, is_error=is_error)
-    loop.apply_returned(state, pending.op, result, kind)
+    loop.apply_external_result(state, pending.op, result, kind)
 
 
-ASKS = Asks(hash="h")
+ASKS = ApprovalTerms(hash="h")
 
 
-@pytest.mark.parametrize("make", [AsRemote, AsCallback, AsActivity])
+@pytest.mark.parametrize("make", [RemoteCall, CallbackCall, ActivityCall])
 @pytest.mark.parametrize(
     ("around", "approval", "released", "due"),
     [
-        (Around(), None, False, False),
-        (Around(after=True, errors=True), None, False, False),
-        (Around(before=True), None, False, True),
-        (Around(), ASKS, False, True),
-        (Around(), None, True, True),
+        (ExternalCallHooks(), None, False, False),
+        (ExternalCallHooks(after=True, errors=True), None, False, False),
+        (ExternalCallHooks(before=True), None, False, True),
+        (ExternalCallHooks(), ASKS, False, True),
+        (ExternalCallHooks(), None, True, True),
     ],
 )
-def test_what_is_looked_at_before(make: Any, around: Around, approval: Asks | None, released: bool, due: bool) -> None:
-    needed = {"task_queue": "far", "timeout": 9} if make is AsRemote else {"timeout": 9} if make is AsActivity else {}
-    how: Disposition = make(**needed, **({} if make is AsActivity else {"around": around}))
-    pending = PendingCall(call=call("c1", how).model_copy(update={"approval": approval}), op=1, released=released)
-    assert external_calls.due_before(pending) == (due and make is not AsActivity)
-    pending.cleared = Cleared()
-    assert not external_calls.due_before(pending)
+def test_what_is_looked_at_before(
+    make: Any, around: ExternalCallHooks, approval: ApprovalTerms | None, released: bool, due: bool
+) -> None:
+    needed = (
+        {"task_queue": "far", "timeout": 9} if make is RemoteCall else {"timeout": 9} if make is ActivityCall else {}
+    )
+    how: Disposition = make(**needed, **({} if make is ActivityCall else {"around": around}))
+    pending = ToolCallState(call=call("c1", how).model_copy(update={"approval": approval}), op=1, released=released)
+    assert external_calls.needs_before_activity(pending) == (due and make is not ActivityCall)
+    pending.cleared = Clearance()
+    assert not external_calls.needs_before_activity(pending)
 
 
 @pytest.mark.parametrize(
     ("around", "is_error", "seen"),
     [
         (NONE, True, False),
-        (Around(before=True), True, False),
-        (Around(after=True), False, True),
+        (ExternalCallHooks(before=True), True, False),
+        (ExternalCallHooks(after=True), False, True),
         (ERRORS, False, False),
         (ERRORS, True, True),
     ],
 )
-def test_what_is_looked_at_after(around: Around, is_error: bool, seen: bool) -> None:
+def test_what_is_looked_at_after(around: ExternalCallHooks, is_error: bool, seen: bool) -> None:
     state = asked(far(around))
     came(state, is_error=is_error, kind="KeyError")
     assert bool(state.calls) == seen, "else it is the result already"
     if seen:
-        told = external_calls.after(state.calls[0])
+        told = external_calls.build_after_input(state.calls[0])
         assert (told.text, told.is_error, told.error_type) == ("secret", is_error, "KeyError")
 
 
 def test_what_a_deploy_brought_holds_behind_a_call_that_was_looked_at() -> None:
-    state = asked(far(Around(before=True)))
-    clear(state, around=Around(after=True))
+    state = asked(far(ExternalCallHooks(before=True)))
+    clear(state, around=ExternalCallHooks(after=True))
     came(state)
-    assert external_calls.due_after(state.calls[0])
+    assert external_calls.needs_after_activity(state.calls[0])
 
 
 def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
@@ -97,7 +109,7 @@ def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
     with pytest.raises(NotWaitingYetError, match="does not wait for anybody yet: its worker looks at it first"):
         answer(state, value=1)
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     assert not loop.status(state).approvals
     clear(state, arguments={"path": "***"})
     (waits,) = loop.status(state).approvals
@@ -107,8 +119,8 @@ def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
     assert not loop.status(state).approvals
     assert "secret" not in loop.status(state).model_dump_json()
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
-    assert [one.op for one in loop.joining(state, {99})] == [state.calls[0].op], "also beside others"
+    assert isinstance(step, loop.RunToolCalls)
+    assert [one.op for one in loop.select_joining_calls(state, {99})] == [state.calls[0].op], "also beside others"
     assert answer(state, value="secret", by="ana").state == "answered", "said twice"
     loop.apply_result(state, state.calls[0].op, NewResult(call_id="c1", name="look", key="k"))
     step = loop.decide(state)
@@ -117,10 +129,10 @@ def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
 
 
 def test_an_approved_callback_is_looked_at_before_it_waits() -> None:
-    state = asked(client(Around()).model_copy(update={"approval": ASKS}))
+    state = asked(client(ExternalCallHooks()).model_copy(update={"approval": ASKS}))
     decide(state)
-    assert isinstance(loop.decide(state), loop.RunCalls)
-    clear(state, around=Around())
+    assert isinstance(loop.decide(state), loop.RunToolCalls)
+    clear(state, around=ExternalCallHooks())
     assert isinstance(loop.decide(state), loop.Wait)
     answer(state, value="as it is")
     step = loop.decide(state)
@@ -138,12 +150,12 @@ def test_what_nobody_was_shown_is_withheld_when_the_run_is_stopped(how: str, ret
     if returned:
         came(state)
     if how == "interrupt":
-        loop.interrupt(state, "Enough.")
-        loop.stopped(state)
+        loop.request_interrupt(state, "Enough.")
+        loop.apply_interrupt(state)
     elif how == "cancel":
-        loop.cancel(state)
+        loop.cancel_run(state)
     else:
-        loop.fail(state, "ProviderError", "no")
+        loop.fail_run(state, "ProviderError", "no")
     (result,) = [one for one in state.carry if isinstance(one, NewResult)]
     assert result.text is not None
     assert "secret" not in result.text
@@ -154,15 +166,18 @@ def test_it_is_kept_through_a_pause_and_another_execution() -> None:
     state = asked(far(BOTH))
     clear(state, arguments={"path": "***"})
     came(state)
-    loop.pause(state, "TranscriptCorruptedError: gone", "2026")
+    loop.pause_run(state, "TranscriptCorruptedError: gone", "2026")
     again = carried_over(state)
     assert again == state
-    loop.resume(again)
+    loop.resume_run(again)
     step = loop.decide(again)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     (pending,) = step.calls
-    assert (external_calls.due_before(pending), external_calls.due_after(pending)) == (False, True)
-    assert external_calls.arguments_of(pending) == {"path": "***"}
+    assert (external_calls.needs_before_activity(pending), external_calls.needs_after_activity(pending)) == (
+        False,
+        True,
+    )
+    assert external_calls.get_final_arguments(pending) == {"path": "***"}
 
 
 @pytest.mark.parametrize("what", ["pause", "abort", "interrupt", "cancelled"])
@@ -170,23 +185,23 @@ def test_a_call_that_was_looked_at_is_not_sent_when_the_run_stops(what: str) -> 
     state = asked(far(BOTH), call("c2"))
     clear(state)
     pending = state.calls[0]
-    assert external_calls.may_begin(state, pending)
+    assert external_calls.can_begin_external_call(state, pending)
     if what == "pause":
-        loop.pause(state, "why", "2026")
+        loop.pause_run(state, "why", "2026")
     elif what == "abort":
-        loop.abort(state, "AbortError: no")
+        loop.apply_abort(state, "AbortError: no")
     elif what == "interrupt":
-        loop.interrupt(state)
+        loop.request_interrupt(state)
     else:
         state.cancelled = True
-    assert not external_calls.may_begin(state, pending)
+    assert not external_calls.can_begin_external_call(state, pending)
 
 
 def test_changed_arguments_fit_beside_each_other_or_the_call_is_not_made() -> None:
     state = asked(far(BOTH), far(BOTH, "c2"), far(BOTH, "c3"))
     half = {"text": "x" * (OUTPUT_BYTES // 2 - 100)}
     for pending in list(state.calls):
-        loop.clear(state, pending.op, Cleared(arguments=half), NOW)
+        loop.apply_clearance(state, pending.op, Clearance(arguments=half), NOW)
     assert [one.result is None for one in state.calls] == [True, True, False]
     refused = state.calls[2].result
     assert isinstance(refused, NewResult)
@@ -204,9 +219,9 @@ def test_a_second_result_of_the_same_call_is_dropped() -> None:
 
 
 def test_what_it_came_to_is_not_carried_beside_its_result() -> None:
-    state = asked(*(client(Around(after=True), f"c{n}") for n in range(9)))
+    state = asked(*(client(ExternalCallHooks(after=True), f"c{n}") for n in range(9)))
     long = "x" * 250_000
     for pending in state.calls[:-1]:  # the last waits, for a month maybe, and the run goes on as new
         answer(state, pending.call.id, value=long)
         loop.apply_result(state, pending.op, NewResult(call_id=pending.call.id, name="look", key="k"))
-    assert len(str(loop.carry_over(state, "run-1"))) < len(long), "Temporal takes 2 MB"
+    assert len(str(loop.build_continuation_input(state, "run-1"))) < len(long), "Temporal takes 2 MB"

@@ -54,7 +54,7 @@ def answered():
 
 def extended():
     state = answered()
-    loop.receive(state, "sure?")
+    loop.receive_message(state, "sure?")
     return state
 
 
@@ -66,7 +66,7 @@ def session():
 
 def paused():
     state = opened()
-    loop.pause(state, "TranscriptCorruptedError: node h is missing", "2026-01-01T00:00:00Z")
+    loop.pause_run(state, "TranscriptCorruptedError: node h is missing", "2026-01-01T00:00:00Z")
     return state
 
 
@@ -93,10 +93,10 @@ def test_an_ending_records_what_is_left_once(point, left, how, head):
     state = point()
     before, op = state.head, state.op
     if how == "cancelled":
-        loop.cancel(state)
+        loop.cancel_run(state)
     else:
-        loop.fail(state, "ProviderError", "no")
-    loop.receive(state, "too late")
+        loop.fail_run(state, "ProviderError", "no")
+    loop.receive_message(state, "too late")
     assert state.op > op, "a model call in flight has used its number"
     step = close(state, head)
     assert said(step) == [*left, "too late"]
@@ -113,10 +113,10 @@ def test_an_ending_records_what_is_left_once(point, left, how, head):
 @points
 def test_a_message_after_the_ending_was_recorded_is_recorded_too(point, left):
     state = point()
-    loop.cancel(state)
+    loop.cancel_run(state)
     close(state)
     turns, op = state.turns, state.op
-    loop.receive(state, "hello?")
+    loop.receive_message(state, "hello?")
     assert said(close(state)) == ["hello?"]
     assert state.op > op
     assert (ended(state), state.turns) == ("cancelled", max(turns, 1))
@@ -126,9 +126,9 @@ def test_a_message_after_the_ending_was_recorded_is_recorded_too(point, left):
 def test_a_cancellation_after_the_failure_was_recorded_is_recorded_over_it(point, left):
     """Temporal says cancelled then, and the store must say the same."""
     state = point()
-    loop.fail(state, "ProviderError", "no")
+    loop.fail_run(state, "ProviderError", "no")
     close(state, None)
-    loop.cancel(state)
+    loop.cancel_run(state)
     step = close(state)
     assert (said(step), step.closing.status, ended(state)) == ([], "cancelled", "cancelled")
 
@@ -136,7 +136,7 @@ def test_a_cancellation_after_the_failure_was_recorded_is_recorded_over_it(point
 @points
 def test_late_results_are_dropped(point, left):
     state = point()
-    loop.cancel(state)
+    loop.cancel_run(state)
     for op in range(10):
         loop.apply_result(state, op, result("c1", "late"))
     assert said(close(state)) == left
@@ -157,8 +157,8 @@ def test_deciding_and_looking_change_nothing(point, left):
     before = state.model_copy(deep=True)
     assert loop.decide(state) == loop.decide(state)
     loop.status(state)
-    loop.response(state)
-    loop.carry_over(state, "run-1")
+    loop.build_response(state)
+    loop.build_continuation_input(state, "run-1")
     assert state == before
 
 
@@ -166,14 +166,14 @@ def test_deciding_and_looking_change_nothing(point, left):
 def test_a_pause_stops_everything_until_it_is_over(point, left):
     state = point()
     step = loop.decide(state)
-    loop.pause(state, "StoreVersionError: newer", "2026-01-01T00:00:00Z")
-    loop.receive(state, "are you there?")
+    loop.pause_run(state, "StoreVersionError: newer", "2026-01-01T00:00:00Z")
+    loop.receive_message(state, "are you there?")
     assert loop.decide(state) == loop.Wait("resumed")
     seen = loop.status(state, "2026-02-02T00:00:00Z")
     assert (seen.state, seen.reason, seen.since) == ("paused", "StoreVersionError: newer", "2026-01-01T00:00:00Z")
-    loop.resume(state)
+    loop.resume_run(state)
     assert state.pause is None
-    if isinstance(step, loop.RunCalls):
+    if isinstance(step, loop.RunToolCalls):
         assert loop.decide(state) == step
     else:
         assert said(loop.decide(state))[-1] == "are you there?"
@@ -182,14 +182,14 @@ def test_a_pause_stops_everything_until_it_is_over(point, left):
 @points
 def test_a_resume_that_is_taken_sends_what_was_withheld_also_after_continue_as_new(point, left):
     state = point()
-    loop.resume(state, {"limits": {"nonsense": 1}})
+    loop.resume_run(state, {"limits": {"nonsense": 1}})
     assert not state.resend
-    loop.resume(state)
+    loop.resume_run(state)
     assert carried_over(state).resend
 
 
 def test_finished_results_stay_and_the_others_say_why_there_is_none():
-    for ending, word in ((loop.cancel, "cancelled"), (lambda state: loop.fail(state, "X", "y"), "failed")):
+    for ending, word in ((loop.cancel_run, "cancelled"), (lambda state: loop.fail_run(state, "X", "y"), "failed")):
         state = opened()
         model(state, asks(call("c1"), refused("c2"), call("c3")))
         done(state, "c3")
@@ -204,26 +204,26 @@ def test_finished_results_stay_and_the_others_say_why_there_is_none():
 def test_a_cancellation_during_the_model_call_keeps_its_reply():
     state = opened()
     step = loop.decide(state)
-    loop.receive(state, "wait")
+    loop.receive_message(state, "wait")
     loop.apply_model(state, step, asks(call("c1")))
-    loop.cancel(state)
+    loop.cancel_run(state)
     assert said(close(state)) == ["=c1", "wait"]
     assert ended(state) == "cancelled"
 
 
 def test_a_second_cancellation_changes_only_the_number():
     state = in_calls()
-    loop.cancel(state)
+    loop.cancel_run(state)
     step = loop.decide(state)
-    loop.cancel(state)
+    loop.cancel_run(state)
     assert loop.decide(state) == step
 
 
 def test_a_failed_turn_ends_a_session():
     state = session()
-    loop.receive(state, "next")
-    loop.fail(state, "BadRequestError", "no")
-    loop.receive(state, "and this?")
+    loop.receive_message(state, "next")
+    loop.fail_run(state, "BadRequestError", "no")
+    loop.receive_message(state, "and this?")
     step = close(state)
     assert (said(step), step.closing.error_type) == (["next", "and this?"], "BadRequestError")
     assert (ended(state), state.turns) == ("failed", 2)
@@ -240,7 +240,7 @@ def test_what_status_says_of_each_step():
     assert shown(answered()) == ("completed", "nothing", 0, [])
     assert shown(session()) == ("waiting", "message", 0, [])
     state = in_calls()
-    loop.fail(state, "ToolError", "no")
+    loop.fail_run(state, "ToolError", "no")
     assert shown(state) == ("running", "closing", 0, [])
     assert loop.status(state).reason == "ToolError: no"
 
@@ -248,11 +248,11 @@ def test_what_status_says_of_each_step():
 def test_what_a_stopped_turn_was_told_is_recorded_in_parts_that_fit():
     state = opened(mode="session")
     for letter in "abc":
-        loop.receive(state, letter * 300_000)
-    loop.interrupt(state)
-    loop.stopped(state)
+        loop.receive_message(state, letter * 300_000)
+    loop.request_interrupt(state)
+    loop.apply_interrupt(state)
     parts = []
-    while isinstance(loop.decide(state), loop.Close):
+    while isinstance(loop.decide(state), loop.RecordClosing):
         parts.append([item.content[0] for item in close(state).new])
     assert parts == [["h", "a"], ["b"], ["c"]]
     assert loop.decide(state) == loop.Wait("message")
@@ -261,12 +261,12 @@ def test_what_a_stopped_turn_was_told_is_recorded_in_parts_that_fit():
 def test_what_a_stopped_turn_was_told_is_no_more_than_a_call_is_given_when_it_goes_on():
     state = opened(mode="session")
     for letter in "abc":
-        loop.receive(state, letter * 300_000)
-    loop.interrupt(state)
-    loop.stopped(state)
-    loop.receive(state, "On we go.")
+        loop.receive_message(state, letter * 300_000)
+    loop.request_interrupt(state)
+    loop.apply_interrupt(state)
+    loop.receive_message(state, "On we go.")
     parts = []
-    while isinstance(loop.decide(state), loop.Close):
+    while isinstance(loop.decide(state), loop.RecordClosing):
         parts.append([item.content[0] for item in close(state).new])
     assert parts == [["h", "a"], ["b"]]
     assert [text[0] for text in said(model(state, says("42")))] == ["c", "O"]
@@ -276,19 +276,19 @@ def test_a_turn_that_is_stopped_at_its_limit_is_interrupted_and_does_not_fail():
     state = opened(mode="session")
     limits = AgentLimits(max_iterations=1, on_limit="error")
     model(state, asks(call(), limits=limits))
-    loop.interrupt(state)
-    loop.stopped(state)
+    loop.request_interrupt(state)
+    loop.apply_interrupt(state)
     close(state)
-    assert loop.response(state).finish_reason == "interrupted"
+    assert loop.build_response(state).finish_reason == "interrupted"
     assert loop.decide(state) == loop.Wait("message")
 
 
 def test_a_stopped_turn_has_ended_when_its_transcript_is_closed():
     state = opened(mode="session")
     model(state, asks(call()))
-    loop.interrupt(state)
-    loop.stopped(state)
-    assert loop.turn_status(state).state == "running"
+    loop.request_interrupt(state)
+    loop.apply_interrupt(state)
+    assert loop.build_turn_status(state).state == "running"
     close(state)
-    ended = loop.turn_status(state)
+    ended = loop.build_turn_status(state)
     assert (ended.state, ended.response.head) == ("completed", "h-closed")

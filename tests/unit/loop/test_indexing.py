@@ -7,26 +7,33 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop import CallModel, RunCalls, Wait
-from perdure.types.approvals import Asks, Waiting
-from perdure.types.interface import AGENT, ATTRIBUTES, PENDING, STATUS, WAITING_BYTES, WAITING_CALLS
-from perdure.types.state import PendingCall, RunState
-from perdure.types.tool_calls import Answer, AsActivity, AsCallback, Call, Question
+from perdure.loop import CallModel, RunToolCalls, Wait
+from perdure.types.approvals import ApprovalTerms, WaitState
+from perdure.types.interface import (
+    AGENT_ATTRIBUTE,
+    PENDING_ATTRIBUTE,
+    SEARCH_ATTRIBUTES,
+    STATUS_ATTRIBUTE,
+    WAITING_MEMO_BYTES,
+    WAITING_MEMO_CALLS,
+)
+from perdure.types.state import RunState, ToolCallState
+from perdure.types.tool_calls import ActivityCall, Call, CallbackCall, Question, ToolAnswer
 from tests.unit.loop.build import carried_over
 
-ALL = list(ATTRIBUTES)
-STARTED = {AGENT: "support"}
-INDEXED = {**STARTED, STATUS: "running", PENDING: 0}
+ALL = list(SEARCH_ATTRIBUTES)
+STARTED = {AGENT_ATTRIBUTE: "support"}
+INDEXED = {**STARTED, STATUS_ATTRIBUTE: "running", PENDING_ATTRIBUTE: 0}
 
 
 def asking(count: int, **more: Any) -> RunState:
     calls = [
-        PendingCall(
+        ToolCallState(
             call=Call(
                 id=f"call_{n}",
                 name="refund",
-                disposition=AsActivity(timeout=1),
-                approval=Asks(hash="h", on_expiry="deny"),
+                disposition=ActivityCall(timeout=1),
+                approval=ApprovalTerms(hash="h", on_expiry="deny"),
             ),
             op=n,
         )
@@ -35,7 +42,7 @@ def asking(count: int, **more: Any) -> RunState:
     return RunState(context_id="c", agent="support", scope="s", calls=calls, **{"indexed": ALL, **more})
 
 
-MODEL, TOOLS = CallModel((), 0), RunCalls(())
+MODEL, TOOLS = CallModel((), 0), RunToolCalls(())
 FOR_PERSON, FOR_MESSAGE, PAUSED = Wait("approval"), Wait("message"), Wait("resumed")
 
 
@@ -47,29 +54,34 @@ FOR_PERSON, FOR_MESSAGE, PAUSED = Wait("approval"), Wait("message"), Wait("resum
         (0, MODEL, {}, {}),
         (0, TOOLS, STARTED, {}),
         # All of it at the first wait, for whatever; of a run that others have started the agent too.
-        (0, FOR_MESSAGE, STARTED, {STATUS: "running", PENDING: 0}),
+        (0, FOR_MESSAGE, STARTED, {STATUS_ATTRIBUTE: "running", PENDING_ATTRIBUTE: 0}),
         (0, FOR_MESSAGE, {}, INDEXED),
-        (2, FOR_PERSON, {}, {AGENT: "support", STATUS: "waiting", PENDING: 2}),
-        (1, FOR_PERSON, STARTED, {STATUS: "waiting", PENDING: 1}),
-        (0, PAUSED, STARTED, {STATUS: "paused", PENDING: 0}),
+        (2, FOR_PERSON, {}, {AGENT_ATTRIBUTE: "support", STATUS_ATTRIBUTE: "waiting", PENDING_ATTRIBUTE: 2}),
+        (1, FOR_PERSON, STARTED, {STATUS_ATTRIBUTE: "waiting", PENDING_ATTRIBUTE: 1}),
+        (0, PAUSED, STARTED, {STATUS_ATTRIBUTE: "paused", PENDING_ATTRIBUTE: 0}),
         # What waits is told while other calls run.
-        (1, TOOLS, STARTED, {STATUS: "waiting", PENDING: 1}),
-        (1, FOR_PERSON, {**INDEXED, STATUS: "waiting", PENDING: 2}, {PENDING: 1}),
-        (0, TOOLS, {**INDEXED, STATUS: "waiting", PENDING: 1}, {STATUS: "running", PENDING: 0}),
-        (0, MODEL, {**INDEXED, STATUS: "paused"}, {STATUS: "running"}),
-        (1, PAUSED, {**INDEXED, STATUS: "waiting", PENDING: 1}, {STATUS: "paused"}),
+        (1, TOOLS, STARTED, {STATUS_ATTRIBUTE: "waiting", PENDING_ATTRIBUTE: 1}),
+        (1, FOR_PERSON, {**INDEXED, STATUS_ATTRIBUTE: "waiting", PENDING_ATTRIBUTE: 2}, {PENDING_ATTRIBUTE: 1}),
+        (
+            0,
+            TOOLS,
+            {**INDEXED, STATUS_ATTRIBUTE: "waiting", PENDING_ATTRIBUTE: 1},
+            {STATUS_ATTRIBUTE: "running", PENDING_ATTRIBUTE: 0},
+        ),
+        (0, MODEL, {**INDEXED, STATUS_ATTRIBUTE: "paused"}, {STATUS_ATTRIBUTE: "running"}),
+        (1, PAUSED, {**INDEXED, STATUS_ATTRIBUTE: "waiting", PENDING_ATTRIBUTE: 1}, {STATUS_ATTRIBUTE: "paused"}),
         # Between two turns and in one it is the same.
         (0, FOR_MESSAGE, INDEXED, {}),
         (0, MODEL, INDEXED, {}),
     ],
 )
 def test_what_is_told(waits: int, step: Any, shown: dict[str, Any], changed: dict[str, Any]) -> None:
-    assert loop.to_index(asking(waits), step, shown) == changed
+    assert loop.list_changed_search_attributes(asking(waits), step, shown) == changed
 
 
-@pytest.mark.parametrize("names", [None, [], [STATUS], [PENDING, AGENT]])
+@pytest.mark.parametrize("names", [None, [], [STATUS_ATTRIBUTE], [PENDING_ATTRIBUTE, AGENT_ATTRIBUTE]])
 def test_nothing_but_what_the_namespace_has(names: list[str] | None) -> None:
-    told = loop.to_index(asking(1, indexed=names), FOR_PERSON, {})
+    told = loop.list_changed_search_attributes(asking(1, indexed=names), FOR_PERSON, {})
     assert set(told) == set(names or ())
 
 
@@ -77,34 +89,34 @@ def test_what_a_worker_has_said_survives_continue_as_new() -> None:
     state = asking(1)
     again = carried_over(state)
     assert again.indexed == ALL
-    assert "indexed" not in loop.carry_over(asking(0, indexed=None), "run-1")["state"]
+    assert "indexed" not in loop.build_continuation_input(asking(0, indexed=None), "run-1")["state"]
 
 
 # --- what waits, in the memo
 
-SINCE = Waiting(since="2026-11-21T20:00:00+00:00", until=1_800_000_000.0, next=1_790_000_000.0)
+SINCE = WaitState(since="2026-11-21T20:00:00+00:00", until=1_800_000_000.0, next=1_790_000_000.0)
 
 
-def pending(op: int = 1, **more: Any) -> PendingCall:
-    call = {"id": f"call_{op}", "name": "refund", "arguments": {"order": None}, "disposition": AsActivity(timeout=1)}
-    return PendingCall(op=op, call=Call(**{**call, **more.pop("call", {})}), **more)
+def pending(op: int = 1, **more: Any) -> ToolCallState:
+    call = {"id": f"call_{op}", "name": "refund", "arguments": {"order": None}, "disposition": ActivityCall(timeout=1)}
+    return ToolCallState(op=op, call=Call(**{**call, **more.pop("call", {})}), **more)
 
 
-def asks(op: int = 1, **more: Any) -> PendingCall:
-    call = {"approval": Asks(hash="h"), **more.pop("call", {})}
+def asks(op: int = 1, **more: Any) -> ToolCallState:
+    call = {"approval": ApprovalTerms(hash="h"), **more.pop("call", {})}
     return pending(op, call=call, **{"waiting": SINCE, **more})
 
 
-def holding(*calls: PendingCall) -> RunState:
+def holding(*calls: ToolCallState) -> RunState:
     return RunState(context_id="c", agent="support", scope="s", calls=list(calls))
 
 
 def test_what_waits_is_noted_as_status_shows_it() -> None:
     question = pending(2, question=Question(text="Who?", form={"type": "string"}), expects=SINCE)
-    callback = pending(3, call={"disposition": AsCallback(), "arguments": None}, expects=Waiting(since=SINCE.since))
+    callback = pending(3, call={"disposition": CallbackCall(), "arguments": None}, expects=WaitState(since=SINCE.since))
     reminded = asks(waiting=SINCE.model_copy(update={"reminded": 3}))
     state = holding(reminded, question, callback, pending(4))
-    noted = loop.to_note(state)
+    noted = loop.build_waiting_memo(state)
     assert noted is not None
     shown = [
         one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in loop.status(state).approvals
@@ -129,15 +141,15 @@ def long(size: int) -> dict[str, Any]:
         ([], False),
         ([pending()], False),
         ([asks()], True),
-        ([asks(n) for n in range(WAITING_CALLS)], True),
-        ([asks(n) for n in range(WAITING_CALLS + 1)], False),
-        ([asks(call=long(WAITING_BYTES - 1000))], True),
-        ([asks(call=long(WAITING_BYTES))], False),
-        ([asks(call={"arguments": {"order": "ж" * (WAITING_BYTES // 6)}})], False),
+        ([asks(n) for n in range(WAITING_MEMO_CALLS)], True),
+        ([asks(n) for n in range(WAITING_MEMO_CALLS + 1)], False),
+        ([asks(call=long(WAITING_MEMO_BYTES - 1000))], True),
+        ([asks(call=long(WAITING_MEMO_BYTES))], False),
+        ([asks(call={"arguments": {"order": "ж" * (WAITING_MEMO_BYTES // 6)}})], False),
     ],
 )
-def test_it_is_noted_whole_or_not_at_all(calls: list[PendingCall], fits: bool) -> None:
-    noted = loop.to_note(holding(*calls))
+def test_it_is_noted_whole_or_not_at_all(calls: list[ToolCallState], fits: bool) -> None:
+    noted = loop.build_waiting_memo(holding(*calls))
     assert (noted is not None) == fits
     assert noted is None or len(noted) == len(calls)
 
@@ -153,28 +165,28 @@ FIRST = Question(text="First?")
         ([asks()], [asks(), asks(2)], False),
         ([asks(), asks(2)], [asks(2)], False),
         (
-            [asks(call={"disposition": AsCallback()})],
-            [pending(call={"disposition": AsCallback()}, expects=SINCE)],
+            [asks(call={"disposition": CallbackCall()})],
+            [pending(call={"disposition": CallbackCall()}, expects=SINCE)],
             False,
         ),
         (
             [pending(question=FIRST, expects=SINCE)],
-            [pending(question=FIRST, expects=SINCE, answers=[Answer(value=1)])],
+            [pending(question=FIRST, expects=SINCE, answers=[ToolAnswer(value=1)])],
             False,
         ),
     ],
 )
-def test_whether_something_else_waits(before: list[PendingCall], after: list[PendingCall], same: bool) -> None:
-    assert (loop.waiting_now(holding(*before)) == loop.waiting_now(holding(*after))) == same
+def test_whether_something_else_waits(before: list[ToolCallState], after: list[ToolCallState], same: bool) -> None:
+    assert (loop.build_waiting_key(holding(*before)) == loop.build_waiting_key(holding(*after))) == same
 
 
 def test_a_wait_that_has_no_beginning_yet_is_not_told() -> None:
-    assert loop.waiting_now(holding()) == ()
-    assert loop.waiting_now(holding(asks(), asks(2, waiting=None))) is None
-    assert loop.waiting_now(holding(pending(question=FIRST))) is None
+    assert loop.build_waiting_key(holding()) == ()
+    assert loop.build_waiting_key(holding(asks(), asks(2, waiting=None))) is None
+    assert loop.build_waiting_key(holding(pending(question=FIRST))) is None
 
 
 def test_whether_it_is_noted_survives_continue_as_new() -> None:
     state = asking(1, noted=True)
     assert carried_over(state).noted
-    assert "noted" not in loop.carry_over(asking(1), "run-1")["state"]
+    assert "noted" not in loop.build_continuation_input(asking(1), "run-1")["state"]

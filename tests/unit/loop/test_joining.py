@@ -9,21 +9,21 @@ import pytest
 from perdure import loop
 from perdure.loop import payload_limits
 from perdure.types.state import RunState
-from perdure.types.tool_calls import AsSubagent
+from perdure.types.tool_calls import SubagentCall
 from tests.unit.loop.build import call
 from tests.unit.loop.test_approvals import NOW, asked, decide, waiting
 
 STOPS: list[Callable[[RunState], object]] = [
-    loop.interrupt,
-    loop.cancel,
-    lambda state: loop.pause(state, "StoreError: gone", NOW.isoformat()),
-    lambda state: loop.abort(state, "AbortError: enough"),
+    loop.request_interrupt,
+    loop.cancel_run,
+    lambda state: loop.pause_run(state, "StoreError: gone", NOW.isoformat()),
+    lambda state: loop.apply_abort(state, "AbortError: enough"),
 ]
 
 
 def joining(state: RunState, *flying: str) -> list[str]:
     ops = {one.op for one in state.calls if one.call.id in flying}
-    return [one.call.id for one in loop.joining(state, ops)]
+    return [one.call.id for one in loop.select_joining_calls(state, ops)]
 
 
 def test_only_what_was_decided_begins_and_only_once() -> None:
@@ -62,7 +62,7 @@ def test_no_more_are_under_way_than_may_begin_at_once(monkeypatch: pytest.Monkey
 
 def test_nor_more_subagents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload_limits, "SUBAGENTS_AT_ONCE", 1)
-    how = AsSubagent(agent="b", message="go")
+    how = SubagentCall(agent="b", message="go")
     state = asked(call("c1", how), waiting("c2").model_copy(update={"disposition": how}), waiting("c3"))
     decide(state, "c2")
     assert joining(state, "c1") == []

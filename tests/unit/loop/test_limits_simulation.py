@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from perdure import loop
-from perdure.loop.limits import calls_left, exceeded, left
+from perdure.loop.limits import compute_remaining_budget, count_calls_left, find_exceeded_limit
 from perdure.types.limits import Bounds
 from perdure.types.messages import Usage
-from perdure.types.tool_calls import AsActivity, Call, Inline
-from perdure.types.wire import AgentLimits, Finish, ModelOutput
+from perdure.types.tool_calls import ActivityCall, Call, InlineCall
+from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput
 
 from .build import open_as_child
 from .simulation import Simulation
@@ -79,7 +79,7 @@ class Counting(Simulation):
                 assert self.state.turn.iteration, "a turn that must not begin"
                 self.forced[self.of_turn()] += 1
                 assert self.forced[self.of_turn()] == 1, "the model is told to finish once"
-        if isinstance(step, loop.Close):
+        if isinstance(step, loop.RecordClosing):
             self.closed_over = self.over_budget()
         if isinstance(step, loop.Wait) and step.until == "resumed" and self.state.pause is None:
             assert self.state.limits.on_limit == "pause"
@@ -101,7 +101,7 @@ class Counting(Simulation):
             self.forced[self.of_turn()] = 0
 
     def over_budget(self):
-        late = (use := exceeded(self.state)) is not None and use.name in ("wall_time", "tool_calls")
+        late = (use := find_exceeded_limit(self.state)) is not None and use.name in ("wall_time", "tool_calls")
         return late or (self.state.turn is not None and bool({name for _, name in self.over()} - {"tool_calls"}))
 
     def _check_end(self):
@@ -113,7 +113,7 @@ class Counting(Simulation):
             super()._check_end()
 
     def _check_unanswered(self):
-        response = loop.response(self.state)
+        response = loop.build_response(self.state)
         if self.unrecorded or self.ended != "completed" or response.finish_reason != "limit":
             return
         last = next((at for at, (kind, _) in enumerate(reversed(self.transcript)) if kind == "assistant"), None)
@@ -134,7 +134,7 @@ class Counting(Simulation):
         self.known = output.limits
         super().reply(calls, output)
         if not forced:
-            self.count_calls(sum(isinstance(call.disposition, Inline) for call in calls))
+            self.count_calls(sum(isinstance(call.disposition, InlineCall) for call in calls))
 
     def count_calls(self, inline=0):
         """Those that ran, or are to run, are no more than allowed."""
@@ -155,7 +155,7 @@ class Counting(Simulation):
         if step.closing.status != "paused":
             super().closed(head)
         elif head is None:  # nothing of it is in the store: the next call is given it
-            loop.apply_closed(self.state, step, None)
+            loop.apply_closing(self.state, step, None)
             self.flying = None
         else:
             super().closed(head)
@@ -164,7 +164,7 @@ class Counting(Simulation):
     def raise_limits(self, limits, turn):
         given = {**limits, **({"turn": turn} if turn else {})}
         held = {pending.op for pending in self.state.calls if pending.held}
-        loop.resume(self.state, {"limits": given, "by": "ana"})
+        loop.resume_run(self.state, {"limits": given, "by": "ana"})
         for scope, more in (("run", limits), (self.state.turn and self.of_turn(), turn)):
             mine = self.raised.setdefault(scope, {})
             mine |= {name: max(value, mine.get(name, 0)) for name, value in more.items()}
@@ -202,7 +202,7 @@ class Limited(Loop):
         self._reply(dispositions, answers)
 
     def _reply(self, dispositions, answers):
-        allowed = calls_left(self.run.state)
+        allowed = count_calls_left(self.run.state)
         calls = [
             Call(id=f"c{self.run.replies}-{n}", name="look", disposition=how) for n, how in enumerate(dispositions)
         ]
@@ -213,7 +213,7 @@ class Limited(Loop):
             store_id="s",
             text="so far",
             calls=tuple(calls),
-            finish=Finish(content="42") if answers else None,
+            finish=FinalAnswer(content="42") if answers else None,
             limits=self.limits,
             usage=Usage(input_tokens=tokens, output_tokens=1),
             cost_usd=cost,
@@ -228,10 +228,10 @@ class Limited(Loop):
                 most = max(bounds.tool_calls, self.run.raised.get(scope, {}).get("tool_calls", 0))
                 room = min(room, max(0, most - self.run.used.get(scope, {}).get("tool_calls", 0)))
         for call in calls:
-            if isinstance(call.disposition, Inline):
+            if isinstance(call.disposition, InlineCall):
                 room -= 1
                 call = (
-                    call if room >= 0 else call.model_copy(update={"disposition": AsActivity(timeout=9, inline=True)})
+                    call if room >= 0 else call.model_copy(update={"disposition": ActivityCall(timeout=9, inline=True)})
                 )
             yield call
 
@@ -246,14 +246,14 @@ class Limited(Loop):
         state, before = self.run.state, self.run.state.worked
         self.run.now += timedelta(seconds=7 * hours)
         if self.run.flying is None:
-            loop.tick(state, self.run.now, working=False)
+            loop.update_work_time(state, self.run.now, working=False)
             assert state.worked == before, "waiting is not work"
 
     @alive
     @rule()
     def look_at_limits(self):
         state = self.run.state
-        rest = left(state)
+        rest = compute_remaining_budget(state)
         for name, value in rest.model_dump(exclude_none=True).items() if rest else ():
             assert value >= 0
             if name == "tokens":
@@ -261,7 +261,7 @@ class Limited(Loop):
 
     def _run_out(self, run):
         """What has been raised ends some time; a run that waits for a person gets plenty, and then an answer."""
-        loop.close(run.state)
+        loop.close_run(run.state)
         for _ in range(600):
             if run.ended is not None or (run.state.turn is None and run.state.mode == "run" and not run.state.inbox):
                 return

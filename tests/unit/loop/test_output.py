@@ -7,19 +7,26 @@ from typing import Any
 import pytest
 
 from perdure import loop
-from perdure.loop.finish import REMINDER_ID, classify, force, output_of, reminder, response
+from perdure.loop.finish import (
+    REMINDER_ID,
+    build_force_finish_text,
+    build_output,
+    build_reminder_text,
+    build_response,
+    extract_answer,
+)
 from perdure.types.interface import FINISH_TOOL
 from perdure.types.limits import LimitUse
 from perdure.types.messages import BlobRef, Message
 from perdure.types.state import RunState
-from perdure.types.tool_calls import Answered, Call, Refused
-from perdure.types.wire import AgentLimits, Failed, Finish, ModelOutput, NewMessage
+from perdure.types.tool_calls import AnsweredCall, Call, RefusedCall
+from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, NewMessage, ReplyFailure
 from tests.unit.loop.build import carried_over
 
 from .build import ACTIVITY, call, close, ended, model, opened, running, said, says
 
 LIMITS = AgentLimits(max_iterations=2, protocol="tool")
-TYPED = Finish(content='{"n": 1}', called=True, typed=True)
+TYPED = FinalAnswer(content='{"n": 1}', called=True, typed=True)
 
 
 def asked(id: str, disposition: Any) -> Call:
@@ -30,8 +37,8 @@ def output(*calls: Call, **more: Any) -> ModelOutput:
     return ModelOutput(head="h", store_id="s", calls=calls, **{"limits": LIMITS, **more})
 
 
-ACCEPTED = asked("f", Answered(text="Accepted."))
-WRONG = asked("f", Refused(text="n: missing"))
+ACCEPTED = asked("f", AnsweredCall(text="Accepted."))
+WRONG = asked("f", RefusedCall(text="n: missing"))
 
 
 def forced() -> RunState:
@@ -44,10 +51,10 @@ def forced() -> RunState:
 
 def test_an_answer_of_a_type_ends_the_turn_and_its_calls_are_closed() -> None:
     state = opened()
-    model(state, output(ACCEPTED, call("c1", Answered(text="not run", is_error=True)), finish=TYPED))
+    model(state, output(ACCEPTED, call("c1", AnsweredCall(text="not run", is_error=True)), finish=TYPED))
     assert (state.calls, state.carry, state.op) == ([], [], 3)
     assert ended(state) == "completed"
-    response = loop.response(state)
+    response = loop.build_response(state)
     assert (response.content, response.output, response.typed, response.finish_called) == (
         '{"n": 1}',
         {"n": 1},
@@ -60,7 +67,7 @@ def test_a_large_one_is_in_the_store() -> None:
     state = opened()
     blob = BlobRef(hash="a" * 64, size=9)
     model(state, output(ACCEPTED, text="So.", finish=TYPED.model_copy(update={"content": "", "blob": blob})))
-    response = loop.response(state)
+    response = loop.build_response(state)
     assert (response.content, response.blob, response.output, response.typed) == ("", blob, None, True)
 
 
@@ -92,15 +99,15 @@ def test_a_forced_answer_that_will_not_do_is_asked_for_again(reply: str) -> None
     assert said(again)[0] == {"words": "In no words.", "calls": "=f", "others": "=c1"}[reply]
     assert isinstance(again.new[-1], NewMessage)
     assert again.new[-1].id == REMINDER_ID
-    assert loop.response(state).finish_reason == "limit"
-    assert loop.response(state).output == {"n": 1}
+    assert loop.build_response(state).finish_reason == "limit"
+    assert loop.build_response(state).output == {"n": 1}
 
 
 @pytest.mark.parametrize("begin", [opened, forced])
 def test_a_reply_that_fails_the_run_is_recorded_and_closed(begin: Any) -> None:
     state = begin()
-    failed = Failed(type="ParseError", message="no output")
-    model(state, output(asked("f", Answered(text="wrong", is_error=True)), rejected=True, failed=failed))
+    failed = ReplyFailure(type="ParseError", message="no output")
+    model(state, output(asked("f", AnsweredCall(text="wrong", is_error=True)), rejected=True, failed=failed))
     step = close(state)
     assert (step.new, step.closing.error_type, step.closing.error) == ((), "ParseError", "no output")
     assert ended(state) == "failed"
@@ -110,7 +117,7 @@ def test_at_other_limits_there_is_no_output() -> None:
     state = opened()
     limits = LIMITS.model_copy(update={"max_iterations": 1, "on_limit": "return"})
     model(state, output(text="Thinking.", limits=limits))
-    response = loop.response(state)
+    response = loop.build_response(state)
     assert (response.content, response.output, response.finish_reason) == ("Thinking.", None, "limit")
 
 
@@ -127,26 +134,26 @@ def test_at_other_limits_there_is_no_output() -> None:
     ],
 )
 def test_what_the_output_is(content: str, typed: bool, called: bool, protocol: Any, found: Any) -> None:
-    assert output_of(content, typed=typed, called=called, protocol=protocol) == found
+    assert build_output(content, typed=typed, called=called, protocol=protocol) == found
     if called:
-        assert Finish(content=content, called=called, typed=typed).output == found
+        assert FinalAnswer(content=content, called=called, typed=typed).output == found
 
 
 def test_no_text_is_the_answer_but_a_refusal() -> None:
-    assert classify("tool", Message.assistant("42"), "stop") is None
-    assert classify("tool", Message.assistant("No."), "refusal") == Finish(content="No.")
+    assert extract_answer("tool", Message.assistant("42"), "stop") is None
+    assert extract_answer("tool", Message.assistant("No."), "refusal") == FinalAnswer(content="No.")
 
 
 def test_the_model_is_told_which_tool_it_is() -> None:
     limit = LimitUse(name="max_iterations", scope="turn", used=3, allowed=3)
-    assert f"by calling {FINISH_TOOL}" in force("tool", limit)
-    assert "cannot call other tools" in force("tool", limit)
-    assert FINISH_TOOL in reminder("tool")
+    assert f"by calling {FINISH_TOOL}" in build_force_finish_text("tool", limit)
+    assert "cannot call other tools" in build_force_finish_text("tool", limit)
+    assert FINISH_TOOL in build_reminder_text("tool")
 
 
 def test_an_input_is_carried_as_its_json() -> None:
     state = opened(None)
-    assert loop.receive(state, {"input": {"text": "ж"}, "id": "1"})
+    assert loop.receive_message(state, {"input": {"text": "ж"}, "id": "1"})
     (item,) = state.inbox
     assert isinstance(item, NewMessage)
     assert (item.content, item.typed) == ('{"text": "ж"}', True)
@@ -156,13 +163,13 @@ def test_an_input_is_carried_as_its_json() -> None:
 @pytest.mark.parametrize("raw", [{"input": {"a": 1}, "content": "x"}, {"input": [1]}, {"input": None}, {}])
 def test_what_is_no_input(raw: Any) -> None:
     state = opened(None)
-    assert not loop.receive(state, raw)
+    assert not loop.receive_message(state, raw)
     assert len(state.refused) == 1
 
 
 def test_an_input_interrupts() -> None:
     state = opened()
-    loop.interrupt(state, {"input": {"a": 1}})
+    loop.request_interrupt(state, {"input": {"a": 1}})
     assert state.interrupt == "go on"
 
 
@@ -170,7 +177,7 @@ def test_an_input_interrupts() -> None:
 def test_what_no_history_can_carry_as_a_value_is_a_text(text: str) -> None:
     """A hook may put any text into the place of a typed answer. The workflow reads it: it may not fail there."""
     state = opened()
-    model(state, says(text).model_copy(update={"finish": Finish(content=text, typed=True)}))
-    found = response(state)
+    model(state, says(text).model_copy(update={"finish": FinalAnswer(content=text, typed=True)}))
+    found = build_response(state)
     assert found.output == text
     assert found.model_dump(mode="json")["output"] == text

@@ -17,7 +17,7 @@ from perdure.errors import (
     RunClosedError,
 )
 from perdure.types.state import RunState
-from perdure.types.tool_calls import ANSWERS_BYTES, AsCallback, Cleared, Question
+from perdure.types.tool_calls import ALL_ANSWERS_BYTES, CallbackCall, Clearance, Question
 from perdure.types.wire import REMOTE_BYTES, NewResult
 from tests.unit.loop.build import call, carried_over, done
 from tests.unit.loop.test_approvals import NOW, asked, decide, waiting
@@ -26,13 +26,13 @@ QUESTION = Question(text="Sure?", form={"type": "boolean"})
 
 
 def handed(id: str = "c1", **how: Any) -> Any:
-    return call(id, AsCallback(**how))
+    return call(id, CallbackCall(**how))
 
 
 def questioned(*calls: Any, question: Question = QUESTION, **start: Any) -> RunState:
     """The first call has asked."""
     state = asked(*(calls or (call("c1"),)), **start)
-    loop.ask_person(state, state.calls[0].op, question, NOW)
+    loop.apply_question(state, state.calls[0].op, question, NOW)
     return state
 
 
@@ -49,7 +49,7 @@ def again(state: RunState, **said: Any) -> Any:
 def test_a_callback_waits_beside_the_others_and_its_answer_is_its_result() -> None:
     state = asked(handed("c1"), call("c2"))
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     assert [one.call.id for one in step.calls] == ["c2"]
     done(state, "c2")
     assert loop.decide(state) == loop.Wait("approval", None)
@@ -67,10 +67,10 @@ def test_a_call_that_asks_is_run_again_with_its_answers() -> None:
     assert loop.decide(state) == loop.Wait("approval", None)
     answer(state, value=True, by="ana")
     step = loop.decide(state)
-    assert isinstance(step, loop.RunCalls)
+    assert isinstance(step, loop.RunToolCalls)
     (one,) = step.calls
     assert [(said.value, said.by) for said in one.answers] == [(True, "ana")]
-    loop.ask_person(state, one.op, Question(text="Really?"), NOW)
+    loop.apply_question(state, one.op, Question(text="Really?"), NOW)
     (waits,) = loop.status(state).approvals
     assert (waits.question, waits.form) == ("Really?", None)
     again(state, error="no", by="bea")
@@ -81,20 +81,20 @@ def test_a_call_that_asks_is_run_again_with_its_answers() -> None:
 def test_an_answered_call_begins_beside_others() -> None:
     state = questioned(call("c1"), call("c2"))
     flying = {state.calls[1].op}
-    assert loop.joining(state, flying) == ()
+    assert loop.select_joining_calls(state, flying) == ()
     answer(state, value=True)
-    assert [one.call.id for one in loop.joining(state, flying)] == ["c1"]
-    assert loop.joining(state, flying | {state.calls[0].op}) == ()
+    assert [one.call.id for one in loop.select_joining_calls(state, flying)] == ["c1"]
+    assert loop.select_joining_calls(state, flying | {state.calls[0].op}) == ()
 
 
 def test_a_call_is_approved_before_it_is_answered() -> None:
-    state = asked(waiting("c1", expires=5).model_copy(update={"disposition": AsCallback(expires=10)}))
+    state = asked(waiting("c1", expires=5).model_copy(update={"disposition": CallbackCall(expires=10)}))
     assert loop.status(state).doing == "approval"
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 5)
     with pytest.raises(InvalidInputError, match="waits for approval, not for an answer"):
         answer(state, value=1)
     decide(state, "c1", by="ana", at=1)
-    loop.clear(state, state.calls[0].op, Cleared(), NOW + timedelta(seconds=2))
+    loop.apply_clearance(state, state.calls[0].op, Clearance(), NOW + timedelta(seconds=2))
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 12)
     with pytest.raises(InvalidInputError, match="waits for an answer, not for approval"):
         decide(state, "c1")
@@ -109,11 +109,11 @@ def test_a_call_is_approved_before_it_is_answered() -> None:
 @pytest.mark.parametrize("says", [None, "Nobody was there."])
 def test_the_end_of_the_time_is_an_error(says: str | None) -> None:
     state = asked(handed(expires=10, on_expiry=says))
-    loop.ask(state, NOW + timedelta(seconds=9))
+    loop.update_approval_waits(state, NOW + timedelta(seconds=9))
     assert isinstance(loop.decide(state), loop.Wait)
     with pytest.raises(ApprovalExpiredError, match="call 'c1' has expired: nobody had decided by 2026-01-02T03:04:15"):
         answer(state, value=1, at=10)
-    loop.ask(state, NOW + timedelta(seconds=10))
+    loop.update_approval_waits(state, NOW + timedelta(seconds=10))
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
     (result,) = step.new
@@ -126,9 +126,9 @@ def test_the_end_of_the_time_is_an_error(says: str | None) -> None:
 def test_the_time_of_a_second_question_counts_anew_and_over_continue_as_new() -> None:
     state = questioned(question=Question(text="Sure?", expires=10))
     answer(state, value=1, at=8)
-    loop.ask_person(state, state.calls[0].op, Question(text="Really?", expires=10), NOW + timedelta(seconds=9))
+    loop.apply_question(state, state.calls[0].op, Question(text="Really?", expires=10), NOW + timedelta(seconds=9))
     state = carried_over(state)
-    loop.ask(state, NOW + timedelta(seconds=15))
+    loop.update_approval_waits(state, NOW + timedelta(seconds=15))
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 19)
     assert [said.value for said in state.calls[0].answers] == [1]
 
@@ -136,7 +136,7 @@ def test_the_time_of_a_second_question_counts_anew_and_over_continue_as_new() ->
 def test_null_and_what_is_in_it_survive_continue_as_new() -> None:
     state = questioned(question=Question(text="?", form={"default": None}))
     answer(state, value={"a": None})
-    loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
+    loop.apply_question(state, state.calls[0].op, Question(text="?"), NOW)
     again(state, value=None)
     later = carried_over(state)
     assert later == state
@@ -180,9 +180,9 @@ def test_a_value_that_is_nested_too_deep_is_refused() -> None:
 
 def test_all_answers_of_a_call_have_a_size_together() -> None:
     state, large = questioned(question=Question(text="?")), "x" * 60_000
-    for _ in range(ANSWERS_BYTES // 60_000):
+    for _ in range(ALL_ANSWERS_BYTES // 60_000):
         again(state, value=large)
-        loop.ask_person(state, state.calls[0].op, Question(text="?"), NOW)
+        loop.apply_question(state, state.calls[0].op, Question(text="?"), NOW)
     with pytest.raises(InvalidInputError, match="as JSON and may have"):
         again(state, value=large)
     again(state, error="there is no room")
@@ -192,7 +192,7 @@ def test_what_is_asked_at_once_has_a_size() -> None:
     form = {"description": "x" * 16_000}
     state = asked(*(call(f"c{n}") for n in range(40)))
     for pending in list(state.calls):
-        loop.ask_person(state, pending.op, Question(text="?", form=form), NOW)
+        loop.apply_question(state, pending.op, Question(text="?", form=form), NOW)
     waits = loop.status(state).approvals
     assert len(waits) == 32
     results = [one.result for one in state.calls if one.result is not None]
@@ -228,7 +228,7 @@ def test_who_comes_later_hears_who_was_quicker_and_who_repeats_himself_gets_it_b
     with pytest.raises(ApprovalDecidedError, match="already answered by ana at 2026"):
         answer(state, value=False, by="bea")
     assert answer(state, value=True, by="ana") == past
-    loop.ask_person(state, state.calls[0].op, QUESTION, NOW)
+    loop.apply_question(state, state.calls[0].op, QUESTION, NOW)
     with pytest.raises(ApprovalDecidedError, match="already answered by ana"):
         answer(state, value=False, by="bea", hash=first.hash)
     assert answer(state, value=True, by="ana", hash=first.hash) == past
@@ -241,7 +241,7 @@ def test_who_comes_later_hears_who_was_quicker_and_who_repeats_himself_gets_it_b
 
 
 def test_a_call_that_was_denied_takes_no_answer() -> None:
-    state = asked(waiting("c1").model_copy(update={"disposition": AsCallback()}), call("c2"))
+    state = asked(waiting("c1").model_copy(update={"disposition": CallbackCall()}), call("c2"))
     decide(state, "c1", "deny", by="ana")
     with pytest.raises(ApprovalDecidedError, match="already denied by ana"):
         answer(state, value=1)
@@ -250,17 +250,17 @@ def test_a_call_that_was_denied_takes_no_answer() -> None:
 @pytest.mark.parametrize("error", [RunClosedError])
 def test_a_run_that_ends_takes_no_answer_and_closes_what_waits(error: type[PerdureError]) -> None:
     state = questioned(call("c1"), handed("c2"))
-    loop.cancel(state)
+    loop.cancel_run(state)
     with pytest.raises(error):
         answer(state, value=True)
-    assert isinstance(loop.decide(state), loop.Close)
+    assert isinstance(loop.decide(state), loop.RecordClosing)
     assert loop.status(state).approvals == ()
 
 
 def test_who_repeats_an_answer_to_a_run_that_ends_gets_it_back() -> None:
     state = questioned(call("c1"), handed("c2"))
     first = answer(state, "c2", value=1, by="ana")
-    loop.cancel(state)
+    loop.cancel_run(state)
     assert answer(state, "c2", value=1, by="ana") == first
     with pytest.raises(RunClosedError):
         answer(state, "c2", value=2, by="ana")
@@ -282,9 +282,9 @@ def test_lone_surrogates_do_not_get_in(value: Any) -> None:
 
 
 def test_an_approval_is_told_with_the_result_where_no_activity_has_told_it() -> None:
-    state = asked(waiting("c1").model_copy(update={"disposition": AsCallback(expires=10)}), call("c2"))
+    state = asked(waiting("c1").model_copy(update={"disposition": CallbackCall(expires=10)}), call("c2"))
     decide(state, "c1", "approve", by="ana")
-    loop.cancel(state)
+    loop.cancel_run(state)
     result = state.calls[0].result if state.calls else state.carry[0]
     assert isinstance(result, NewResult)
     assert result.is_error
@@ -305,7 +305,7 @@ def test_who_comes_too_early_is_told_so_only_while_the_call_may_still_come_to_wa
         answer(state, "c9", value=True)
     with pytest.raises(NotWaitingYetError, match="the model is asked"):
         decide(state, "c9")
-    loop.pause(state, "the key is gone", NOW.isoformat())
+    loop.pause_run(state, "the key is gone", NOW.isoformat())
     with pytest.raises(InvalidInputError, match="None waits in this run"):
         answer(state, "c9", value=True)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import loop
-from perdure.types.approvals import Asks, Reminder, arguments_hash
+from perdure.types.approvals import ApprovalTerms, Reminder, hash_arguments
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Call
 from perdure.types.wire import NewResult
@@ -21,14 +21,14 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
 def waiting(id: str = "c1", **terms: Any) -> Call:
     one = call(id)
-    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
-    return one.model_copy(update={"approval": Asks(hash=hash, **terms)})
+    hash = hash_arguments(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    return one.model_copy(update={"approval": ApprovalTerms(hash=hash, **terms)})
 
 
 def asked(*calls: Call) -> RunState:
     state = opened()
     model(state, asks(*calls))
-    loop.ask(state, NOW)
+    loop.update_approval_waits(state, NOW)
     return state
 
 
@@ -38,11 +38,11 @@ def at(seconds: float) -> datetime:
 
 def told(state: RunState, seconds: float) -> list[tuple[str, int]]:
     """What is told at that moment: call and number."""
-    loop.ask(state, at(seconds))
+    loop.update_approval_waits(state, at(seconds))
     step = loop.decide(state)
-    if not isinstance(step, loop.Remind):
+    if not isinstance(step, loop.SendReminders):
         return []
-    return [(one.call_id, one.number) for one in loop.remind(state, at(seconds)).reminders]
+    return [(one.call_id, one.number) for one in loop.take_due_reminders(state, at(seconds)).reminders]
 
 
 def test_it_waits_for_what_is_next_and_tells_each_once() -> None:
@@ -55,14 +55,14 @@ def test_it_waits_for_what_is_next_and_tells_each_once() -> None:
     assert told(state, 8) == [("c2", 2)]
     assert told(state, 12) == [("c1", 1), ("c2", 3)]
     assert [one.reminded for one in loop.status(state).approvals] == [1, 3, 0]
-    loop.ask(state, at(25))
+    loop.update_approval_waits(state, at(25))
     assert [one.call_id for one in loop.status(state).approvals] == ["c2", "c3"]
 
 
 def test_without_reminders_it_waits_as_it_did() -> None:
     state = asked(waiting("c1", expires=25), waiting("c2"))
     assert loop.decide(state) == loop.Wait("approval", at(25).timestamp())
-    assert loop.beside(state) is None
+    assert loop.find_next_reminder_check(state) is None
     assert told(state, 10_000) == []
     assert '"next"' not in state.model_dump_json()
 
@@ -75,9 +75,9 @@ def test_what_was_due_while_nobody_could_look_is_told_once() -> None:
 
 def test_it_says_how_much_time_is_left_and_takes_an_operation_of_its_own() -> None:
     state = asked(waiting("c1", remind=10, expires=25))
-    loop.ask(state, at(10))
+    loop.update_approval_waits(state, at(10))
     op = state.op
-    reminding = loop.remind(state, at(10))
+    reminding = loop.take_due_reminders(state, at(10))
     assert reminding.reminders == (Reminder(call_id="c1", name="look", number=1, expires_in=15.0),)
     assert (reminding.op, state.op, reminding.wanted()) == (op, op + 1, True)
     loop.decide_approval(state, decision(state, "c1"), at(11))
@@ -86,7 +86,7 @@ def test_it_says_how_much_time_is_left_and_takes_an_operation_of_its_own() -> No
 
 def test_of_a_call_that_is_decided_or_late_nobody_is_reminded() -> None:
     state = asked(waiting("c1", remind=10), waiting("c2", remind=10, expires=15))
-    loop.ask(state, at(16))  # the second is late
+    loop.update_approval_waits(state, at(16))  # the second is late
     loop.decide_approval(state, {"call_id": "c1", "decision": "deny"}, at(16))
     assert isinstance(loop.decide(state), loop.CallModel)
 
@@ -97,7 +97,7 @@ def test_it_goes_on_counting_over_continue_as_new() -> None:
     state = carried_over(state)
     assert told(state, 11) == []
     assert told(state, 20) == [("c1", 2)]
-    loop.ask(state, at(30))  # and one that is due is not lost
+    loop.update_approval_waits(state, at(30))  # and one that is due is not lost
     state = carried_over(state)
     assert told(state, 30) == [("c1", 3)]
 
@@ -105,29 +105,29 @@ def test_it_goes_on_counting_over_continue_as_new() -> None:
 @pytest.mark.parametrize("how", ["cancel", "interrupt", "fail", "pause"])
 def test_who_stops_the_run_stops_its_reminders(how: str) -> None:
     state = asked(waiting("c1", remind=10))
-    loop.ask(state, at(10))
+    loop.update_approval_waits(state, at(10))
     match how:
         case "cancel":
-            loop.cancel(state)
+            loop.cancel_run(state)
         case "interrupt":
-            loop.interrupt(state)
-            loop.stopped(state)
+            loop.request_interrupt(state)
+            loop.apply_interrupt(state)
         case "fail":
-            loop.fail(state, "ToolError", "broken")
+            loop.fail_run(state, "ToolError", "broken")
         case _:
-            loop.pause(state, "why", NOW.isoformat())
-    assert not isinstance(loop.decide(state), loop.Remind)
+            loop.pause_run(state, "why", NOW.isoformat())
+    assert not isinstance(loop.decide(state), loop.SendReminders)
 
 
 def test_other_calls_begin_first_and_it_is_looked_beside_them() -> None:
     state = asked(waiting("c1", remind=10, expires=12), call("c2"))
-    assert isinstance(loop.decide(state), loop.RunCalls)
-    assert loop.beside(state) == at(10).timestamp()
-    assert loop.due(state) == ()
-    loop.ask(state, at(10))
-    assert [one.call.id for one in loop.due(state)] == ["c1"]
-    loop.remind(state, at(10))
-    assert loop.beside(state) == at(12).timestamp()
+    assert isinstance(loop.decide(state), loop.RunToolCalls)
+    assert loop.find_next_reminder_check(state) == at(10).timestamp()
+    assert loop.list_calls_to_remind(state) == ()
+    loop.update_approval_waits(state, at(10))
+    assert [one.call.id for one in loop.list_calls_to_remind(state)] == ["c1"]
+    loop.take_due_reminders(state, at(10))
+    assert loop.find_next_reminder_check(state) == at(12).timestamp()
     loop.apply_result(state, state.calls[1].op, NewResult(call_id="c2", name="look", key="k"))
     assert loop.decide(state) == loop.Wait("approval", at(12).timestamp())
 
@@ -152,13 +152,13 @@ def test_never_early_never_twice(every: float, steps: list[float], expires: floa
             until = max(wakes.deadline, now)
         now = until
         moment = datetime.fromtimestamp(now, UTC)
-        loop.ask(state, moment)
-        if isinstance(loop.decide(state), loop.Remind):
-            (reminder,) = loop.remind(state, moment).reminders
+        loop.update_approval_waits(state, moment)
+        if isinstance(loop.decide(state), loop.SendReminders):
+            (reminder,) = loop.take_due_reminders(state, moment).reminders
             said += 1
             assert reminder.number == said
             intervals.append(round((now - NOW.timestamp()) / every, 5) // 1)
-        assert not isinstance(loop.decide(state), loop.Remind)
+        assert not isinstance(loop.decide(state), loop.SendReminders)
         if state.calls:
             assert expires is None or now < NOW.timestamp() + expires + 1e-3
     assert len(set(intervals)) == len(intervals)

@@ -10,45 +10,45 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from perdure import loop
-from perdure.types.approvals import Asks
-from perdure.types.subagents import AsCollect, AsTell
+from perdure.types.approvals import ApprovalTerms
+from perdure.types.subagents import CollectCall, TellCall
 from perdure.types.tool_calls import (
-    Answered,
-    Around,
-    AsActivity,
-    AsCallback,
-    AsRemote,
-    AsSubagent,
+    ActivityCall,
+    AnsweredCall,
     Call,
-    Inline,
-    Refused,
+    CallbackCall,
+    ExternalCallHooks,
+    InlineCall,
+    RefusedCall,
+    RemoteCall,
+    SubagentCall,
 )
-from perdure.types.wire import AgentLimits, Failed, Finish, ModelOutput
+from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, ReplyFailure
 
 from .build import open_as_child
 from .simulation import Simulation
 
 DISPOSITIONS = st.sampled_from(
     [
-        AsActivity(timeout=9),
-        AsActivity(timeout=9, idempotent=True, retries=2, inline=True),
-        Refused(text="tool not found"),
-        Inline(key="k", content="42"),
-        Inline(key="k", content="no", is_error=True),
-        AsSubagent(agent="b", message="go"),
-        AsCallback(),
-        AsSubagent(agent="b", message="go", background=2),
-        AsCollect(handle="b1"),
-        AsCollect(handle="b2", wait=False),
-        AsTell(handle="b1", message="more"),
-        AsCallback(around=Around()),
-        AsCallback(around=Around(before=True, after=True)),
-        AsRemote(task_queue="far", timeout=9, around=Around()),
-        AsRemote(task_queue="far", timeout=9, around=Around(before=True, errors=True)),
-        AsRemote(task_queue="far", timeout=9, around=Around(after=True)),
+        ActivityCall(timeout=9),
+        ActivityCall(timeout=9, idempotent=True, retries=2, inline=True),
+        RefusedCall(text="tool not found"),
+        InlineCall(key="k", content="42"),
+        InlineCall(key="k", content="no", is_error=True),
+        SubagentCall(agent="b", message="go"),
+        CallbackCall(),
+        SubagentCall(agent="b", message="go", background=2),
+        CollectCall(handle="b1"),
+        CollectCall(handle="b2", wait=False),
+        TellCall(handle="b1", message="more"),
+        CallbackCall(around=ExternalCallHooks()),
+        CallbackCall(around=ExternalCallHooks(before=True, after=True)),
+        RemoteCall(task_queue="far", timeout=9, around=ExternalCallHooks()),
+        RemoteCall(task_queue="far", timeout=9, around=ExternalCallHooks(before=True, errors=True)),
+        RemoteCall(task_queue="far", timeout=9, around=ExternalCallHooks(after=True)),
     ]
 )
-ASKED = AsActivity | AsSubagent | AsCallback | AsRemote
+ASKED = ActivityCall | SubagentCall | CallbackCall | RemoteCall
 LIMITS = st.builds(
     AgentLimits,
     max_iterations=st.integers(1, 4),
@@ -59,7 +59,7 @@ LINEAGE = {"root": "parent-1", "agent": "above", "path": [{"agent": "a", "call_i
 PARENT = {"context_id": "parent-1", "call_id": "c", "scope": "s", "depth": 1, "background": True, "lineage": LINEAGE}
 """Of a run that works in background itself."""
 TERMS = st.builds(
-    Asks,
+    ApprovalTerms,
     hash=st.just("h"),
     expires=st.sampled_from([None, 5, 12]),
     on_expiry=st.sampled_from(["deny", "approve"]),
@@ -136,7 +136,7 @@ class Loop(RuleBasedStateMachine):
         failed = rejected and self.run.state.turn.rejected >= 2
         answers = answers and not rejected
         if tool and (answers or failed):
-            dispositions = [Answered(text="not run") for _ in dispositions]
+            dispositions = [AnsweredCall(text="not run") for _ in dispositions]
         calls = [
             Call(
                 id=f"c{self.run.replies}-{n}",
@@ -151,10 +151,10 @@ class Loop(RuleBasedStateMachine):
             store_id="s",
             text="so far",
             calls=tuple(calls),
-            finish=Finish(content="42", called=tool, typed=tool) if answers else None,
+            finish=FinalAnswer(content="42", called=tool, typed=tool) if answers else None,
             rejected=rejected,
             reminder="Once more." if rejected and not calls else None,
-            failed=Failed(type="ParseError", message="no output") if failed else None,
+            failed=ReplyFailure(type="ParseError", message="no output") if failed else None,
             limits=self.limits,
         )
         self.run.reply(calls, output)
@@ -169,22 +169,22 @@ class Loop(RuleBasedStateMachine):
     def branch_ended(self, data):
         self.run.branch_ended(data.draw(st.integers(0, len(self.run.running) - 1)))
 
-    @flying(loop.RunCalls)
+    @flying(loop.RunToolCalls)
     @rule(data=st.data())
     def result(self, data):
         self.run.result(data.draw(st.integers(0, len(self.run.running) - 1)))
 
-    @flying(loop.RunCalls)
+    @flying(loop.RunToolCalls)
     @rule(data=st.data())
     def left_off(self, data):
         self.run.left_off(data.draw(st.integers(0, len(self.run.running) - 1)))
 
-    @flying(loop.RunCalls)
+    @flying(loop.RunToolCalls)
     @rule()
     def join(self):
         self.run.join()
 
-    @flying(loop.RunCalls)
+    @flying(loop.RunToolCalls)
     @rule(data=st.data())
     def ask(self, data):
         self.run.ask(data.draw(st.integers(0, len(self.run.running) - 1)))
@@ -214,7 +214,7 @@ class Loop(RuleBasedStateMachine):
     @precondition(lambda self: self.run.state.standing)
     @rule()
     def revoke(self):
-        assert loop.revoke(self.run.state, {"tool": "look"}, self.run.now)
+        assert loop.revoke_standing_approval(self.run.state, {"tool": "look"}, self.run.now)
         assert not self.run.state.standing
 
     @alive
@@ -222,7 +222,7 @@ class Loop(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.run.later(seconds)
 
-    @flying(loop.Close)
+    @flying(loop.RecordClosing)
     @rule(head=st.sampled_from(["closed", None]))
     def closed(self, head):
         self.run.closed(head)
@@ -258,12 +258,12 @@ class Loop(RuleBasedStateMachine):
     @alive
     @rule()
     def resume(self):
-        loop.resume(self.run.state)
+        loop.resume_run(self.run.state)
 
     @alive
     @rule()
     def close(self):
-        loop.close(self.run.state)
+        loop.close_run(self.run.state)
 
     @alive
     @rule()
@@ -273,7 +273,7 @@ class Loop(RuleBasedStateMachine):
     @rule()
     def look(self):
         """A query, which also an ended run answers."""
-        loop.response(self.run.state)
+        loop.build_response(self.run.state)
 
     @invariant()
     def promises(self):
@@ -284,7 +284,7 @@ class Loop(RuleBasedStateMachine):
 
     def _memo(self):
         """The memo is written when what waits has another name: under the same one it is the same."""
-        now, waits = loop.waiting_now(self.run.state), loop.to_note(self.run.state)
+        now, waits = loop.build_waiting_key(self.run.state), loop.build_waiting_memo(self.run.state)
         if now is not None and now == self.waiting[0]:
             assert waits == self.waiting[1], "the memo would be out of date"
         if now is not None:
@@ -301,7 +301,7 @@ class Loop(RuleBasedStateMachine):
             self.patched.undo()
 
     def _run_out(self, run):
-        loop.close(run.state)
+        loop.close_run(run.state)
         run.since_message = 0
         while run.ended is None:
             if run.state.turn is None and run.state.mode == "run" and not run.state.inbox:
@@ -314,12 +314,12 @@ class Loop(RuleBasedStateMachine):
         run = self.run
         match run.flying:
             case loop.CallModel():
-                self._reply([AsActivity(timeout=9)] if self.habit == "calls" else [], self.habit == "answer")
-            case loop.RunCalls():
+                self._reply([ActivityCall(timeout=9)] if self.habit == "calls" else [], self.habit == "answer")
+            case loop.RunToolCalls():
                 run.result(0)
             case loop.RunBranches():
                 run.branch_ended(0)
-            case loop.Close():
+            case loop.RecordClosing():
                 run.closed("closed")
             case loop.StopChildren():
                 run.children_stopped()
@@ -332,7 +332,7 @@ class Loop(RuleBasedStateMachine):
                 elif step == loop.Wait("child"):
                     run.child_ends(next(n for n, row in enumerate(run.state.background) if row.runs), "completed")
                 elif isinstance(step, loop.Wait):
-                    loop.resume(run.state)
+                    loop.resume_run(run.state)
 
 
 TestLoop = Loop.TestCase

@@ -9,8 +9,8 @@ import pytest
 
 from perdure import loop
 from perdure.errors import ApprovalDecidedError, InvalidInputError
-from perdure.loop.approvals import stand
-from perdure.types.approvals import STANDING, Asks, StandingApproval, arguments_hash
+from perdure.loop.approvals import grant_standing_approval
+from perdure.types.approvals import MAX_STANDING_APPROVALS, ApprovalTerms, StandingApproval, hash_arguments
 from perdure.types.limits import Bounds
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Call
@@ -23,14 +23,14 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 def waiting(id: str = "c1", name: str = "look", **terms: Any) -> Call:
     one = call(id).model_copy(update={"name": name})
-    hash = arguments_hash(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
-    return one.model_copy(update={"approval": Asks(hash=hash, **terms)})
+    hash = hash_arguments(one.id, one.name, one.arguments)  # noqa: A001  # as the field is called
+    return one.model_copy(update={"approval": ApprovalTerms(hash=hash, **terms)})
 
 
 def asked(*calls: Call, state: RunState | None = None, limits: AgentLimits = LIMITS, **start: Any) -> RunState:
     state = opened(**start) if state is None else state
     model(state, asks(*calls, limits=limits))
-    loop.ask(state, NOW)
+    loop.update_approval_waits(state, NOW)
     return state
 
 
@@ -74,7 +74,7 @@ def test_who_asked_is_not_the_one_whose_approval_stands() -> None:
     state = asked(waiting("c1"), message={"content": "hi", "by": "bea"})
     decide(state, by="ana", always=True)
     done(state, "c1")
-    loop.receive(state, {"content": "more", "by": "ana"})
+    loop.receive_message(state, {"content": "more", "by": "ana"})
     asked(waiting("c2", separate=True), state=state)
     assert waits(state) == ["c2"]
     decide(state, "c2", by="cleo", always=True)
@@ -90,11 +90,11 @@ def test_a_denial_and_a_revocation_take_it_back(terms: dict[str, Any]) -> None:
     decide(state, by="ana", always=True)
     done(state, "c1")
     if terms:  # a call that it does not cover is denied
-        loop.receive(state, {"content": "more", "by": "ana"})
+        loop.receive_message(state, {"content": "more", "by": "ana"})
         asked(waiting("c2", separate=True), state=state)
         decide(state, "c2", "deny", by="bea")
     else:
-        (gone,) = loop.revoke(state, {"tool": "look", "by": "bea"}, NOW)
+        (gone,) = loop.revoke_standing_approval(state, {"tool": "look", "by": "bea"}, NOW)
         assert (gone.by, gone.at) == ("ana", NOW.isoformat())
         (told,) = state.revoked
         assert (told.tool, told.by, told.approved_by) == ("look", "bea", ("ana",))
@@ -129,12 +129,14 @@ def test_with_the_very_arguments_it_can_stand() -> None:
 
 def test_so_many_stand_and_no_more() -> None:
     state = asked(waiting())
-    state.standing = [StandingApproval(tool=f"t{n}", by="ana", at=NOW.isoformat()) for n in range(STANDING)]
+    state.standing = [
+        StandingApproval(tool=f"t{n}", by="ana", at=NOW.isoformat()) for n in range(MAX_STANDING_APPROVALS)
+    ]
     with pytest.raises(InvalidInputError, match="has 100 standing approvals"):
         decide(state, by="ana", always=True)
     state.standing[0] = StandingApproval(tool="look", by="ana", at="before")
     decide(state, by="ana", always=True)  # the same one once more
-    assert len(state.standing) == STANDING
+    assert len(state.standing) == MAX_STANDING_APPROVALS
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_so_many_stand_and_no_more() -> None:
 def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None:
     state = asked(waiting())
     decide(state, by="ana", always=True)
-    for refuse in (loop.check_revocation, lambda state, raw: loop.revoke(state, raw, NOW)):
+    for refuse in (loop.check_revocation, lambda state, raw: loop.revoke_standing_approval(state, raw, NOW)):
         with pytest.raises(InvalidInputError, match=match):
             refuse(state, raw)
     assert state.revoked == []
@@ -175,7 +177,7 @@ def test_who_repeats_a_decision_gets_it_back(said: dict[str, Any]) -> None:
     loop.check_approval(state, {"call_id": "c1", **given}, NOW)
     assert decide(state, at=60, **given) == first
     assert state.model_dump() == before
-    loop.cancel(state)
+    loop.cancel_run(state)
     assert decide(state, **given) == first
     other = {"approve": "deny", "deny": "approve"}[said["decision"]]
     for changed in ({"by": "bea"}, {"by": None}, {"comment": "why"}):
@@ -218,16 +220,16 @@ def test_a_call_that_was_not_approved_counts_for_nothing(how: str) -> None:
             assert state.tool_calls == 1
             decide(state, "c2", by="ana")
         case "expire":
-            loop.ask(state, NOW + timedelta(seconds=5))
-            loop.settle(state)
+            loop.update_approval_waits(state, NOW + timedelta(seconds=5))
+            loop.end_turn_at_budget(state)
             assert (state.tool_calls, state.calls[2].held) == (2, False)
         case "interrupt":
             decide(state, "c2", by="ana")
-            loop.interrupt(state, "Stop.")
-            loop.stopped(state)
+            loop.request_interrupt(state, "Stop.")
+            loop.apply_interrupt(state)
             assert state.tool_calls == 1
         case _:
-            loop.cancel(state)
+            loop.cancel_run(state)
             assert state.tool_calls == 0
 
 
@@ -237,42 +239,42 @@ def test_what_was_revoked_is_told_once_and_before_the_run_ends() -> None:
     done(state, "c1")
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
-    loop.revoke(state, {"tool": "look"}, NOW)
+    loop.revoke_standing_approval(state, {"tool": "look"}, NOW)
     told = tuple(state.revoked)
-    stand(state, "look", "bea", "later")
-    loop.revoke(state, {"tool": "look"}, NOW + timedelta(seconds=1))
-    loop.told_revoked(state, told)  # the model was called between the two
+    grant_standing_approval(state, "look", "bea", "later")
+    loop.revoke_standing_approval(state, {"tool": "look"}, NOW + timedelta(seconds=1))
+    loop.drop_recorded_revocations(state, told)  # the model was called between the two
     loop.apply_model(state, step, says("Done."))
     assert [one.approved_by for one in state.revoked] == [("bea",)]
     ending = loop.decide(state)
-    assert isinstance(ending, loop.Close)
-    loop.told_revoked(state, tuple(state.revoked))
-    loop.apply_closed(state, ending, "head")
-    assert isinstance(loop.decide(state), loop.End)
+    assert isinstance(ending, loop.RecordClosing)
+    loop.drop_recorded_revocations(state, tuple(state.revoked))
+    loop.apply_closing(state, ending, "head")
+    assert isinstance(loop.decide(state), loop.EndRun)
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
 def test_what_is_revoked_while_the_ending_is_recorded_is_told_too(how: str) -> None:
     state = asked(waiting("c1"))
     decide(state, by="ana", always=True)
-    stand(state, "rm", "ana", "later")
+    grant_standing_approval(state, "rm", "ana", "later")
     done(state, "c1")
-    loop.revoke(state, {"tool": "rm"}, NOW)
+    loop.revoke_standing_approval(state, {"tool": "rm"}, NOW)
     if how == "completed":
         model(state, says("Done."))
     elif how == "failed":
-        loop.fail(state, "HookError", "no")
+        loop.fail_run(state, "HookError", "no")
     else:
-        loop.cancel(state)
+        loop.cancel_run(state)
     for _ in range(2):
         ending, told = loop.decide(state), tuple(state.revoked)
-        assert isinstance(ending, loop.Close)
+        assert isinstance(ending, loop.RecordClosing)
         assert told
         if state.standing:
-            loop.revoke(state, {"tool": "look"}, NOW)
-        loop.told_revoked(state, told)
-        loop.apply_closed(state, ending, "head")
-    assert loop.decide(state) == loop.End(how)  # type: ignore[arg-type]
+            loop.revoke_standing_approval(state, {"tool": "look"}, NOW)
+        loop.drop_recorded_revocations(state, told)
+        loop.apply_closing(state, ending, "head")
+    assert loop.decide(state) == loop.EndRun(how)  # type: ignore[arg-type]
 
 
 def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
@@ -281,7 +283,7 @@ def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
     done(state, "c1")
     asked(waiting("c2", separate=True), state=state)
     assert waits(state) == []
-    loop.receive(state, {"content": "mine", "by": "ANA "})
+    loop.receive_message(state, {"content": "mine", "by": "ANA "})
     done(state, "c2")
     asked(waiting("c3", separate=True), state=state)
     assert waits(state) == ["c3"]

@@ -63,7 +63,7 @@ STATE = {"schema_version": 1, "context_id": "context-1", "scope": "s", "agent": 
 )
 def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
     with pytest.raises(InvalidInputError) as refused:
-        loop.open_state(raw, "context-1", "scope-1")
+        loop.create_run_state(raw, "context-1", "scope-1")
     assert names in refused.value.message
     assert len(refused.value.message) < 1500
 
@@ -82,31 +82,31 @@ def test_a_badly_shaped_start_is_refused_by_the_name_of_the_field(raw, names):
 )
 def test_a_state_that_cannot_be_continued_is_refused_by_the_name_of_the_field(state, names):
     with pytest.raises(InvalidInputError) as refused:
-        loop.continue_state({"state": state, "continues": "run-1"}, "c")
+        loop.read_continued_state({"state": state, "continues": "run-1"}, "c")
     assert names in refused.value.message
 
 
 @pytest.mark.parametrize("continued_run_id", [None, "run-2", ""])
 def test_a_state_counts_only_from_the_execution_that_is_continued(continued_run_id):
-    carried = loop.carry_over(opened(), "run-1")
-    assert loop.continues(carried, "run-1")
-    assert not loop.continues(carried, continued_run_id)
-    assert not loop.continues({"state": carried["state"]}, continued_run_id)
-    assert not loop.continues({**carried, "continues": None}, continued_run_id)
+    carried = loop.build_continuation_input(opened(), "run-1")
+    assert loop.is_continuation_input(carried, "run-1")
+    assert not loop.is_continuation_input(carried, continued_run_id)
+    assert not loop.is_continuation_input({"state": carried["state"]}, continued_run_id)
+    assert not loop.is_continuation_input({**carried, "continues": None}, continued_run_id)
 
 
 def test_a_state_of_a_newer_engine_is_refused_with_the_way_out():
-    newer = loop.carry_over(opened(), "run-1")
+    newer = loop.build_continuation_input(opened(), "run-1")
     newer["state"]["schema_version"] = SCHEMA_VERSION + 1
     with pytest.raises(InvalidInputError, match=f"schema version {SCHEMA_VERSION + 1}.*reads up to") as refused:
-        loop.continue_state(newer, "context-1")
+        loop.read_continued_state(newer, "context-1")
     assert "newer perdure" in refused.value.hint
 
 
 def test_a_field_of_a_later_engine_with_the_same_version_is_left_out():
-    carried = loop.carry_over(opened(), "run-1")
+    carried = loop.build_continuation_input(opened(), "run-1")
     carried["state"]["weather"] = "fine"
-    assert loop.continue_state(carried, "context-1") == opened()
+    assert loop.read_continued_state(carried, "context-1") == opened()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_start_without_a_message_waits_for_one():
     state = opened(None)
     assert loop.decide(state) == loop.Wait("message")
     assert loop.status(state).state == "waiting"
-    loop.receive(state, "hi")
+    loop.receive_message(state, "hi")
     assert said(model(state, says("42"))) == ["hi"]
 
 
@@ -139,9 +139,9 @@ def test_a_start_with_history_goes_on_from_it():
 
 def test_what_is_carried_over_is_plain_json_and_nothing_is_lost():
     state = opened(context={"user": None, "deep": {"list": [None, 1.5]}})
-    loop.receive(state, {"content": BLOB, "id": "m2"})
-    carried = json.loads(json.dumps(loop.carry_over(state, "run-1")))
-    assert loop.continue_state(carried, "context-1") == state
+    loop.receive_message(state, {"content": BLOB, "id": "m2"})
+    carried = json.loads(json.dumps(loop.build_continuation_input(state, "run-1")))
+    assert loop.read_continued_state(carried, "context-1") == state
 
 
 def test_the_scope_and_id_of_the_first_execution_stay():
@@ -151,10 +151,10 @@ def test_the_scope_and_id_of_the_first_execution_stay():
 
 def test_states_share_nothing():
     one, other = opened(), opened()
-    loop.receive(one, "more")
+    loop.receive_message(one, "more")
     model(one, says("42", limits=one.limits))
     assert other == opened()
-    loop.receive(one, "again")
+    loop.receive_message(one, "again")
     model(one, says("43", limits=one.limits))
     assert ended(one) == "completed"
 
@@ -170,4 +170,4 @@ def test_states_share_nothing():
     ],
 )
 def test_only_a_conversation_that_is_opened_again_without_a_message_sends_what_was_withheld(start, resend):
-    assert loop.open_state({"agent": "a", **start}, "c", "s").resend is resend
+    assert loop.create_run_state({"agent": "a", **start}, "c", "s").resend is resend

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import DefinitionError
-from perdure.loop.compaction import NOTE_ID, Fold, shortened
-from perdure.types.compaction import Compaction, Compactions, compactions
+from perdure.loop.compaction import WINDOW_NOTE_ID, ConversationView, truncate_message
+from perdure.types.compaction import Compaction, CompactionSettings, build_compaction_settings
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -21,20 +21,20 @@ from perdure.types.messages import (
     ToolCallPart,
     ToolResultPart,
     Usage,
-    canonical,
+    encode_canonical,
 )
 
 LONG = "x" * 1000
 
 
-def ways(*given: Compaction) -> Compactions:
-    checked = compactions("test", list(given))
+def ways(*given: Compaction) -> CompactionSettings:
+    checked = build_compaction_settings("test", list(given))
     assert checked is not None
     return checked
 
 
 def view(messages: list[Message], *given: Compaction, tighter: int = 0) -> list[Message]:
-    fold = Fold(ways(*given), tighter)
+    fold = ConversationView(ways(*given), tighter)
     fold.feed(messages)
     return fold.view()
 
@@ -80,7 +80,7 @@ def test_by_itself_it_truncates_in_steps(replies: int, old: int) -> None:
 
 def test_truncation_leaves_texts_and_results_and_the_transcript_alone() -> None:
     messages = loop(2)
-    before = canonical(messages)
+    before = encode_canonical(messages)
     sent = view(messages, Compaction.truncate(after=1, keep=10))
     thinking, text, call = sent[1].parts
     assert isinstance(thinking, ThinkingPart)
@@ -89,7 +89,7 @@ def test_truncation_leaves_texts_and_results_and_the_transcript_alone() -> None:
     assert call.arguments == {"what": "a" * 10 + "… [990 characters cut]", "n": 0}
     assert text is messages[1].parts[1]
     assert [sent[0], *sent[2:]] == [messages[0], *messages[2:]]
-    assert canonical(messages) == before
+    assert encode_canonical(messages) == before
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_truncation_leaves_texts_and_results_and_the_transcript_alone() -> None:
 )
 def test_arguments_of_any_shape_are_cut(arguments: dict[str, Any]) -> None:
     message = Message.assistant("", ToolCallPart(id="c", name="f", arguments=arguments))
-    assert len(shortened(message, 50).model_dump_json()) < len(message.model_dump_json()) / 2
+    assert len(truncate_message(message, 50).model_dump_json()) < len(message.model_dump_json()) / 2
 
 
 def test_what_would_not_get_shorter_stays_the_same_message() -> None:
     message = reply(0, size=20)
-    assert shortened(message, 15) is message
+    assert truncate_message(message, 15) is message
 
 
 def test_a_signed_reply_that_is_cut_is_nobodys_own() -> None:
@@ -113,14 +113,14 @@ def test_a_signed_reply_that_is_cut_is_nobodys_own() -> None:
         TextPart(text="Said.", provider="anthropic", opaque={"citations": []}),
         ToolCallPart(id="c", name="f", provider="google", opaque={"thoughtSignature": "s"}),
     )
-    thinking, text, call = shortened(Message(role="assistant", parts=signed), 10).parts
+    thinking, text, call = truncate_message(Message(role="assistant", parts=signed), 10).parts
     assert (thinking, text, call) == (
         ThinkingPart(text="x" * 10 + "… [990 characters cut]"),
         TextPart(text="Said."),
         ToolCallPart(id="c", name="f"),
     )
     short = Message(role="assistant", parts=(ThinkingPart(text="Hm.", provider="a", opaque={"signature": "s"}),))
-    assert shortened(short, 10) is short
+    assert truncate_message(short, 10) is short
 
 
 def test_old_results_become_notes() -> None:
@@ -145,7 +145,7 @@ def test_a_window_keeps_the_task_and_drops_to_half() -> None:
     assert whole == messages[:20]
     sent = view(messages, Compaction.window(messages=20))
     assert sent[0] == messages[0]
-    assert (sent[1].id, sent[1].text) == (NOTE_ID, "[12 earlier messages were left out here to save space.]")
+    assert (sent[1].id, sent[1].text) == (WINDOW_NOTE_ID, "[12 earlier messages were left out here to save space.]")
     assert sent[2:] == messages[13:]
 
 
@@ -163,7 +163,7 @@ def test_a_tightened_window_leaves_out_more_until_nothing_is_left_to_leave_out()
     messages = loop(30)
     sizes = []
     for tighter in range(12):
-        fold = Fold(ways(Compaction.window(tokens=8000)), tighter)
+        fold = ConversationView(ways(Compaction.window(tokens=8000)), tighter)
         fold.feed(messages)
         sizes.append(len(fold.view()))
         if not fold.can_tighten:
@@ -223,12 +223,12 @@ def test_every_view_is_valid_and_does_not_depend_on_how_it_was_read(
     messages: list[Message], given: tuple[Compaction | None, ...], tighter: int, somewhere: int
 ) -> None:
     asked = ways(*(way for way in given if way is not None))
-    step_by_step = Fold(asked, tighter)
+    step_by_step = ConversationView(asked, tighter)
     for end in range(1, len(messages) + 1):
         step_by_step.feed(messages[end - 1 : end])
         sent = step_by_step.view()
         if end in (len(messages), 1 + somewhere % len(messages)):
-            at_once = Fold(asked, tighter)
+            at_once = ConversationView(asked, tighter)
             at_once.feed(messages[:end])
             assert sent == at_once.view()
         check_valid(sent, messages[:end])
@@ -260,7 +260,7 @@ def check_valid(sent: list[Message], messages: list[Message]) -> None:
 )
 def test_a_view_begins_as_the_one_before_but_at_steps(way: Compaction, most: int) -> None:
     """200 iterations: how often a provider's cache is of no use."""
-    fold = Fold(ways(way))
+    fold = ConversationView(ways(way))
     fold.feed([Message.user("The task.")])
     before: list[Message] = fold.view()
     steps = 0
@@ -296,14 +296,14 @@ def test_numbers_without_sense_are_refused(make: Any, said: str) -> None:
 
 
 def test_an_agent_has_one_of_a_kind() -> None:
-    assert compactions("a", None) is None
-    assert compactions("a", []) is None
-    assert ways(Compaction.truncate(after=2)) == Compactions(truncate=Compaction.truncate(after=2))
+    assert build_compaction_settings("a", None) is None
+    assert build_compaction_settings("a", []) is None
+    assert ways(Compaction.truncate(after=2)) == CompactionSettings(truncate=Compaction.truncate(after=2))
     with pytest.raises(DefinitionError, match="agent 'a': compaction has window twice"):
-        compactions("a", [Compaction.window(messages=9), Compaction.window(tokens=900)])
+        build_compaction_settings("a", [Compaction.window(messages=9), Compaction.window(tokens=900)])
     for wrong in (7, "window", {"window": 9}, Compaction):
         with pytest.raises(DefinitionError) as refused:
-            compactions("a", wrong)
+            build_compaction_settings("a", wrong)
         assert f"agent 'a': compaction must be a Compaction or a list of them, not {wrong!r:.100}" in str(refused.value)
     with pytest.raises(DefinitionError, match="or a list of them, not None"):
-        compactions("a", [None])
+        build_compaction_settings("a", [None])

@@ -67,7 +67,7 @@ async def test_a_configured_header_that_an_mcp_server_echoes_is_not_shown(echo: 
 
 
 async def test_a_server_that_cannot_be_opened_shows_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DELAYS", ())
+    monkeypatch.setattr(server, "RETRY_DELAYS", ())
     context: Any = None
     url = f"http://ana:{LOGIN}@127.0.0.1:1/mcp?sig={SIGNED}"
     program = [sys.executable, "-c", "import sys; sys.exit(1)", "--token", TOKEN]

@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import SettingsError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
 from perdure.providers.anthropic import check_settings
-from perdure.providers.anthropic_request import Encoded, encode_request
+from perdure.providers.anthropic_request import EncodedRequest, encode_request
 from perdure.types.messages import (
     BlobRef,
     FilePart,
@@ -244,12 +244,14 @@ PNG = b"\x89PNG\r\n"
 B64 = base64.b64encode(PNG).decode()
 
 
-def encode(model: str, messages: list[Message] | None = None, *, origin: str = "anthropic", **rest: Any) -> Encoded:
+def encode(
+    model: str, messages: list[Message] | None = None, *, origin: str = "anthropic", **rest: Any
+) -> EncodedRequest:
     rest = {"tools": [PLAIN_ADD], **rest}
     return encode_request(ModelRequest(model, messages or [Message.user("hi")], **rest), origin=origin)
 
 
-def asked(encoded: Encoded) -> dict[str, Any]:
+def asked(encoded: EncodedRequest) -> dict[str, Any]:
     """The request's JSON; fails where the API would refuse it."""
     version = encoded.headers.get("anthropic-version", "2026-10-21")
     return parse(encoded.body, version=version, beta=encoded.headers.get("anthropic-beta", ""))

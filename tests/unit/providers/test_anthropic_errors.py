@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from perdure import errors
-from perdure.providers.anthropic import translate
+from perdure.providers.anthropic import translate_error
 from perdure.types.redaction import Redaction
 from tests.support.adapters import KEY
 from tests.support.exceptions import make
@@ -16,7 +16,7 @@ from tests.support.exceptions import make
 
 def ours(error: Exception, begun: bool = False) -> errors.ProviderError:
     return Redaction([KEY]).redact_error(
-        translate(error, begun=begun, endpoint="api.test", key_name="ANTHROPIC_API_KEY")
+        translate_error(error, begun=begun, endpoint="api.test", key_name="ANTHROPIC_API_KEY")
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.providers.encoding import parse_arguments
-from perdure.providers.openai_chat import CallSlots
+from perdure.providers.openai_chat import ToolCallSlots
 from perdure.types.messages import ToolCallPart
 
 
@@ -29,7 +29,7 @@ def piece(index: Any = None, id: Any = None, name: Any = None, arguments: Any = 
 
 
 def assemble(*pieces: dict[str, Any]) -> list[tuple[str, str, Any]]:
-    slots = CallSlots()
+    slots = ToolCallSlots()
     for one in pieces:
         slots.add(one)
     return [(part.id, part.name, part.malformed or part.arguments) for part in slots.parts()]
@@ -111,7 +111,7 @@ def test_calls(case: str) -> None:
 
 
 def test_malformed_arguments_are_kept_raw() -> None:
-    slots = CallSlots()
+    slots = ToolCallSlots()
     slots.add(piece(0, "a", "f", "x = 1"))
     assert slots.parts() == [ToolCallPart(id="a", name="f", arguments={}, malformed="x = 1")]
 
@@ -145,7 +145,7 @@ def test_whatever_the_pieces_the_calls_come_out_whole(
         queues[-1] += [piece(index, call_id, name if repeat else None, part) for part in parts]
     turns = [index for index, queue in enumerate(queues) for _ in queue]
     order.shuffle(turns)
-    slots = CallSlots()
+    slots = ToolCallSlots()
     for turn in turns:
         slots.add(queues[turn].pop(0))
     expected = sorted((name, json.dumps(value, sort_keys=True)) for name, value in calls)

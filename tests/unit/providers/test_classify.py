@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import errors
-from perdure.providers.errors import by_status, in_stream, name_refused
+from perdure.providers.errors import build_status_error, build_stream_error, mark_refused_content
 from perdure.types.redaction import Redaction
 
 
@@ -130,7 +130,7 @@ CASES: list[tuple[int, Any, type[errors.ProviderError]]] = [
 
 @pytest.mark.parametrize(("status", "body", "expected"), CASES)
 def test_answers(status: int, body: Any, expected: type[errors.ProviderError]) -> None:
-    error = by_status(status, body, {}, "api.test")
+    error = build_status_error(status, body, {}, "api.test")
     assert type(error) is expected
     assert error.status == status
 
@@ -154,32 +154,32 @@ def test_answers(status: int, body: Any, expected: type[errors.ProviderError]) -
     ],
 )
 def test_errors_in_the_stream(inner: Any, expected: type[errors.ProviderError]) -> None:
-    assert type(in_stream(inner, "", "api.test")) is expected
+    assert type(build_stream_error(inner, "", "api.test")) is expected
 
 
 def test_google_says_how_long_to_wait() -> None:
     body = google(
         429, "RESOURCE_EXHAUSTED", f"{QUOTA} Please retry in 40s.", info("RATE_LIMIT_EXCEEDED"), wait("17.5s")
     )
-    error = by_status(429, body, {"retry-after": "3"}, "api.test")
+    error = build_status_error(429, body, {"retry-after": "3"}, "api.test")
     assert error.retry_after == 17.5
-    assert by_status(400, google(400, "INVALID_ARGUMENT", "x", wait("3s")), {}, "api.test").retry_after is None
-    said = by_status(429, google(429, "RESOURCE_EXHAUSTED", "Please retry in 40s."), {}, "api.test")
+    assert build_status_error(400, google(400, "INVALID_ARGUMENT", "x", wait("3s")), {}, "api.test").retry_after is None
+    said = build_status_error(429, google(429, "RESOURCE_EXHAUSTED", "Please retry in 40s."), {}, "api.test")
     assert said.retry_after == 40
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_a_refused_key_names_where_it_is(status: int) -> None:
     body = anthropic("authentication_error", "invalid_api_key")
-    error = by_status(status, body, {}, "api.test", key_name="ANTHROPIC_API_KEY")
+    error = build_status_error(status, body, {}, "api.test", key_name="ANTHROPIC_API_KEY")
     assert "ANTHROPIC_API_KEY" in (error.hint or "")
-    inside = in_stream({"type": "authentication_error"}, "", "api.test", key_name="ANTHROPIC_API_KEY")
+    inside = build_stream_error({"type": "authentication_error"}, "", "api.test", key_name="ANTHROPIC_API_KEY")
     assert "ANTHROPIC_API_KEY" in (inside.hint or "")
 
 
 def test_metadata_without_store_says_what_to_do() -> None:
     body = {"error": {"message": "The 'metadata' parameter is only allowed when 'store' is enabled."}}
-    assert "{'store': True}" in (by_status(400, body, {}, "api.test").hint or "")
+    assert "{'store': True}" in (build_status_error(400, body, {}, "api.test").hint or "")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def openai(message: str, param: str | None) -> dict[str, Any]:
     ],
 )
 def test_what_of_a_request_an_error_names(body: Any, named: set[bytes] | None) -> None:
-    error = name_refused(by_status(400, body, {}, "api"), json.dumps(BODY).encode())
+    error = mark_refused_content(build_status_error(400, body, {}, "api"), json.dumps(BODY).encode())
     if not named:
         assert error.refused == (None if named is None else frozenset())
         return
@@ -265,7 +265,7 @@ def test_what_of_a_request_an_error_names(body: Any, named: set[bytes] | None) -
 
 def test_a_model_that_takes_no_images_is_not_a_missing_model() -> None:
     body = {"error": {"message": "No endpoints found that support image input", "code": 404}}
-    assert type(by_status(404, body, {}, "api")) is errors.BadRequestError
+    assert type(build_status_error(404, body, {}, "api")) is errors.BadRequestError
 
 
 @pytest.mark.parametrize("field", ["message", "code"])
@@ -273,6 +273,6 @@ def test_an_error_that_is_nested_too_deep_to_be_shown_is_classified(field: str) 
     deep: Any = []
     for _ in range(5_000):
         deep = [deep]
-    error = by_status(429, {"error": {"message": "slow down", field: deep}}, {"retry-after": "3"}, "api.test")
+    error = build_status_error(429, {"error": {"message": "slow down", field: deep}}, {"retry-after": "3"}, "api.test")
     assert isinstance(error, errors.RateLimitError)
     assert (error.retry_after, str(error)) == (3, "api.test answered 429")

@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from perdure.ports import ModelRequest
 from perdure.providers import get_provider, registry
-from perdure.providers.endpoint import Endpoint, is_host_of, missing_sdk, origin
+from perdure.providers.endpoint import Endpoint, build_missing_sdk_error, build_origin, is_host_of
 
 
 class Client:
@@ -87,8 +87,8 @@ def test_mistakes_are_said_where_it_is_made(given: dict[str, Any], said: str) ->
 
 
 def test_the_origin_has_no_port_and_names_other_servers() -> None:
-    assert origin("openai", "api.openai.com", ["openai.com"]) == "openai"
-    assert origin("openai", "proxy", ["openai.com"]) == "openai@proxy"
+    assert build_origin("openai", "api.openai.com", ["openai.com"]) == "openai"
+    assert build_origin("openai", "proxy", ["openai.com"]) == "openai@proxy"
     assert is_host_of("openai.com", ["openai.com"])
     assert not is_host_of("myopenai.com", ["openai.com"])
 
@@ -157,7 +157,7 @@ async def test_an_sdk_that_is_not_installed_says_how_to_install_it() -> None:
 
     with pytest.raises(RuntimeSetupError, match=r"(?s)vendor_sdk.*pip install 'perdure\[vendor\]'"):
         await Missing()._client("a")
-    assert "'openai'" in str(missing_sdk("openai"))
+    assert "'openai'" in str(build_missing_sdk_error("openai"))
 
 
 @pytest.mark.parametrize(

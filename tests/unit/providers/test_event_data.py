@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from perdure.providers.encoding import EventData
+from perdure.providers.encoding import EventStreamParser
 
 LINES = st.sampled_from(
     ["data: a", "data:b", "data: {é}", "data:  c", "event: x", "id: 7", ": alive", "retry: 5", "", ""]
@@ -18,7 +18,7 @@ ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 
 
 def read(pieces: list[bytes]) -> list[str]:
-    events = EventData()
+    events = EventStreamParser()
     return [data for piece in pieces for data in events.feed(piece)]
 
 

@@ -18,18 +18,18 @@ from perdure.providers import (
     google_request,
     openai_chat_request,
     openai_responses_request,
-    pydantic_ai_convert,
+    pydantic_ai_conversion,
 )
 from perdure.providers.encoding import (
-    data_url,
-    file_base64,
-    file_bytes,
-    moved_files,
-    own,
-    rendered,
-    take_back,
-    wire_id,
-    wire_name,
+    build_data_url,
+    build_moved_file_parts,
+    encode_call_id,
+    encode_file_base64,
+    encode_tool_name,
+    get_own_opaque,
+    read_file_bytes,
+    render_file_text,
+    restore_moved_files,
 )
 from perdure.types.messages import (
     BlobRef,
@@ -58,7 +58,7 @@ CALLED = [
 
 
 def _pydantic_ai(request: ModelRequest, *, origin: str) -> bytes:
-    return ModelMessagesTypeAdapter.dump_json(pydantic_ai_convert.encode_messages(request, origin, {}))
+    return ModelMessagesTypeAdapter.dump_json(pydantic_ai_conversion.encode_messages(request, origin, {}))
 
 
 @pytest.mark.parametrize(
@@ -83,47 +83,47 @@ def test_call_and_result_go_back_under_the_providers_id_and_to_others_under_ours
 
 def test_opaque_data_goes_to_its_origin_alone() -> None:
     signed = ThinkingPart(text="x", provider="anthropic", opaque={"signature": "s"})
-    assert own(signed, "anthropic") == {"signature": "s"}
-    assert own(signed, "anthropic@proxy") is None
-    assert own(OpaquePart(provider="google", data={"a": 1}), "google") == {"a": 1}
-    assert own(OpaquePart(provider="google", data={"a": 1}), "openai") is None
-    assert own(ToolCallPart(id="a", name="f"), "google") is None
+    assert get_own_opaque(signed, "anthropic") == {"signature": "s"}
+    assert get_own_opaque(signed, "anthropic@proxy") is None
+    assert get_own_opaque(OpaquePart(provider="google", data={"a": 1}), "google") == {"a": 1}
+    assert get_own_opaque(OpaquePart(provider="google", data={"a": 1}), "openai") is None
+    assert get_own_opaque(ToolCallPart(id="a", name="f"), "google") is None
 
 
 @pytest.mark.parametrize("id", ["", "x" * 41, "a b", "é", "call\n"])
 def test_ids_that_do_not_fit_are_mapped(id: str) -> None:
     allowed = re.compile(r"[a-zA-Z0-9_-]+")
-    mapped = wire_id(id, 40, allowed)
+    mapped = encode_call_id(id, 40, allowed)
     assert allowed.fullmatch(mapped)
     assert len(mapped) <= 40
-    assert wire_id(mapped, 40, allowed) == mapped
-    assert wire_id(id, 40, allowed) == mapped
+    assert encode_call_id(mapped, 40, allowed) == mapped
+    assert encode_call_id(id, 40, allowed) == mapped
 
 
 @given(st.text(), st.text())
 def test_two_ids_stay_two(one: str, two: str) -> None:
-    assert (wire_id(one, 20) == wire_id(two, 20)) == (one == two)
+    assert (encode_call_id(one, 20) == encode_call_id(two, 20)) == (one == two)
 
 
 def test_ids_that_fit_stay() -> None:
-    assert wire_id("call_1", 40) == "call_1"
-    assert wire_id("a b", 40) == "a b"
+    assert encode_call_id("call_1", 40) == "call_1"
+    assert encode_call_id("a b", 40) == "a b"
 
 
 @given(st.text())
 def test_names(name: str) -> None:
-    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", wire_name(name))
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", encode_tool_name(name))
 
 
 def test_where_the_bytes_are() -> None:
-    assert file_bytes(FilePart(media_type="a/b", blob=BLOB), {HASH: b"hi"}) == b"hi"
-    assert file_base64(FilePart(media_type="a/b", data="aGk="), {}) == "aGk="
-    assert data_url(FilePart(media_type="a/b", blob=BLOB), {HASH: b"hi"}) == "data:a/b;base64,aGk="
-    assert data_url(FilePart(media_type="a/b", url="https://x"), {}) is None
+    assert read_file_bytes(FilePart(media_type="a/b", blob=BLOB), {HASH: b"hi"}) == b"hi"
+    assert encode_file_base64(FilePart(media_type="a/b", data="aGk="), {}) == "aGk="
+    assert build_data_url(FilePart(media_type="a/b", blob=BLOB), {HASH: b"hi"}) == "data:a/b;base64,aGk="
+    assert build_data_url(FilePart(media_type="a/b", url="https://x"), {}) is None
     with pytest.raises(BadRequestError, match="not loaded"):
-        file_bytes(FilePart(media_type="a/b", blob=BLOB), {})
+        read_file_bytes(FilePart(media_type="a/b", blob=BLOB), {})
     with pytest.raises(BadRequestError, match="'cat' is not base64"):
-        file_bytes(FilePart(media_type="a/b", name="cat", data="%%"), {})
+        read_file_bytes(FilePart(media_type="a/b", name="cat", data="%%"), {})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_where_the_bytes_are() -> None:
     ],
 )
 def test_a_file_as_text(file: FilePart, expected: str) -> None:
-    assert rendered(file, {}) == expected
+    assert render_file_text(file, {}) == expected
 
 
 def test_files_of_results_are_moved_and_come_back() -> None:
@@ -154,11 +154,11 @@ def test_files_of_results_are_moved_and_come_back() -> None:
         ToolResultPart(call_id="c2", name="add", content="3"),
         ToolResultPart(call_id="c3", name="look", content="", files=(dog,)),
     )
-    content = moved_files(results)
+    content = build_moved_file_parts(results)
     assert [part.type for part in content] == ["text", "file", "file", "text", "file"]
     assert "look" in getattr(content[0], "text", "")
     bare = [result.model_copy(update={"files": ()}) for result in results]
     said = TextPart(text="And this?")
-    assert take_back(bare, (*content, said, cat)) == (results, (said, cat))
-    assert take_back(bare, (said, cat)) == (tuple(bare), (said, cat))
-    assert moved_files(bare) == ()
+    assert restore_moved_files(bare, (*content, said, cat)) == (results, (said, cat))
+    assert restore_moved_files(bare, (said, cat)) == (tuple(bare), (said, cat))
+    assert build_moved_file_parts(bare) == ()

@@ -25,8 +25,8 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, ModelRequest, TextDelta, ToolCallDelta, ToolSpec
-from perdure.providers.google import translate
-from perdure.providers.google_request import check_settings, encode_request, generation
+from perdure.providers.google import translate_error
+from perdure.providers.google_request import check_settings, encode_request, parse_gemini_version
 from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart
 from tests.servers.google import chunk, reason
 from tests.servers.model_server import Call, Reply, error
@@ -107,7 +107,7 @@ async def test_a_reason_with_which_there_is_no_reply(ask: Api, said: str, expect
 
 def test_a_connection_and_a_status_that_is_none() -> None:
     def translated(error: Exception, begun: bool = False) -> PerdureError:
-        return translate(error, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY")
+        return translate_error(error, begun=begun, endpoint="api.test", key_name="GEMINI_API_KEY")
 
     assert type(translated(aiohttp.ClientPayloadError("cut"), begun=True)) is TruncatedStreamError
     assert type(translated(aiohttp.ServerDisconnectedError())) is ProviderConnectionError
@@ -119,10 +119,12 @@ def test_a_connection_and_a_status_that_is_none() -> None:
 async def test_every_finish_reason_of_the_sdk_has_an_outcome() -> None:
     from google.genai.types import FinishReason
 
-    from perdure.providers.google_reply import _FAILURES, _REASONS
+    from perdure.providers.google_reply import _GOOGLE_FAILURE_REASONS, _GOOGLE_FINISH_REASONS
 
     others = {"FINISH_REASON_UNSPECIFIED", "OTHER", "IMAGE_OTHER", "NO_IMAGE", "TOO_MANY_TOOL_CALLS"}
-    assert {reason.value for reason in FinishReason} == others | _FAILURES.keys() | _REASONS.keys()
+    assert {
+        reason.value for reason in FinishReason
+    } == others | _GOOGLE_FAILURE_REASONS.keys() | _GOOGLE_FINISH_REASONS.keys()
 
 
 async def test_a_refused_conversation_is_an_error(ask: Api) -> None:
@@ -362,8 +364,8 @@ async def test_how_much_to_think(ask: Api, model: str, effort: str | None, expec
 
 
 def test_generations() -> None:
-    assert generation("models/gemini-2.5-pro-preview") == 2.5
-    assert generation("tunedModels/mine") == 0
+    assert parse_gemini_version("models/gemini-2.5-pro-preview") == 2.5
+    assert parse_gemini_version("tunedModels/mine") == 0
 
 
 async def test_options_may_say_how_to_think(ask: Api) -> None:

@@ -25,7 +25,7 @@ from perdure.types.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
-    canonical,
+    encode_canonical,
 )
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n?>").decode()
@@ -219,7 +219,7 @@ def test_what_belongs_to_a_chat_server_comes_back() -> None:
         Message(role="assistant", parts=(wordless, call)),
         Message(role="assistant", parts=(refused,), finish_reason="refusal"),
     ]
-    assert canonical(chat_round_trip(messages)) == canonical(messages)
+    assert encode_canonical(chat_round_trip(messages)) == encode_canonical(messages)
 
 
 def test_files_find_the_result_of_a_call_that_goes_out_under_another_id() -> None:

@@ -10,15 +10,15 @@ import openai
 import pytest
 
 from perdure import errors
-from perdure.providers.openai_sdk import translate
-from perdure.providers.settings import SUPPORT
+from perdure.providers.openai_sdk import translate_error
+from perdure.providers.settings import SETTING_PROVIDERS
 from perdure.types.redaction import Redaction
 from tests.support.adapters import KEY
 from tests.support.exceptions import REQUEST, make
 
 
 def ours(error: Exception, begun: bool = False) -> errors.ProviderError:
-    return Redaction([KEY]).redact_error(translate(error, begun=begun, endpoint="api.test"))
+    return Redaction([KEY]).redact_error(translate_error(error, begun=begun, endpoint="api.test"))
 
 
 def body(message: str = "", code: str | None = None, type: str | None = None) -> dict[str, Any]:
@@ -129,4 +129,4 @@ def test_long_messages_are_cut() -> None:
 
 
 def test_every_canonical_setting_is_a_setting() -> None:
-    assert all(SUPPORT.values())
+    assert all(SETTING_PROVIDERS.values())

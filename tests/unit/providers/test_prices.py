@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, Compaction, Limits, register_price
 from perdure.errors import DefinitionError
 from perdure.providers import pricing
-from perdure.providers.pricing import cost_usd
+from perdure.providers.pricing import calculate_cost_usd
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Usage
 
@@ -18,37 +18,39 @@ USAGE = Usage(input_tokens=1_000_000, output_tokens=500_000, cached_tokens=400_0
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "_prices", {})
+    monkeypatch.setattr(pricing, "_registered_prices", {})
 
 
 def test_a_registered_price_counts_before_the_list() -> None:
     register_price("openai:gpt-5", input=1, output=2)
-    assert cost_usd("openai", "gpt-5", USAGE) == pytest.approx(2.0)
-    assert cost_usd("openai-chat", "gpt-5", USAGE) == pytest.approx(2.0)
+    assert calculate_cost_usd("openai", "gpt-5", USAGE) == pytest.approx(2.0)
+    assert calculate_cost_usd("openai-chat", "gpt-5", USAGE) == pytest.approx(2.0)
     register_price("openai:gpt-5", input=1, output=2, cached=0.1, cache_write=3)
-    assert cost_usd("openai", "gpt-5", USAGE) == pytest.approx(0.5 + 0.04 + 0.3 + 1.0)
+    assert calculate_cost_usd("openai", "gpt-5", USAGE) == pytest.approx(0.5 + 0.04 + 0.3 + 1.0)
 
 
 def test_what_the_api_calls_the_model_has_the_price_of_the_name_that_it_was_asked_by() -> None:
     register_price("openai:*", input=7, output=0)
     register_price("openai:gpt-5", input=1, output=2)
-    assert cost_usd("openai", "gpt-5-2025-08-07", USAGE, "gpt-5") == pytest.approx(2.0)
-    assert cost_usd("openai", "gpt-5-2025-08-07", USAGE) == pytest.approx(7.0)
+    assert calculate_cost_usd("openai", "gpt-5-2025-08-07", USAGE, "gpt-5") == pytest.approx(2.0)
+    assert calculate_cost_usd("openai", "gpt-5-2025-08-07", USAGE) == pytest.approx(7.0)
     register_price("openai:gpt-5-2025-08-07", input=3, output=0)
-    assert cost_usd("openai", "gpt-5-2025-08-07", USAGE, "gpt-5") == pytest.approx(3.0)
+    assert calculate_cost_usd("openai", "gpt-5-2025-08-07", USAGE, "gpt-5") == pytest.approx(3.0)
 
 
 def test_a_name_that_the_list_does_not_have_is_priced_as_what_was_asked_for() -> None:
-    assert cost_usd("openai", "ours", USAGE) is None
-    assert cost_usd("openai", "ours", USAGE, "gpt-5") == cost_usd("openai", "gpt-5", USAGE) is not None
+    assert calculate_cost_usd("openai", "ours", USAGE) is None
+    assert (
+        calculate_cost_usd("openai", "ours", USAGE, "gpt-5") == calculate_cost_usd("openai", "gpt-5", USAGE) is not None
+    )
 
 
 def test_one_of_every_model_of_a_provider_comes_last() -> None:
     register_price("local:*", input=0, output=0)
     register_price("local:big", input=10, output=0)
-    assert cost_usd("local", "small", USAGE) == 0.0
-    assert cost_usd("local", "big", USAGE) == pytest.approx(10.0)
-    assert cost_usd("other", "small", USAGE) is None
+    assert calculate_cost_usd("local", "small", USAGE) == 0.0
+    assert calculate_cost_usd("local", "big", USAGE) == pytest.approx(10.0)
+    assert calculate_cost_usd("other", "small", USAGE) is None
 
 
 @pytest.mark.parametrize(

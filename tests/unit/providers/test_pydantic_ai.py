@@ -35,7 +35,7 @@ from perdure.ports import (
 )
 from perdure.providers import registry
 from perdure.providers.pydantic_ai import PydanticAIModel
-from perdure.providers.pydantic_ai_convert import cut_short, translate
+from perdure.providers.pydantic_ai_conversion import is_cut_short, translate_error
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -268,9 +268,9 @@ def test_which_streams_have_to_say_why_they_end(kinds: tuple[str, ...], reason: 
     kind: type = object
     for name in reversed(kinds):
         kind = type(name, (kind,), {})
-    assert cut_short(kind(), theirs.ModelResponse(parts=[], finish_reason=reason), {}) is cut
+    assert is_cut_short(kind(), theirs.ModelResponse(parts=[], finish_reason=reason), {}) is cut
     kind._has_finish_reason = True  # type: ignore[attr-defined]  # it came with a chunk that had nothing else
-    assert not cut_short(kind(), theirs.ModelResponse(parts=[], finish_reason=reason), {})
+    assert not is_cut_short(kind(), theirs.ModelResponse(parts=[], finish_reason=reason), {})
 
 
 async def test_a_profile_may_say_that_no_reason_is_given_at_the_end() -> None:
@@ -306,7 +306,7 @@ def test_every_exception_of_a_model_has_a_meaning() -> None:
     """A class that pydantic-ai adds is found here."""
     for kind in classes():
         for begun in (False, True):
-            found = translate(made(kind), begun=begun, endpoint="api")
+            found = translate_error(made(kind), begun=begun, endpoint="api")
             assert isinstance(found, errors.ProviderError)
             assert type(found) is not errors.ProviderError, f"{kind} is a stranger"
 
@@ -322,7 +322,7 @@ def test_every_exception_of_a_model_has_a_meaning() -> None:
     ],
 )
 def test_what_comes_from_elsewhere(theirs_: Exception, ours: type[Exception]) -> None:
-    assert type(translate(theirs_, begun=False, endpoint="api")) is ours
+    assert type(translate_error(theirs_, begun=False, endpoint="api")) is ours
 
 
 # --- its fakes, and how it is made
@@ -389,12 +389,12 @@ def test_what_is_no_model_is_refused(wrong: Any) -> None:
 def test_usage_has_its_parts() -> None:
     from pydantic_ai.usage import RequestUsage
 
-    from perdure.providers.pydantic_ai_convert import completed
+    from perdure.providers.pydantic_ai_conversion import build_completed
 
     usage = RequestUsage(
         input_tokens=9, output_tokens=5, cache_read_tokens=2, cache_write_tokens=1, details={"reasoning_tokens": 3}
     )
-    found = completed(theirs.ModelResponse([], usage=usage, finish_reason="length"), "o")
+    found = build_completed(theirs.ModelResponse([], usage=usage, finish_reason="length"), "o")
     assert found.usage == Usage(
         input_tokens=9, output_tokens=5, cached_tokens=2, cache_write_tokens=1, reasoning_tokens=3
     )

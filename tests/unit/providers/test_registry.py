@@ -12,11 +12,11 @@ from perdure.providers import (
     check_settings,
     close_providers,
     get_provider,
-    known_providers,
+    keep_providers_open,
+    list_providers,
     parse_model,
     register_provider,
     registry,
-    using_providers,
 )
 from perdure.providers.openai_chat import OpenAIChat
 
@@ -83,7 +83,7 @@ def test_instance_class_and_factory() -> None:
     assert get_provider("a") is get_provider("c") is instance
     assert isinstance(get_provider("b"), Silent)
     assert get_provider("b") is get_provider("b")
-    assert set(known_providers()) >= {"a", "b", "c", "openai", "openai-chat"}
+    assert set(list_providers()) >= {"a", "b", "c", "openai", "openai-chat"}
 
 
 def test_a_built_in_provider_can_be_replaced() -> None:
@@ -132,18 +132,18 @@ async def test_closing_closes_what_was_used() -> None:
 async def test_providers_are_closed_when_the_last_of_the_loop_has_left() -> None:
     provider = Silent()
     register_provider("a", provider)
-    async with using_providers():
-        async with using_providers():
+    async with keep_providers_open():
+        async with keep_providers_open():
             pass
         assert provider.closed == 0
         await asyncio.to_thread(asyncio.run, _use())  # another loop's end is its own
         assert provider.closed == 1
     assert provider.closed == 2
-    async with using_providers():
+    async with keep_providers_open():
         pass
     assert provider.closed == 3
 
 
 async def _use() -> None:
-    async with using_providers():
+    async with keep_providers_open():
         pass

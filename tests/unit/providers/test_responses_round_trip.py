@@ -19,7 +19,7 @@ from perdure.types.messages import (
     TextPart,
     ToolCallPart,
     ToolResultPart,
-    canonical,
+    encode_canonical,
     parse_messages,
 )
 from tests.servers import responses
@@ -95,7 +95,7 @@ def test_round_trip(conversation: tuple[list[Message], dict[str, str]]) -> None:
     taken = decode_messages(ORIGIN, parse(body, needs)["input"], origin=ORIGIN, model=MODEL).messages
     assert _plain(taken) == _plain(said)
     assert encode_request(ModelRequest(MODEL, taken), origin=ORIGIN) == body
-    stored = parse_messages(canonical(said))  # keys sorted
+    stored = parse_messages(encode_canonical(said))  # keys sorted
     assert encode_request(ModelRequest(MODEL, stored), origin=ORIGIN) == body
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.providers.errors import duration, retry_after
+from perdure.providers.errors import parse_duration, read_retry_after
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from perdure.providers.errors import duration, retry_after
     ],
 )
 def test_duration(text: str, seconds: float | None) -> None:
-    assert duration(text) == pytest.approx(seconds)
+    assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_duration(text: str, seconds: float | None) -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], message: str, seconds: float | None) -> None:
-    assert retry_after(headers, message) == pytest.approx(seconds)
+    assert read_retry_after(headers, message) == pytest.approx(seconds)
 
 
 def test_moments_count_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
-    assert retry_after({"retry-after": formatdate(1_700_000_030, usegmt=True)}) == 30
-    assert retry_after({"retry-after": "1700000030"}) == 30
-    assert retry_after({"retry-after": "1600000000"}) == 0
-    assert retry_after({"retry-after": "1700000030000, 7"}) == pytest.approx(30)
-    assert retry_after({"x-ratelimit-reset": "1700000005"}) == 5
-    assert retry_after({"x-ratelimit-reset": "1700000005000"}) == pytest.approx(5)
+    assert read_retry_after({"retry-after": formatdate(1_700_000_030, usegmt=True)}) == 30
+    assert read_retry_after({"retry-after": "1700000030"}) == 30
+    assert read_retry_after({"retry-after": "1600000000"}) == 0
+    assert read_retry_after({"retry-after": "1700000030000, 7"}) == pytest.approx(30)
+    assert read_retry_after({"x-ratelimit-reset": "1700000005"}) == 5
+    assert read_retry_after({"x-ratelimit-reset": "1700000005000"}) == pytest.approx(5)
 
 
 def test_a_date_in_the_year_9999_is_a_number_of_seconds() -> None:
-    wait = retry_after({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"})
+    wait = read_retry_after({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"})
     assert wait is not None
     assert 2e11 < wait < 3e11
 
@@ -107,5 +107,5 @@ values = (
 
 @given(st.dictionaries(st.sampled_from(NAMES), values), values)
 def test_whatever_an_api_says_is_a_finite_wait_or_none(headers: dict[str, str], text: str) -> None:
-    wait = retry_after(headers, f"Please try again in {text}.")
+    wait = read_retry_after(headers, f"Please try again in {text}.")
     assert wait is None or (0 <= wait < math.inf)

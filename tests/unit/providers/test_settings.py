@@ -8,7 +8,7 @@ import pytest
 
 from perdure.errors import DefinitionError, SettingsError
 from perdure.providers import check_settings
-from perdure.providers.settings import SUPPORT
+from perdure.providers.settings import SETTING_PROVIDERS
 
 
 def check(settings: dict[str, Any] | None = None, options: dict[str, Any] | None = None) -> None:
@@ -36,7 +36,7 @@ def test_a_setting_of_others_names_them() -> None:
     with pytest.raises(SettingsError) as caught:
         check({"top_k": 3})
     assert isinstance(caught.value, ValueError)
-    for said in ("top_k", "openai", *SUPPORT["top_k"]):
+    for said in ("top_k", "openai", *SETTING_PROVIDERS["top_k"]):
         assert said in str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_checking_and_making_the_providers_load_no_sdk() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("key", "names"), SUPPORT.items())
+@pytest.mark.parametrize(("key", "names"), SETTING_PROVIDERS.items())
 def test_every_built_in_takes_what_the_table_says(key: str, names: tuple[str, ...]) -> None:
     values: dict[str, Any] = {
         "stop": ["a"],

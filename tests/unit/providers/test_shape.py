@@ -19,7 +19,7 @@ from perdure.errors import (
 from perdure.ports import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta, ToolCallDelta
 from perdure.providers import get_provider, register_provider, registry
 from perdure.providers.fallback import ModelChain
-from perdure.stages.retries import UNEXPECTED_ATTEMPTS, verdict
+from perdure.stages.retries import UNEXPECTED_ATTEMPTS, decide_retry
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message, TextPart
 
@@ -103,7 +103,7 @@ def test_what_was_registered_stays_when_its_successor_is_refused() -> None:
 async def test_what_is_no_event_is_said_at_once(event: Any, said: str) -> None:
     with pytest.raises(ProviderError, match=rf"(?s)the provider of p0:m .*{said}.*perdure\.ports") as raised:
         await read(Gives(event, Completed((TextPart(text="Hello."),))))
-    assert not verdict(raised.value, 1).retry
+    assert not decide_retry(raised.value, 1).retry
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ async def test_an_error_that_is_no_provider_error(error: Exception, cls: type[Pr
         await read(Gives(error))
     assert type(raised.value) is cls
     assert "sent nothing" not in str(raised.value)
-    assert verdict(raised.value, 1).retry
-    assert cls is not ProviderError or not verdict(raised.value, UNEXPECTED_ATTEMPTS).retry
+    assert decide_retry(raised.value, 1).retry
+    assert cls is not ProviderError or not decide_retry(raised.value, UNEXPECTED_ATTEMPTS).retry
     _, restarted, *_, completed = await read(Gives(TextDelta("Hel"), error), ScriptedProvider(["Hello."]))
     assert isinstance(restarted, Restarted)
     assert isinstance(completed, Completed)

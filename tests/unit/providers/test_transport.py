@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from perdure import errors
-from perdure.providers.errors import connection, timed_out, transport_error
+from perdure.providers.errors import build_connection_error, build_timeout_error, translate_transport_error
 
 
 def exceptions_of(module: ModuleType) -> list[type[Exception]]:
@@ -66,7 +66,7 @@ def test_the_mapping_is_total() -> None:
     assert len(ALL) > 100
     for cls in ALL:
         for begun in (False, True):
-            translated = transport_error(make(cls), begun, "api.test")
+            translated = translate_transport_error(make(cls), begun, "api.test")
             assert translated is not None, cls
             assert type(translated) is not errors.ProviderError, cls
 
@@ -86,7 +86,7 @@ def test_the_mapping_is_total() -> None:
     ],
 )
 def test_httpx(layer: ModuleType, name: str, begun: bool, expected: type[errors.ProviderError]) -> None:
-    assert type(transport_error(make(getattr(layer, name)), begun, "api.test")) is expected
+    assert type(translate_transport_error(make(getattr(layer, name)), begun, "api.test")) is expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_httpx(layer: ModuleType, name: str, begun: bool, expected: type[errors.
     ],
 )
 def test_aiohttp(cls: type[Exception], begun: bool, expected: type[errors.ProviderError]) -> None:
-    assert type(transport_error(make(cls), begun, "api.test")) is expected
+    assert type(translate_transport_error(make(cls), begun, "api.test")) is expected
 
 
 @pytest.mark.parametrize(
@@ -118,22 +118,22 @@ def test_aiohttp(cls: type[Exception], begun: bool, expected: type[errors.Provid
     ],
 )
 def test_pythons_own(error: Exception, begun: bool, expected: type[errors.ProviderError]) -> None:
-    assert type(transport_error(error, begun, "api.test")) is expected
+    assert type(translate_transport_error(error, begun, "api.test")) is expected
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyError("x"), ValueError("x")])
 def test_strangers_are_left_to_the_adapter(error: Exception) -> None:
-    assert transport_error(error, False, "api.test") is None
+    assert translate_transport_error(error, False, "api.test") is None
 
 
 def test_a_lost_connection_is_not_a_timeout() -> None:
     """The SDKs' aiohttp transport says timeout of everything."""
     error = httpx2.ReadTimeout("x")
     error.__cause__ = make(aiohttp.ServerDisconnectedError)
-    assert type(timed_out(error, True, "api.test")) is errors.TruncatedStreamError
+    assert type(build_timeout_error(error, True, "api.test")) is errors.TruncatedStreamError
     error.__cause__ = make(aiohttp.SocketTimeoutError)
-    assert type(timed_out(error, True, "api.test")) is errors.ProviderTimeoutError
+    assert type(build_timeout_error(error, True, "api.test")) is errors.ProviderTimeoutError
 
 
 def test_certificates_get_their_own_hint() -> None:
-    assert "SSL_CERT_FILE" in (connection(ssl.SSLError("x"), False, "api.test").hint or "")
+    assert "SSL_CERT_FILE" in (build_connection_error(ssl.SSLError("x"), False, "api.test").hint or "")

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from perdure.ports import ModelCall, ModelReply, ToolCall
-from perdure.stages.journal_keys import tool_key
+from perdure.stages.journal_keys import build_tool_key
 from perdure.types.messages import Message
-from perdure.types.tool_calls import AsActivity, Call
-from perdure.types.wire import Finish, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
+from perdure.types.tool_calls import ActivityCall, Call
+from perdure.types.wire import FinalAnswer, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
 
 FACTS: dict[str, Any] = {
     "agent": "a",
@@ -28,17 +28,17 @@ def model_call(message: str = "hi", owner: str = "run/1/1", **more: Any) -> Mode
 def tool_call(owner: str = "run/2/1", **more: Any) -> ToolCall:
     given = {**FACTS, "op": 1, "call_id": "c1", "name": "pay", "arguments": {"amount": 3}, **more}
     task = ToolInput(**given)
-    return ToolCall(task, tool_key(task), owner, arguments=task.arguments or {})
+    return ToolCall(task, build_tool_key(task), owner, arguments=task.arguments or {})
 
 
 def reply(text: str = "Done.", *calls: Call, system: str | None = None, **more: Any) -> ModelReply:
-    finish = None if calls else Finish(content=text)
+    finish = None if calls else FinalAnswer(content=text)
     output = ModelOutput(head="", store_id="", text=text, calls=calls, finish=finish, **more)
     return ModelReply(output, Message.assistant(text), system)
 
 
 def inline(id: str = "c1", name: str = "look", **more: Any) -> Call:
-    how = AsActivity(timeout=60, inline=True, **more)
+    how = ActivityCall(timeout=60, inline=True, **more)
     return Call(id=id, name=name, arguments={"path": id}, disposition=how)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure import Agent, Compaction, Limits, Message
 from perdure.errors import ContextLengthError, DefinitionError, OverloadedError, RateLimitError
-from perdure.stages.retries import bound_wait, exhausted, verdict
+from perdure.stages.retries import bound_wait, decide_retry, describe_exhausted_limit
 from perdure.testing import scripted
 
 
@@ -37,7 +37,7 @@ from perdure.testing import scripted
     ],
 )
 def test_what_is_used_up(limits: Limits, failed: int, elapsed: float, delay: float | None, said: str | None) -> None:
-    assert exhausted(limits, failed, elapsed, delay) == said
+    assert describe_exhausted_limit(limits, failed, elapsed, delay) == said
 
 
 def test_a_scripted_agent_has_its_limits() -> None:
@@ -68,17 +68,17 @@ def test_a_wait_that_is_none_is_not_obeyed(asked: Any) -> None:
     error = RateLimitError("slow down", retry_after=asked)
     assert error.retry_after is None
     error.retry_after = asked
-    assert verdict(error, 1).delay is None
+    assert decide_retry(error, 1).delay is None
 
 
 @given(st.floats() | st.integers() | st.text() | st.decimals() | st.lists(st.floats(), max_size=2))
 def test_every_wait_is_one_that_temporal_takes(asked: Any) -> None:
     error = RateLimitError("slow down", retry_after=asked)
     bounded = bound_wait(error, 60.0)
-    found = verdict(error, 1)
+    found = decide_retry(error, 1)
     assert found.delay is None or timedelta(0) <= timedelta(seconds=found.delay) <= timedelta(minutes=1)
     assert ("asks to wait" in found.message) == bounded
-    unbounded = verdict(RateLimitError("slow down", retry_after=asked), 1).delay
+    unbounded = decide_retry(RateLimitError("slow down", retry_after=asked), 1).delay
     assert unbounded is None or timedelta(seconds=unbounded) >= timedelta(0)
 
 

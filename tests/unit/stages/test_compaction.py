@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Compaction
-from perdure.loop.compaction import Fold
+from perdure.loop.compaction import ConversationView
 from perdure.ports import ModelRequest
-from perdure.stages.compaction import Folds, as_text, bytes_of
+from perdure.stages.compaction import ConversationViewCache, estimate_message_bytes, format_message_text
 from perdure.store.chain import ENTRY_BYTES, ByteLRU
-from perdure.types.compaction import Compactions, compactions
+from perdure.types.compaction import CompactionSettings, build_compaction_settings
 from perdure.types.files import File
 from perdure.types.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from tests.support.formats import FORMATS
 from tests.support.transcripts import transcripts
 
 
-def ways(*given: Compaction) -> Compactions:
-    found = compactions("test", given)
+def ways(*given: Compaction) -> CompactionSettings:
+    found = build_compaction_settings("test", given)
     assert found is not None
     return found
 
@@ -31,18 +31,22 @@ def conversation(count: int) -> list[Message]:
 
 
 def test_the_next_call_reads_on_where_the_last_one_stopped() -> None:
-    folds, asked, messages = Folds(ByteLRU(10**9)), ways(Compaction.window(messages=8)), conversation(30)
+    folds, asked, messages = (
+        ConversationViewCache(ByteLRU(10**9)),
+        ways(Compaction.window(messages=8)),
+        conversation(30),
+    )
     first = folds.of("run", asked, 0, messages[:20])
     second = folds.of("run", asked, 0, messages)
     assert second.read == messages
     assert [a is b for a, b in zip(second.read, first.read, strict=False)] == [True] * 20
-    at_once = Fold(asked)
+    at_once = ConversationView(asked)
     at_once.feed(messages)
     assert second.view() == at_once.view()
 
 
 def test_what_a_call_is_given_besides_is_not_kept() -> None:
-    folds, asked, messages = Folds(ByteLRU(10**9)), ways(Compaction.window(messages=8)), conversation(7)
+    folds, asked, messages = ConversationViewCache(ByteLRU(10**9)), ways(Compaction.window(messages=8)), conversation(7)
     folds.of("run", asked, 0, messages).feed(conversation(20))
     assert folds.of("run", asked, 0, messages).view() == messages
 
@@ -58,18 +62,18 @@ def test_what_a_call_is_given_besides_is_not_kept() -> None:
     ids=["tighter", "another window", "shorter", "another conversation"],
 )
 def test_another_conversation_or_another_view_is_read_anew(other: tuple[Compaction, int, list[Message]]) -> None:
-    folds = Folds(ByteLRU(10**9))
+    folds = ConversationViewCache(ByteLRU(10**9))
     folds.of("run", ways(Compaction.window(messages=8)), 0, conversation(30))
     way, tighter, messages = other
-    fresh = Fold(ways(way), tighter)
+    fresh = ConversationView(ways(way), tighter)
     fresh.feed(messages)
     assert folds.of("run", ways(way), tighter, messages).view() == fresh.view()
 
 
 def test_only_so_much_is_kept() -> None:
-    asked, each = ways(Compaction.window(messages=8)), sum(map(bytes_of, conversation(20))) + ENTRY_BYTES
+    asked, each = ways(Compaction.window(messages=8)), sum(map(estimate_message_bytes, conversation(20))) + ENTRY_BYTES
     kept: ByteLRU[Any] = ByteLRU(2 * each)
-    folds = Folds(kept)
+    folds = ConversationViewCache(kept)
 
     def names() -> list[str]:
         return [name for name in (*given, "long") if name in kept]
@@ -86,7 +90,7 @@ def test_only_so_much_is_kept() -> None:
 
 def test_a_few_large_results_count_for_what_they_are() -> None:
     kept: ByteLRU[Any] = ByteLRU(1_000_000)
-    folds, asked = Folds(kept), ways(Compaction.window(messages=8))
+    folds, asked = ConversationViewCache(kept), ways(Compaction.window(messages=8))
     large = [
         Message.user("Go."),
         Message(role="tool", parts=(ToolResultPart(call_id="a", name="read", content="x" * 600_000),)),
@@ -97,13 +101,16 @@ def test_a_few_large_results_count_for_what_they_are() -> None:
 
 
 def test_a_conversation_as_text() -> None:
-    assert as_text(Message.user(["Look:", File(b"\x89PNG\r\n\x1a\n", name="a.png")])) == "[user]\nLook:\n[file a.png]"
+    assert (
+        format_message_text(Message.user(["Look:", File(b"\x89PNG\r\n\x1a\n", name="a.png")]))
+        == "[user]\nLook:\n[file a.png]"
+    )
     call = ToolCallPart(id="1", name="f", arguments={"ä": 1})
-    assert as_text(Message.assistant("Yes.", call)) == '[assistant]\nYes.\n(calls f with {"ä": 1})'
+    assert format_message_text(Message.assistant("Yes.", call)) == '[assistant]\nYes.\n(calls f with {"ä": 1})'
     result = ToolResultPart(call_id="1", name="f", content="No.", is_error=True)
-    assert as_text(Message(role="tool", parts=(result,))) == "[tool]\n(error of f:) No."
-    assert as_text(Message(role="assistant", parts=())) == ""
-    assert len(as_text(Message(role="user", parts=(TextPart(text="x" * 50_000),)))) < 9_000
+    assert format_message_text(Message(role="tool", parts=(result,))) == "[tool]\n(error of f:) No."
+    assert format_message_text(Message(role="assistant", parts=())) == ""
+    assert len(format_message_text(Message(role="user", parts=(TextPart(text="x" * 50_000),)))) < 9_000
 
 
 views = st.sampled_from(
@@ -123,7 +130,7 @@ def test_every_format_takes_every_view(name: str, data: st.DataObject) -> None:
     """Views of conversations with anything in them, by the rules of the strict servers."""
     of = FORMATS[name]
     messages = data.draw(transcripts())
-    fold = Fold(ways(*data.draw(views)))
+    fold = ConversationView(ways(*data.draw(views)))
     fold.feed(messages)
     request: dict[str, Any] = {"model": of.model, "messages": fold.view()}
     of.check(of.encode(ModelRequest(**request), of.own.origin))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Batch, Completed, ModelCall, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports import Completed, EventBatch, ModelCall, Restarted, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.stages import event_stream
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
@@ -23,8 +23,8 @@ from perdure.types.events import (
     TurnEvent,
 )
 from perdure.types.limits import LimitUse
-from perdure.types.tool_calls import Call, Refused
-from perdure.types.wire import Closing, NewMessage, NewResult
+from perdure.types.tool_calls import Call, RefusedCall
+from perdure.types.wire import NewMessage, NewResult, RunEnding
 from tests.unit.stages.build import model_call, reply
 from tests.unit.stages.told import NEXT, Model, Stages, Step, events, shown, until
 
@@ -37,13 +37,13 @@ ENDED = ["model.completed Done.", "turn completed Done."]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test does not wait for is not written before the outcome, however slow the machine is."""
-    monkeypatch.setattr(event_stream, "SILENCE", 60.0)
+    monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 60.0)
     monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 60.0)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "SILENCE", 0.001)
+    monkeypatch.setattr(event_stream, "FIRST_WRITE_DELAY", 0.001)
     monkeypatch.setattr(event_stream, "DELTA_INTERVAL", 0.001)
 
 
@@ -272,7 +272,7 @@ async def test_results_that_no_tool_recorded_are_told_by_the_call_that_is_given_
 
 
 async def test_a_reply_with_calls_ends_no_turn(store: MemoryStore) -> None:
-    asked = Call(id="c1", name="pay", arguments={"amount": 3}, disposition=Refused(text="no"))
+    asked = Call(id="c1", name="pay", arguments={"amount": 3}, disposition=RefusedCall(text="no"))
     await Stages(store).model(model_call(), Model(reply("One moment.", asked)))
     last = (await events(store))[-1]
     assert isinstance(last, ModelCompleted)
@@ -299,7 +299,7 @@ async def test_an_answer_at_the_limit(store: MemoryStore) -> None:
 
 
 def ending(**given: Any) -> ModelCall:
-    call = model_call(op=5, purpose="close", new=given.pop("new", ()), iteration=1, closing=Closing(**given))
+    call = model_call(op=5, purpose="close", new=given.pop("new", ()), iteration=1, closing=RunEnding(**given))
     call.asked_at = NEXT
     return call
 
@@ -342,11 +342,11 @@ async def test_the_limit_that_a_run_fails_with(store: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_down_only_delays(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "AGAIN", 0.001)
+    monkeypatch.setattr(event_stream, "WRITE_RETRY_DELAY", 0.001)
     tried = asyncio.Event()
 
     class Down(MemoryStore):
-        async def append(self, batch: Batch) -> bool:
+        async def append(self, batch: EventBatch) -> bool:
             if not tried.is_set():
                 tried.set()
                 raise StoreError("locked")
@@ -369,7 +369,7 @@ async def test_a_write_that_hangs_keeps_no_reply_waiting(monkeypatch: pytest.Mon
     taken: list[bool] = []
 
     class Hangs(MemoryStore):
-        async def append(self, batch: Batch) -> bool:
+        async def append(self, batch: EventBatch) -> bool:
             hung.set()
             await gate.wait()
             taken.append(await super().append(batch))
@@ -394,7 +394,7 @@ async def test_a_write_that_hangs_keeps_no_reply_waiting(monkeypatch: pytest.Mon
 async def test_who_gets_too_far_ahead_of_the_store_is_followed_no_longer(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "MOST", 10)
+    monkeypatch.setattr(event_stream, "MAX_QUEUED_CHARS", 10)
     model = Model(reply("Done."), TextDelta("Half"), written(store, "Half"), TextDelta("x" * 11), TextDelta("more"))
     await Stages(store).model(model_call(), model)
     assert shown(await events(store)) == [*BEGUN, "model.started", *ENDED]
@@ -405,7 +405,7 @@ async def test_a_store_that_fails_is_not_told_that_it_does(
 ) -> None:
     """The error is the call's own; that nobody could write it down is a line for who looks for it."""
     caplog.set_level(logging.DEBUG, "perdure.worker")
-    monkeypatch.setattr(event_stream, "PATIENCE", 0.5)
+    monkeypatch.setattr(event_stream, "LAST_WRITE_TIMEOUT", 0.5)
 
     async def fails(call: ModelCall) -> None:
         store.failure = StoreError("gone")

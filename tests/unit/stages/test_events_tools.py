@@ -12,7 +12,7 @@ from perdure.ports import ModelCall, ToolCall
 from perdure.stages import FailuresStage, InlineStage, compose_model, compose_tool, event_stream
 from perdure.testing.store import MemoryStore
 from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolStarted
-from perdure.types.tool_calls import AsActivity, Call
+from perdure.types.tool_calls import ActivityCall, Call
 from perdure.types.wire import INLINE_BYTES, NewResult, ToolOutput
 from tests.unit.stages.build import Inner, inline, model_call, reply, tool_call
 from tests.unit.stages.told import NEXT, Model, Stages, events, shown, until
@@ -76,7 +76,7 @@ async def test_large_arguments_and_results_are_kept_elsewhere(store: MemoryStore
 async def test_a_result_is_told_once_by_whoever_says_it_first(store: MemoryStore) -> None:
     """The loop closes a call that was interrupted; its worker had recorded its outcome all the same."""
     stages = Stages(store)
-    asked = Call(id="c1", name="pay", arguments={}, disposition=AsActivity(timeout=60))
+    asked = Call(id="c1", name="pay", arguments={}, disposition=ActivityCall(timeout=60))
     head = (await stages.model(model_call(), Model(reply("", asked)))).output.head
     await stages.tool(tool_call(head=head), Inner("paid"))
     stopped = NewResult(call_id="c1", name="pay", text="Interrupted", is_error=True)

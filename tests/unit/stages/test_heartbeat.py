@@ -10,7 +10,7 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from perdure.stages import retries
-from perdure.stages.retries import Heartbeat, note, reporter
+from perdure.stages.retries import Heartbeat, build_heartbeat_reporter, report_waiting
 
 
 class Beats:
@@ -43,7 +43,7 @@ async def during(beats: Beats, body: Callable[[], Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "INTERVAL", 0.01)
+    monkeypatch.setattr(retries, "HEARTBEAT_INTERVAL", 0.01)
 
 
 async def test_they_go_on_until_the_end_of_the_block() -> None:
@@ -63,10 +63,10 @@ async def test_a_reason_to_wait_is_said_until_it_is_gone() -> None:
     beats = Beats()
 
     async def body() -> None:
-        note("the store is locked")
+        report_waiting("the store is locked")
         assert await beats.next() == ({"waiting": "the store is locked"},)
         assert await beats.next() == ({"waiting": "the store is locked"},)
-        note("")
+        report_waiting("")
         assert await beats.next() == ()
 
     await during(beats, body)
@@ -77,7 +77,7 @@ async def test_what_a_tool_reports_stays_until_it_reports_more() -> None:
     beats = Beats()
 
     async def body() -> None:
-        report = reporter()
+        report = build_heartbeat_reporter()
         await asyncio.to_thread(report, "page", 3)
         assert await beats.next() == ("page", 3)
         assert await beats.next() == ("page", 3)
@@ -86,5 +86,5 @@ async def test_what_a_tool_reports_stays_until_it_reports_more() -> None:
 
 
 async def test_outside_an_activity_nobody_is_told() -> None:
-    note("nothing")
-    reporter()("nothing")
+    report_waiting("nothing")
+    build_heartbeat_reporter()("nothing")

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from perdure.stages.interceptor import said_indexed, says_indexed
-from perdure.types.approvals import Asks
-from perdure.types.interface import ATTRIBUTES, PENDING, STATUS
-from perdure.types.tool_calls import AsActivity, Call
+from perdure.stages.interceptor import attach_search_attributes, needs_search_attributes
+from perdure.types.approvals import ApprovalTerms
+from perdure.types.interface import PENDING_ATTRIBUTE, SEARCH_ATTRIBUTES, STATUS_ATTRIBUTE
+from perdure.types.tool_calls import ActivityCall, Call
 from perdure.types.wire import ModelOutput
 from tests.unit.stages.build import model_call
 
-APPROVAL = Call(id="c", name="pay", disposition=AsActivity(timeout=1), approval=Asks(hash="h"))
+APPROVAL = Call(id="c", name="pay", disposition=ActivityCall(timeout=1), approval=ApprovalTerms(hash="h"))
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,20 @@ APPROVAL = Call(id="c", name="pay", disposition=AsActivity(timeout=1), approval=
 )
 def test_which_replies_say_so(input: dict[str, Any], calls: tuple[Call, ...], says: bool) -> None:
     call, output = model_call(**input), ModelOutput(calls=calls)
-    assert says_indexed(call, output) == says
-    assert (said_indexed(call, output, tuple(ATTRIBUTES)) != output) == says
+    assert needs_search_attributes(call, output) == says
+    assert (attach_search_attributes(call, output, tuple(SEARCH_ATTRIBUTES)) != output) == says
 
 
 @pytest.mark.parametrize(
     ("names", "noted"),
-    [(tuple(ATTRIBUTES), True), ((PENDING,), True), ((STATUS,), False), ((), False), (None, False)],
+    [
+        (tuple(SEARCH_ATTRIBUTES), True),
+        ((PENDING_ATTRIBUTE,), True),
+        ((STATUS_ATTRIBUTE,), False),
+        ((), False),
+        (None, False),
+    ],
 )
 def test_the_memo_is_kept_where_the_number_is(names: tuple[str, ...] | None, noted: bool) -> None:
-    said = said_indexed(model_call(iteration=1), ModelOutput(), names)
+    said = attach_search_attributes(model_call(iteration=1), ModelOutput(), names)
     assert (said.indexed, said.noted) == (names, noted)

@@ -10,11 +10,11 @@ import pytest
 from perdure import loop
 from perdure.ports import MemoryWrite, ToolCall
 from perdure.stages import InlineStage, JournalStage, compose_tool
-from perdure.stages.inline_tools import BUDGET
-from perdure.stages.journal_keys import tool_key
+from perdure.stages.inline_tools import INLINE_SECONDS
+from perdure.stages.journal_keys import build_tool_key
 from perdure.testing.store import MemoryStore
-from perdure.types.plain_json import size
-from perdure.types.tool_calls import AsActivity, Call, Inline, Question
+from perdure.types.plain_json import measure_json
+from perdure.types.tool_calls import ActivityCall, Call, InlineCall, Question
 from perdure.types.wire import OUTPUT_BYTES, ToolInput, ToolOutput
 from tests.unit.loop.build import opened
 from tests.unit.stages.build import FACTS, Inner, inline, model_call, reply, tool_call
@@ -37,13 +37,13 @@ def through(store: MemoryStore, inner: Any) -> Any:
 
 
 async def test_inline_calls_are_replaced_by_their_outcomes_and_others_stay(store: MemoryStore) -> None:
-    usual = Call(id="c2", name="pay", arguments={}, disposition=AsActivity(timeout=60))
+    usual = Call(id="c2", name="pay", arguments={}, disposition=ActivityCall(timeout=60))
     stage = InlineStage(through(store, Inner("one", "two")))
     answer = await stage.model(model_call(), Inner(reply("", inline("c1"), usual, inline("c3"))))
     assert kinds(answer.output.calls) == ["inline", "activity", "inline"]
     first, _, third = (call.disposition for call in answer.output.calls)
-    assert isinstance(first, Inline)
-    assert isinstance(third, Inline)
+    assert isinstance(first, InlineCall)
+    assert isinstance(third, InlineCall)
     assert (first.content, third.content) == ("one", "two")
     assert set(await store.find([first.key, third.key])) == {first.key, third.key}
 
@@ -66,7 +66,7 @@ async def test_what_the_tool_is_told(store: MemoryStore) -> None:
     assert seen.input.iteration == 3
     assert seen.input.idempotent
     assert seen.arguments == {"path": "c9"}
-    assert seen.key == tool_key(seen.input)
+    assert seen.key == build_tool_key(seen.input)
     assert seen.owner == "run/1/1/c9"
 
 
@@ -74,7 +74,7 @@ async def test_what_has_not_begun_within_the_budget_becomes_an_ordinary_call(sto
     clock = Clock()
 
     async def slow(call: ToolCall) -> ToolOutput:
-        clock.now += BUDGET / 2 + 1
+        clock.now += INLINE_SECONDS / 2 + 1
         return ToolOutput(key=call.key, content="done")
 
     stage = InlineStage(slow, clock)
@@ -131,7 +131,7 @@ def as_activity(pending: Any) -> ToolCall:
     call = pending.call
     given = {**FACTS, "op": pending.op, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     task = ToolInput(**given)
-    return ToolCall(task, tool_key(task), "run/9/1", arguments=call.arguments)
+    return ToolCall(task, build_tool_key(task), "run/9/1", arguments=call.arguments)
 
 
 async def test_an_error_of_the_engine_is_no_result(store: MemoryStore) -> None:
@@ -145,11 +145,11 @@ async def test_results_that_are_too_large_together_are_there_by_key_alone(store:
     stage = InlineStage(through(store, Inner(text)))
     answer = await stage.model(model_call(), Inner(reply("", *(inline(f"c{n}") for n in range(5)))))
     dispositions = [call.disposition for call in answer.output.calls]
-    contents = [how.content for how in dispositions if isinstance(how, Inline)]
+    contents = [how.content for how in dispositions if isinstance(how, InlineCall)]
     assert len(contents) == 5
     assert contents[0] is not None or OUTPUT_BYTES // 3 > 32 * 1024  # then each is a blob
     assert sum(len(content or "") for content in contents) <= OUTPUT_BYTES
-    found = await store.find([how.key for how in dispositions if isinstance(how, Inline)])
+    found = await store.find([how.key for how in dispositions if isinstance(how, InlineCall)])
     assert len(found) == 5
 
 
@@ -157,7 +157,7 @@ async def test_24_cyrillic_results_of_16_k_fit_into_history_as_they_are_escaped_
     stage = InlineStage(through(store, Inner(*["ж" * 16_000] * 24)))
     answer = await stage.model(model_call(), Inner(reply("", *(inline(f"c{n}") for n in range(24)))))
     assert kinds(answer.output.calls) == ["inline"] * 24
-    assert size(answer.output.model_dump(mode="json", exclude_none=True)) < OUTPUT_BYTES * 1.1
+    assert measure_json(answer.output.model_dump(mode="json", exclude_none=True)) < OUTPUT_BYTES * 1.1
 
 
 async def test_a_reply_without_inline_calls_is_passed_on(store: MemoryStore) -> None:
@@ -189,7 +189,7 @@ async def test_one_that_asks_becomes_a_call_that_finds_its_question(store: Memor
     stage = InlineStage(through(store, asks))
     answer = await stage.model(model_call(op=5), Inner(reply("", inline("c1"))))
     (how,) = (call.disposition for call in answer.output.calls)
-    assert isinstance(how, AsActivity)
+    assert isinstance(how, ActivityCall)
     assert not how.inline
 
     state = opened(agent="a")

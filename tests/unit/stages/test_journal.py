@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
 from perdure.ports import Commit, Outcome
 from perdure.stages import JournalStage, journal
-from perdure.stages.journal_keys import model_key
+from perdure.stages.journal_keys import build_model_key
 from perdure.store.chain import CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import INLINE_BYTES, ToolOutput
@@ -35,7 +35,7 @@ class Waits:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "LAST_TRY", 0.5)
+    monkeypatch.setattr(journal, "CANCELLED_COMMIT_TIMEOUT", 0.5)
 
 
 # --- model calls
@@ -147,7 +147,7 @@ async def test_cancelled_while_recording_it_records_first() -> None:
     await asyncio.sleep(0)
     store.go.set()
     assert (await running).output.text == "paid"  # the reply is there: it is handed over
-    assert b"paid" in (await store.find([model_key(model_call().input)]))[model_key(model_call().input)]
+    assert b"paid" in (await store.find([build_model_key(model_call().input)]))[build_model_key(model_call().input)]
 
 
 async def test_cancelled_while_the_store_stays_away_it_gives_up_in_time(store: MemoryStore) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from perdure.stages.journal_keys import call_key, model_key, tool_key
+from perdure.stages.journal_keys import build_first_run_key, build_model_key, build_tool_key
 from perdure.types.messages import BlobRef
-from perdure.types.tool_calls import Answer
-from perdure.types.wire import Closing, ModelInput, NewMessage, NewResult, ToolInput
+from perdure.types.tool_calls import ToolAnswer
+from perdure.types.wire import ModelInput, NewMessage, NewResult, RunEnding, ToolInput
 from tests.unit.stages.build import FACTS
 
 MODEL: dict[str, Any] = {**FACTS, "new": (NewMessage(content="hi", id="m1"),), "head": "h" * 64}
@@ -25,12 +25,12 @@ PINNED = {
 
 
 def keys() -> dict[str, str]:
-    closing = {"new": (), "purpose": "close", "closing": Closing(status="failed", error_type="E", error="x")}
+    closing = {"new": (), "purpose": "close", "closing": RunEnding(status="failed", error_type="E", error="x")}
     return {
-        "model": model_key(ModelInput(**MODEL)),
-        "close": model_key(ModelInput(**{**MODEL, **closing})),
-        "tool": tool_key(ToolInput(**TOOL)),
-        "large": tool_key(ToolInput(**{**TOOL, "arguments": None, "head": "h" * 64})),
+        "model": build_model_key(ModelInput(**MODEL)),
+        "close": build_model_key(ModelInput(**{**MODEL, **closing})),
+        "tool": build_tool_key(ToolInput(**TOOL)),
+        "large": build_tool_key(ToolInput(**{**TOOL, "arguments": None, "head": "h" * 64})),
     }
 
 
@@ -56,7 +56,7 @@ def test_the_values_are_pinned() -> None:
     ids=str,
 )
 def test_what_makes_another_model_call(change: dict[str, Any]) -> None:
-    assert model_key(ModelInput(**{**MODEL, **change})) != model_key(ModelInput(**MODEL))
+    assert build_model_key(ModelInput(**{**MODEL, **change})) != build_model_key(ModelInput(**MODEL))
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,25 @@ def test_what_makes_another_model_call(change: dict[str, Any]) -> None:
         {"name": "refund"},
         {"arguments": {"b": 1.5, "a": "e"}},
         {"arguments": {}},
-        {"answers": (Answer(),)},
+        {"answers": (ToolAnswer(),)},
     ],
     ids=str,
 )
 def test_what_makes_another_tool_call(change: dict[str, Any]) -> None:
-    assert tool_key(ToolInput(**{**TOOL, **change})) != tool_key(ToolInput(**TOOL))
+    assert build_tool_key(ToolInput(**{**TOOL, **change})) != build_tool_key(ToolInput(**TOOL))
 
 
 @pytest.mark.parametrize(
     "change", [{"iteration": 9}, {"task_id": "x"}, {"context": {"a": 1}}, {"store_id": "s"}], ids=str
 )
 def test_what_makes_no_other_call(change: dict[str, Any]) -> None:
-    assert model_key(ModelInput(**{**MODEL, **change})) == model_key(ModelInput(**MODEL))
-    assert tool_key(ToolInput(**{**TOOL, **change})) == tool_key(ToolInput(**TOOL))
+    assert build_model_key(ModelInput(**{**MODEL, **change})) == build_model_key(ModelInput(**MODEL))
+    assert build_tool_key(ToolInput(**{**TOOL, **change})) == build_tool_key(ToolInput(**TOOL))
 
 
 def test_the_order_of_arguments_does_not_count() -> None:
     turned = dict(reversed(TOOL["arguments"].items()))
-    assert tool_key(ToolInput(**{**TOOL, "arguments": turned})) == tool_key(ToolInput(**TOOL))
+    assert build_tool_key(ToolInput(**{**TOOL, "arguments": turned})) == build_tool_key(ToolInput(**TOOL))
 
 
 def test_a_model_and_a_tool_call_of_one_number_are_apart() -> None:
@@ -95,6 +95,6 @@ def test_a_model_and_a_tool_call_of_one_number_are_apart() -> None:
 
 
 def test_a_call_is_one_call_however_often_it_asks() -> None:
-    asked = [ToolInput(**{**TOOL, "answers": (Answer(value=1),) * count}) for count in range(3)]
-    assert len({tool_key(one) for one in asked}) == 3
-    assert {call_key(one) for one in asked} == {tool_key(ToolInput(**TOOL))}
+    asked = [ToolInput(**{**TOOL, "answers": (ToolAnswer(value=1),) * count}) for count in range(3)]
+    assert len({build_tool_key(one) for one in asked}) == 3
+    assert {build_first_run_key(one) for one in asked} == {build_tool_key(ToolInput(**TOOL))}

@@ -11,8 +11,8 @@ from perdure import Agent, hook
 from perdure.errors import StoreError
 from perdure.hooks import HookSet
 from perdure.ports import Commit, MemoryWrite, ModelCall, ModelReply, ModelRequest, NextModel
-from perdure.stages import JournalStage, PaidStage, compose_model
-from perdure.stages.journal import namespace
+from perdure.stages import JournalStage, ReplyCacheStage, compose_model
+from perdure.stages.journal import build_reply_namespace
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message
 from perdure.types.wire import NewMessage
@@ -46,7 +46,7 @@ class Hooks:
 
 
 def stages(store: Any, hooks: Hooks, inner: Inner) -> Any:
-    return compose_model([JournalStage(store), hooks, PaidStage(store)], inner)
+    return compose_model([JournalStage(store), hooks, ReplyCacheStage(store)], inner)
 
 
 def agent(*hooks: Any, **more: Any) -> Agent:
@@ -114,14 +114,14 @@ async def test_what_a_hook_may_have_to_take_out_is_not_stored_before_it_has(stor
     changes = hook("after_llm_call")(lambda: None)
     hooks, inner = Hooks(agent(seen, *([changes] if whose == "agent" else []))), Inner("first", "second")
     worker = HookSet([changes] if whose == "worker" else [])
-    call = compose_model([JournalStage(store), hooks, PaidStage(store, worker)], inner)
+    call = compose_model([JournalStage(store), hooks, ReplyCacheStage(store, worker)], inner)
     with pytest.raises(ValueError, match="no"):
         await call(model_call())
     assert (store.memory, len(inner.calls)) == ({}, 1)
 
 
 async def test_what_cannot_be_read_is_no_reply(store: MemoryStore) -> None:
-    await store.commit(Commit(memory=[MemoryWrite(namespace("run-1"), "x", b"{}")]))
+    await store.commit(Commit(memory=[MemoryWrite(build_reply_namespace("run-1"), "x", b"{}")]))
     hooks, inner = Hooks(agent(seen), fails=0), Inner("first")
     assert (await stages(store, hooks, inner)(model_call())).message.text == "first"
     assert store.memory == {}
@@ -135,5 +135,5 @@ async def test_a_store_that_is_down_behind_the_reply_does_not_fail_the_call(stor
             raise StoreError("the store is down")
 
     hooks, inner = Hooks(agent(seen), fails=0), Inner("first")
-    call = compose_model([JournalStage(store), hooks, PaidStage(Down())], inner)
+    call = compose_model([JournalStage(store), hooks, ReplyCacheStage(Down())], inner)
     assert (await call(model_call())).message.text == "first"

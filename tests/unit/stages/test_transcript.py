@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
-from perdure.loop.finish import REMINDER_ID, response
+from perdure.loop.finish import REMINDER_ID, build_response
 from perdure.ports import Blob, Commit, ModelReply, Outcome
 from perdure.stages import JournalStage, TranscriptStage, compose_model
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
 from perdure.types.messages import BlobRef, Message, ToolCallPart, Usage
-from perdure.types.tool_calls import Call, Refused
-from perdure.types.wire import INLINE_BYTES, Closing, Finish, ModelOutput, NewMessage, NewResult, ToolOutput
+from perdure.types.tool_calls import Call, RefusedCall
+from perdure.types.wire import INLINE_BYTES, FinalAnswer, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
 from tests.unit.loop.build import model, opened
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
@@ -130,7 +130,7 @@ async def test_a_large_answer_that_is_not_what_the_model_said_stays_out_of_histo
     """A hook, or an output validator, has put it in the place of a short text."""
     text = "x" * (INLINE_BYTES + 1)
     made = reply("short")
-    made.output = made.output.model_copy(update={"finish": Finish(content=text)})
+    made.output = made.output.model_copy(update={"finish": FinalAnswer(content=text)})
     output = (await call(store, made)).output
     assert len(output.model_dump_json()) < 2000
     assert output.text == "short"
@@ -138,12 +138,12 @@ async def test_a_large_answer_that_is_not_what_the_model_said_stays_out_of_histo
     assert await Chain(store).resolve_blob(output.answer_blob) == text
     state = opened()
     model(state, output)
-    assert response(state).blob == output.answer_blob
+    assert build_response(state).blob == output.answer_blob
 
 
 async def test_large_arguments_stay_out_of_history(store: MemoryStore) -> None:
-    small = Call(id="c1", name="pay", arguments={"a": 1}, disposition=Refused(text="no"))
-    large = Call(id="c2", name="pay", arguments={"a": "x" * (INLINE_BYTES + 1)}, disposition=Refused(text="no"))
+    small = Call(id="c1", name="pay", arguments={"a": 1}, disposition=RefusedCall(text="no"))
+    large = Call(id="c2", name="pay", arguments={"a": "x" * (INLINE_BYTES + 1)}, disposition=RefusedCall(text="no"))
     answer = await call(store, reply("", small, large))
     assert [asked.arguments for asked in answer.output.calls] == [{"a": 1}, None]
 
@@ -199,7 +199,7 @@ async def test_a_message_whose_blob_is_missing_is_said_to_be_and_keeps_no_other_
         NewMessage(content=here.ref, store_id=store.store_id),
         NewMessage(content=here.ref, store_id="another"),
     )
-    closing = Closing(status="cancelled") if purpose == "close" else None
+    closing = RunEnding(status="cancelled") if purpose == "close" else None
     answer = reply("x") if closing is None else ModelReply(ModelOutput(), None)
     ended = await call(store, answer, new=new, purpose=purpose, closing=closing)
     texts = [text for role, text in await said(store, ended.output.head) if role == "user"]
@@ -210,7 +210,7 @@ async def test_a_message_whose_blob_is_missing_is_said_to_be_and_keeps_no_other_
 
 async def test_a_run_ends_without_a_result_that_cannot_be_read(store: MemoryStore) -> None:
     new = (NewResult(call_id="c1", name="pay", key="k" * 64), NewMessage(content="and?"))
-    closing = Closing(status="cancelled")
+    closing = RunEnding(status="cancelled")
     ended = await call(store, ModelReply(ModelOutput(), None), new=new, purpose="close", closing=closing)
     assert [text for _, text in await said(store, ended.output.head)] == [
         f"[the result could not be read: the result of tool call c1 (pay) is not in the journal (key {'k' * 64})]",
@@ -224,7 +224,7 @@ async def test_a_run_ends_without_a_result_that_cannot_be_read(store: MemoryStor
 
 async def test_an_ending_is_recorded_on_a_corrupt_chain_too(store: MemoryStore) -> None:
     """It says nothing to a model: the conversation is not needed, and a run must be able to end."""
-    closing = Closing(status="failed", error_type="RunError", error="no")
+    closing = RunEnding(status="failed", error_type="RunError", error="no")
     ended = await call(
         store, ModelReply(ModelOutput(head="", store_id=""), None), purpose="close", closing=closing, head="f" * 64
     )
@@ -241,7 +241,7 @@ async def test_an_ending_with_nothing_new_keeps_the_head(store: MemoryStore) -> 
         op=1,
         new=(),
         purpose="close",
-        closing=Closing(status="cancelled"),
+        closing=RunEnding(status="cancelled"),
         head=first.output.head,
     )
     assert ended.output.head == first.output.head
@@ -264,7 +264,7 @@ async def test_a_resume_of_what_never_was_begins_anew(store: MemoryStore) -> Non
 
 async def test_an_execution_that_fails_at_once_keeps_the_conversation_it_was_to_resume(store: MemoryStore) -> None:
     first = await call(store, reply("Hello."))
-    closing = Closing(status="failed", error_type="RunError", error="no")
+    closing = RunEnding(status="failed", error_type="RunError", error="no")
     answer = ModelReply(ModelOutput(head="", store_id=""), None)
     ended = await call(store, answer, scope="scope-2", resume=True, purpose="close", closing=closing, message="and?")
     assert await said(store, ended.output.head) == [("user", "hi"), ("assistant", "Hello."), ("user", "and?")]
@@ -287,7 +287,7 @@ async def test_an_ending_closes_what_a_terminated_run_left_open(store: MemorySto
     """Behind the message that it records nobody could close them any more, and no provider takes open calls."""
     message = Message.assistant("", ToolCallPart(id="c1", name="pay"))
     await call(store, ModelReply(ModelOutput(head="", store_id=""), message))
-    closing = Closing(status="failed", error_type="RunError", error="no")
+    closing = RunEnding(status="failed", error_type="RunError", error="no")
     answer = ModelReply(ModelOutput(head="", store_id=""), None)
     ended = await call(store, answer, scope="scope-2", resume=True, purpose="close", closing=closing, message="and?")
     assert [role for role, _ in await said(store, ended.output.head)] == ["user", "assistant", "tool", "user"]
@@ -296,7 +296,7 @@ async def test_an_ending_closes_what_a_terminated_run_left_open(store: MemorySto
 async def test_a_turn_that_goes_on_after_its_answer_is_running_again(store: MemoryStore) -> None:
     """Also where the message that extends it has no id."""
     await call(store, reply("Hello."))
-    look = Call(id="c1", name="look", disposition=Refused(text="no"))
+    look = Call(id="c1", name="look", disposition=RefusedCall(text="no"))
     await call(store, reply("", look), op=1, new=(NewMessage(content="and?"),))
     turn = await store.turn("run-1", "scope-1-1")
     assert turn is not None
@@ -328,7 +328,7 @@ async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> N
 
 
 async def test_how_a_run_ends_says_nothing_of_a_turn_that_had_ended_before(store: MemoryStore) -> None:
-    closing = Closing(status="cancelled", turn="completed", response={"content": "Hello."})
+    closing = RunEnding(status="cancelled", turn="completed", response={"content": "Hello."})
     await call(store, ModelReply(ModelOutput(head="", store_id=""), None), purpose="close", closing=closing)
     turn = await store.turn("run-1", "scope-1-1")
     assert turn is not None

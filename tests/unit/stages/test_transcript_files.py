@@ -12,8 +12,8 @@ from perdure.ports import Blob, Commit, ModelReply
 from perdure.stages import JournalStage, TranscriptStage, compose_model, compose_tool
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import BlobRef, FilePart, Message, TextPart, file_parts
-from perdure.types.wire import INLINE_BYTES, Closing, ModelOutput, NewMessage, NewResult, ToolOutput
+from perdure.types.messages import BlobRef, FilePart, Message, TextPart, iter_file_parts
+from perdure.types.wire import INLINE_BYTES, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
 from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
@@ -86,7 +86,7 @@ async def test_an_ending_records_files_and_needs_none(store: MemoryStore) -> Non
         head=first.output.head,
         new=(message(other),),
         purpose="close",
-        closing=Closing(status="cancelled"),
+        closing=RunEnding(status="cancelled"),
     )
     (last,) = (await Chain(store).load(ended.output.head))[-1].parts
     assert last == FilePart(media_type="text/plain", blob=Blob.of(b"xx").ref)
@@ -112,4 +112,4 @@ def test_an_outcome_without_files_is_the_bytes_that_it_was() -> None:
     plain = ToolOutput(key="k", content="x").model_dump_json(exclude_none=True)
     assert plain == '{"key":"k","content":"x","is_error":false,"status":"done"}'
     assert ToolOutput.model_validate_json(plain).files == ()
-    assert list(file_parts([Message.user("x")])) == []
+    assert list(iter_file_parts([Message.user("x")])) == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from perdure.ports import Events, ModelCall, ModelReply, Stage, StreamEvent, ToolCall
+from perdure.ports import EventLog, ModelCall, ModelReply, Stage, StreamEvent, ToolCall
 from perdure.stages import EventsStage, FailuresStage, JournalStage, TranscriptStage, compose_model, compose_tool
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
-from perdure.types.events import Event, read_event
+from perdure.types.events import Event, decode_event
 from perdure.types.wire import ToolOutput
 
 ASKED_AT = "2026-01-01T00:00:00.000000"
@@ -17,9 +17,9 @@ NEXT = "2026-01-01T00:00:01.000000"
 """When the call after it was asked for."""
 
 
-async def events(store: Events) -> list[Event]:
+async def events(store: EventLog) -> list[Event]:
     rows = await store.events("run-1")
-    read = [read_event("run-1", row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
+    read = [decode_event("run-1", row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
     return [event for event in read if event is not None]
 
 

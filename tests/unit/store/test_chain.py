@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
 from perdure.ports import Blob, Commit, Node
-from perdure.store.chain import CacheBudget, Chain, blob_hash, node_hash
+from perdure.store.chain import CacheBudget, Chain, hash_blob, hash_node
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import BlobRef, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, canonical
+from perdure.types.messages import (
+    BlobRef,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    encode_canonical,
+)
 from perdure.types.wire import INLINE_BYTES
 
 texts = st.one_of(
@@ -85,14 +93,14 @@ links = st.tuples(st.none() | st.text(max_size=8), st.binary(max_size=8))
 
 @given(links, links)
 def test_the_hash_covers_parent_and_body(one: tuple[str | None, bytes], other: tuple[str | None, bytes]):
-    assert (node_hash(*one) == node_hash(*other)) == (one == other)
+    assert (hash_node(*one) == hash_node(*other)) == (one == other)
 
 
 def test_the_hash_is_what_it_was():
     """Transcripts that are stored already depend on it."""
-    root = node_hash(None, b"[]")
+    root = hash_node(None, b"[]")
     assert root == "fe71c827dfcb692dc057faf8858529eb02e0d802da0a144aa1a1aa0750664f83"
-    assert node_hash(root, b"[]") == "467af95441c948b43affd336448daa803b0e7ff99efe7ad626a34c0ab4fe5659"
+    assert hash_node(root, b"[]") == "467af95441c948b43affd336448daa803b0e7ff99efe7ad626a34c0ab4fe5659"
 
 
 async def test_large_texts_are_blobs_and_small_ones_are_not():
@@ -101,7 +109,7 @@ async def test_large_texts_are_blobs_and_small_ones_are_not():
     result = ToolResultPart(call_id="1", name="t", content=large)
     node, blobs = chain.extend(None, [Message.user(small), Message(role="tool", parts=(result,))])
     assert [blob.body.decode() for blob in blobs] == [large]
-    assert blobs[0].hash == blob_hash(large.encode())
+    assert blobs[0].hash == hash_blob(large.encode())
     assert len(node.body) < len(small) + 500
     assert result.content == large
 
@@ -169,7 +177,7 @@ async def test_no_head_no_messages():
 async def test_an_altered_node_is_named():
     store = MemoryStore()
     nodes = await talk(store, 3)
-    altered = replace(nodes[1], body=canonical([Message.user("something else")]))
+    altered = replace(nodes[1], body=encode_canonical([Message.user("something else")]))
     store.all_nodes[altered.hash] = altered
     with pytest.raises(TranscriptCorruptedError, match=nodes[1].hash) as caught:
         await Chain(store).load(nodes[2].hash)
@@ -210,15 +218,15 @@ async def test_a_missing_or_altered_blob_is_named(body: bytes | None):
 
 async def test_a_blob_that_is_no_text():
     store = MemoryStore()
-    store.all_blobs[blob_hash(b"\xff")] = b"\xff"
+    store.all_blobs[hash_blob(b"\xff")] = b"\xff"
     with pytest.raises(TranscriptCorruptedError, match="UTF-8"):
-        await Chain(store).resolve_blob(BlobRef(hash=blob_hash(b"\xff"), size=1))
+        await Chain(store).resolve_blob(BlobRef(hash=hash_blob(b"\xff"), size=1))
 
 
 async def test_a_form_of_a_newer_version():
     store = MemoryStore()
     body = b'[{"parts":[{"type":"hologram"}],"role":"user"}]'
-    node = Node(node_hash(None, body), None, body)
+    node = Node(hash_node(None, body), None, body)
     await store.commit(Commit(nodes=[node]))
     with pytest.raises(TranscriptCorruptedError, match="intact") as caught:
         await Chain(store).load(node.hash)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from perdure import File
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit
-from perdure.store.chain import CacheBudget, Chain, blob_hash
+from perdure.store.chain import CacheBudget, Chain, hash_blob
 from perdure.testing.store import MemoryStore
-from perdure.types.messages import FilePart, Message, OpaquePart, TextPart, ToolResultPart, file_parts
+from perdure.types.messages import FilePart, Message, OpaquePart, TextPart, ToolResultPart, iter_file_parts
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=9)
@@ -62,7 +62,7 @@ def test_files_are_kept_as_bytes_and_loaded_as_references(given: list[Message]) 
         assert [[part.type for part in message.parts] for message in loaded] == [
             [part.type for part in message.parts] for message in given
         ]
-        before, after = list(file_parts(given)), list(file_parts(loaded))
+        before, after = list(iter_file_parts(given)), list(iter_file_parts(loaded))
         assert all(part.data is None for part in after)
         found = await Chain(store).files(loaded)
         for one, other in zip(before, after, strict=True):
@@ -81,8 +81,8 @@ async def test_a_file_is_read_once_and_a_load_reads_none() -> None:
     chain = Chain(store)
     assert store.read == []
     for _ in range(2):
-        assert await chain.files([message]) == {blob_hash(PNG): PNG}
-    assert store.read == [blob_hash(PNG)]
+        assert await chain.files([message]) == {hash_blob(PNG): PNG}
+    assert store.read == [hash_blob(PNG)]
 
 
 async def test_a_file_that_is_about_to_be_written_is_not_read() -> None:
@@ -90,8 +90,8 @@ async def test_a_file_that_is_about_to_be_written_is_not_read() -> None:
     message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.of(PNG).ref),))
     for budget in (10, 1000):
         chain = Chain(store, cache=CacheBudget(budget))
-        assert await chain.files([message], {blob_hash(PNG): PNG}) == {blob_hash(PNG): PNG}
-    assert await chain.files([message]) == {blob_hash(PNG): PNG}, "it was kept"
+        assert await chain.files([message], {hash_blob(PNG): PNG}) == {hash_blob(PNG): PNG}
+    assert await chain.files([message]) == {hash_blob(PNG): PNG}, "it was kept"
     assert store.read == []
 
 
@@ -107,10 +107,10 @@ async def test_a_missing_or_altered_file_is_named(body: bytes | None) -> None:
     store = MemoryStore()
     loaded = await said(store, Chain(store), Message.user([File(PNG)]))
     if body is None:
-        del store.all_blobs[blob_hash(PNG)]
+        del store.all_blobs[hash_blob(PNG)]
     else:
-        store.all_blobs[blob_hash(PNG)] = body
-    with pytest.raises(TranscriptCorruptedError, match=blob_hash(PNG)):
+        store.all_blobs[hash_blob(PNG)] = body
+    with pytest.raises(TranscriptCorruptedError, match=hash_blob(PNG)):
         await Chain(store).files(loaded)
 
 

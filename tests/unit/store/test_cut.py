@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
-from perdure.loop.transcript import open_calls
+from perdure.loop.transcript import list_open_calls
 from perdure.ports import Commit
 from perdure.store import Chain
-from perdure.store.transcripts import UNFINISHED, cut
+from perdure.store.transcripts import UNFINISHED_RESULT, find_fork_point
 from perdure.testing import MemoryStore
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
 
@@ -51,7 +51,7 @@ async def written(store: MemoryStore, said: list[Message], breaks: set[int]) -> 
 
 
 async def forked(store: MemoryStore, head: str | None, at: int | None, **results: str) -> list[Message]:
-    place = await cut(store, head, at, results)
+    place = await find_fork_point(store, head, at, results)
     chain = Chain(store)
     if not place.extra:
         return await chain.load(place.base)
@@ -67,9 +67,9 @@ async def test_every_point_of_every_cutting_into_nodes(breaks: set[int], at: int
     said = await forked(store, await written(store, SAID, breaks), at)
     expected = [*SAID[: ENDS[at]], *([SAID[5]] if at == 1 else [])]
     assert said[: len(expected)] == expected
-    assert open_calls(said) == []
+    assert list_open_calls(said) == []
     assert [part.content for message in said[len(expected) :] for part in message.tool_results] == (
-        [UNFINISHED] if at == 4 else []
+        [UNFINISHED_RESULT] if at == 4 else []
     )
 
 
@@ -83,21 +83,21 @@ async def test_results_in_the_place_of_others(breaks: set[int]) -> None:
         texts = {part.call_id: part.content for message in said for part in message.tool_results}
         assert texts[call] == "another"
         assert sum(message.role == "assistant" for message in said) == at
-        assert open_calls(said) == []
+        assert list_open_calls(said) == []
         kept = [part for message in said for part in message.tool_results if part.call_id != call]
         assert all(part.content in ("found", "x" * 100_000) for part in kept)
     with pytest.raises(InvalidInputError, match="no call 'c' in iteration 1"):
-        await cut(store, head, 1, {"c": "x"})
+        await find_fork_point(store, head, 1, {"c": "x"})
 
 
 async def test_the_end_is_shared_and_says_whether_it_is_answered() -> None:
     store = MemoryStore()
     await store.open()
     head = await written(store, SAID[:10], {2, 5})
-    place = await cut(store, head)
+    place = await find_fork_point(store, head)
     assert (place.base, place.extra, place.answered, place.iteration) == (head, (), True, 3)
-    assert not (await cut(store, await written(store, SAID[:11], set()))).answered
-    assert not (await cut(store, head, 2)).answered
-    assert (await cut(store, None, 0)).base is None
+    assert not (await find_fork_point(store, await written(store, SAID[:11], set()))).answered
+    assert not (await find_fork_point(store, head, 2)).answered
+    assert (await find_fork_point(store, None, 0)).base is None
     with pytest.raises(InvalidInputError, match="no iteration 4: the conversation has 3"):
-        await cut(store, head, 4)
+        await find_fork_point(store, head, 4)

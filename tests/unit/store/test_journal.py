@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from perdure.ports import Batch, Claim, Commit, MemoryWrite, NewEvent, Outcome, TurnRow
+from perdure.ports import Claim, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, TurnRow
 from perdure.store import Chain
 from perdure.store.chain import ENTRY_BYTES, ByteLRU, CacheBudget, CachedJournal
 from perdure.testing.store import MemoryStore
@@ -83,7 +83,7 @@ async def test_claims_go_to_the_store():
 async def test_events_go_along():
     store = MemoryStore()
     journal = CachedJournal(store)
-    events = Batch("c", [NewEvent(LimitReached())])
+    events = EventBatch("c", [NewEvent(LimitReached())])
     await journal.claim("a", "me", events=events)
     await journal.commit(Commit(outcome=Outcome("a", "tool", b"1"), events=events))
     assert await journal.claim("a", "me", events=events) == Claim("done", b"1")

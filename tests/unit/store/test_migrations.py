@@ -15,7 +15,7 @@ from perdure.store.schema import metadata
 
 def test_they_end_in_the_current_version():
     scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
-    assert scripts.get_heads() == [migrations.CURRENT]
+    assert scripts.get_heads() == [migrations.CURRENT_VERSION]
     versions = [script.revision for script in scripts.walk_revisions()]
     assert versions == sorted(versions, reverse=True)  # so that a newer one compares as greater
 
@@ -24,7 +24,7 @@ def test_they_make_the_tables():
     engine = sa.create_engine("sqlite://")
     with engine.begin() as connection:
         migrations.upgrade(connection)
-        assert migrations.version(connection) == migrations.CURRENT
+        assert migrations.read_version(connection) == migrations.CURRENT_VERSION
         options = {"compare_type": True, "include_name": lambda name, *_: name != migrations.VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []

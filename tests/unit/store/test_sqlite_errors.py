@@ -10,7 +10,7 @@ import sqlalchemy.exc
 
 from perdure.errors import StoreError
 from perdure.store import sqlite_connection
-from perdure.store.sqlite_connection import FAILURES, translate
+from perdure.store.sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
 
 NO_CODES = ("SQLITE_OK", "SQLITE_DENY", "SQLITE_IGNORE", "SQLITE_LIMIT_", "SQLITE_ROW", "SQLITE_DONE")
 CODES = {
@@ -28,8 +28,8 @@ def driver_error(name: str, cls: type[sqlite3.Error] = sqlite3.OperationalError)
 
 def check(error: Exception, path: Path) -> StoreError:
     named = f"{type(error).__name__} {getattr(error, 'sqlite_errorname', '')}"
-    assert isinstance(error, FAILURES), named
-    translated = translate(error, path)
+    assert isinstance(error, SQLITE_FAILURES), named
+    translated = translate_sqlite_failure(error, path)
     assert isinstance(translated, StoreError), named
     assert str(path) in translated.message, named
     assert translated.hint, named

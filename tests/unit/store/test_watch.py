@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreError, StoreMismatchError
-from perdure.ports import Batch, NewEvent
+from perdure.ports import EventBatch, NewEvent
 from perdure.store import sqlite_notify
 from perdure.store.sqlite import SqliteStore
 from perdure.types.events import LimitReached
 from tests.support.wait import eventually
 
-ONE = Batch("c", [NewEvent(LimitReached())])
+ONE = EventBatch("c", [NewEvent(LimitReached())])
 
 
 def make(path: Path) -> SqliteStore:
@@ -82,7 +82,7 @@ async def test_whoever_stops_waiting_leaves_nothing(store: SqliteStore):
 
 
 async def test_it_sleeps_when_nobody_waits_and_wakes(store: SqliteStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sqlite_notify, "LINGER", 0.0)
+    monkeypatch.setattr(sqlite_notify, "LINGER_SECONDS", 0.0)
     other = make(store.path)
     await other.open()
     for n in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.loop.compaction import SUMMARY_ID
 from perdure.ports import Commit
 from perdure.store import Chain
-from perdure.store.transcripts import whole
+from perdure.store.transcripts import load_full_conversation
 from perdure.testing import MemoryStore
 from perdure.types.messages import Message, Replaced
 
@@ -34,7 +34,7 @@ class Past:
         await self.say(marker.model_copy(update={"replaces": replaced}), *tail, *messages)
 
     async def texts(self) -> list[str]:
-        return [message.text for message in await whole(self.store, self.head)]
+        return [message.text for message in await load_full_conversation(self.store, self.head)]
 
 
 def said(*texts: str) -> list[Message]:

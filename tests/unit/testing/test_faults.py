@@ -15,7 +15,7 @@ import pytest
 from perdure import Agent, Client, local, tool
 from perdure.errors import RateLimitError, StoreError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
-from perdure.ports.test_seams import POINTS, listeners, model_in_place, models, reached
+from perdure.ports.test_seams import POINTS, fake_models, find_fake_model, listeners, reach_point
 from perdure.providers.registry import register_provider
 from perdure.testing import (
     ModelsBlockedError,
@@ -129,8 +129,8 @@ def test_a_process_is_killed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def is_killed() -> None:
         kill_at("tool.acted", count=2, once=made)
         for n in range(1, 4):
-            reached("tool.claimed")
-            reached("tool.acted")
+            reach_point("tool.claimed")
+            reach_point("tool.acted")
             (tmp_path / str(n)).touch()
 
     process = multiprocessing.get_context("fork").Process(target=is_killed)
@@ -142,7 +142,7 @@ def test_a_process_is_killed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
     with kill_at("tool.acted", count=2, once=made):
         for _ in range(3):
-            reached("tool.acted")
+            reach_point("tool.acted")
     assert killed == []
 
 
@@ -169,7 +169,7 @@ async def test_a_real_model_is_not_called() -> None:
             assert (await (await client.start(other, "Hi.")).result()).content == "Hello.", "a scripted one is"
     assert "agent 'faulty' was about to call openai:gpt-5-mini" in str(caught.value)
     assert "it was to be told: 'Hi.'" in str(caught.value)
-    assert models == []
+    assert fake_models == []
 
 
 async def test_what_a_test_made_itself_is_called() -> None:
@@ -195,8 +195,8 @@ async def _content(client: Client, agent: Agent) -> str:
 def test_a_plain_call_blocks_until_it_is_removed() -> None:
     blocked = block_models()
     try:
-        assert model_in_place("any", "openai:gpt-5") is not None
+        assert find_fake_model("any", "openai:gpt-5") is not None
     finally:
         blocked.remove()
     blocked.remove()
-    assert model_in_place("any", "openai:gpt-5") is None
+    assert find_fake_model("any", "openai:gpt-5") is None

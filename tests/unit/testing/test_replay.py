@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from perdure.cli import app
 from perdure.errors import InvalidInputError
 from perdure.testing import ReplayError, replay
-from perdure.worker.replay import history_json, read_histories, save_histories
+from perdure.worker.replay import format_history_json, read_histories, save_histories
 
 STORED = Path(__file__).parent.parent.parent / "replay" / "histories" / "0.1"
 GOOD = STORED / "one_tool.json"
@@ -66,7 +66,7 @@ def test_saved_histories_are_read_back(tmp_path: Path) -> None:
     (history,) = read_histories(GOOD).values()
     (one,) = save_histories(tmp_path / "new", "a/b", [history])
     assert one.name == "a%2Fb.json", "an id is no path"
-    assert one.read_text() == history_json(history)
+    assert one.read_text() == format_history_json(history)
     assert json.loads(one.read_text()) == json.loads(GOOD.read_text())
     several = save_histories(tmp_path / "new", "run", [history, history])
     assert [file.name for file in several] == ["run.1.json", "run.2.json"]

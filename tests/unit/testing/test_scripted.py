@@ -15,9 +15,9 @@ from temporalio.service import RPCError
 from perdure import Agent, ToolContext, local, tool
 from perdure.errors import AuthenticationError, InvalidInputError, RateLimitError, RunCancelledError, StoreError
 from perdure.ports import ModelRequest
-from perdure.ports.test_seams import models, servers
+from perdure.ports.test_seams import fake_models, fake_servers
 from perdure.testing import MemoryStore, ScriptError, call, cut, fail, hang, scripted
-from perdure.testing.execution import ATTEMPTS, QUERIES, SIGNALS, UPDATES
+from perdure.testing.execution import MAX_ATTEMPTS, QUERIES, SIGNALS, UPDATES
 from perdure.workflows import AgentWorkflow
 from tests.support.checks import assert_closed, results, users
 from tests.support.wait import eventually
@@ -89,7 +89,7 @@ def test_what_is_outside_the_block_is_as_before() -> None:
     agent = an_agent()
     with pytest.raises(ZeroDivisionError), scripted(agent, ["Never."]):
         raise ZeroDivisionError
-    assert (models, servers) == ([], [])
+    assert (fake_models, fake_servers) == ([], [])
 
 
 def test_a_run_of_an_id_is_attached_to_also_when_it_has_ended() -> None:
@@ -241,10 +241,10 @@ def test_not_for_ever() -> None:
         asked.append(request)
         return fail(RateLimitError("slow down"))
 
-    said = f"given up after {ATTEMPTS} attempts"
+    said = f"given up after {MAX_ATTEMPTS} attempts"
     with pytest.raises(RateLimitError, match=said), scripted(agent, reply):
         agent.call_sync("Hi.")
-    assert len(asked) == ATTEMPTS
+    assert len(asked) == MAX_ATTEMPTS
 
 
 def test_others_end_the_run() -> None:

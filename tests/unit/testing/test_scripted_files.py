@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, File, tool
 from perdure.errors import InvalidInputError
 from perdure.testing import call, scripted
-from perdure.types.messages import file_parts
+from perdure.types.messages import iter_file_parts
 
 CAT = File(b"\x89PNG\r\n\x1a\n", name="cat.png")
 
@@ -29,9 +29,9 @@ def test_a_script_sees_the_files_of_messages_and_results() -> None:
     with scripted(agent, [call("draw"), "Two cats."]) as script:
         response = agent.call_sync(["A cat:", CAT, File.at("https://example.com/dog.png")])
     asked, again = script.requests
-    assert [part.name for part in file_parts(asked.messages)] == ["cat.png", None]
+    assert [part.name for part in iter_file_parts(asked.messages)] == ["cat.png", None]
     assert list(asked.files.values()) == [CAT.data]
-    assert len(list(file_parts(again.messages))) == 3
+    assert len(list(iter_file_parts(again.messages))) == 3
     (result,) = [result for message in response.messages for result in message.tool_results]
     assert (result.content, [part.name for part in result.files]) == ("A cat:", ["cat.png"])
 
@@ -42,7 +42,7 @@ async def test_long_texts_among_files_go_by_way_of_the_store() -> None:
     async with scripted(agent, ["Read."]) as script:
         turn = await script.send([long, CAT, "short", long], id="s1")
         response = await turn.result()
-        kept = await script.client.file(next(file_parts(response.messages)))
+        kept = await script.client.file(next(iter_file_parts(response.messages)))
     assert [part.text for part in response.messages[0].parts if part.type == "text"] == [long, "short", long]
     assert kept == CAT.data
 

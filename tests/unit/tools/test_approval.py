@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from perdure import Agent, Approval, Tool, allow, ask, deny, tool
 from perdure.errors import DefinitionError, ToolError
-from perdure.tools.approvals import UNKNOWN, Seen, first_rule, plain
+from perdure.tools.approvals import UNKNOWN_ARGUMENT, CallArguments, find_rule, to_plain_data
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ from perdure.tools.approvals import UNKNOWN, Seen, first_rule, plain
         (deny("pay", item={"id": 5}), "pay", {"item": {"id": 5.0, "note": None}}, True),
         (allow("pay", item={"id": 5}), "pay", {"item": {"id": 5, "note": None}}, False),
         (deny("pay", ids=[1, 2]), "pay", {"ids": [1.0, 2]}, True),
-        (deny("pay", amount=5), "pay", {"amount": UNKNOWN}, None),
-        (deny("pay", to="bea", amount=5), "pay", {"to": "ana", "amount": UNKNOWN}, False),
+        (deny("pay", amount=5), "pay", {"amount": UNKNOWN_ARGUMENT}, None),
+        (deny("pay", to="bea", amount=5), "pay", {"to": "ana", "amount": UNKNOWN_ARGUMENT}, False),
         (ask("pay", to="a", amount=5), "pay", {"to": "a", "amount": 6}, False),
         (deny("rm", paths="/etc/*"), "rm", {"paths": ["/tmp/x", "/etc/x"]}, True),
         (allow("rm", paths="/tmp/*"), "rm", {"paths": ["/tmp/x", "/etc/x"]}, False),
@@ -50,7 +50,7 @@ from perdure.tools.approvals import UNKNOWN, Seen, first_rule, plain
     ],
 )
 def test_a_rule_is_for_these_calls(rule: Any, name: str, arguments: dict[str, Any], matches: bool) -> None:
-    assert rule.matches(name, Seen(arguments)) is matches
+    assert rule.matches(name, CallArguments(arguments)) is matches
 
 
 @pytest.mark.parametrize("action", [allow, ask, deny])
@@ -63,15 +63,15 @@ def test_a_rule_is_for_these_calls(rule: Any, name: str, arguments: dict[str, An
 )
 def test_what_may_become_the_pattern_elsewhere_is_asked_for(action: Any, pattern: Any, value: Any) -> None:
     rule = action("pay", x=pattern)
-    assert rule.matches("pay", Seen({"x": value}, loose=True)) is None
-    decides = first_rule([rule, allow("*")], "pay", Seen({"x": value}, loose=True))
+    assert rule.matches("pay", CallArguments({"x": value}, loose=True)) is None
+    decides = find_rule([rule, allow("*")], "pay", CallArguments({"x": value}, loose=True))
     assert decides is not None
     assert decides.action == ("allow" if action is allow else "ask")
     assert decides.arguments == ({} if action is allow else {"x": pattern})
 
 
 def test_where_it_cannot_be_told_a_later_denial_holds_and_a_later_permission_does_not() -> None:
-    seen, doubt = Seen({"x": "500"}, loose=True), deny("pay", x=500)
+    seen, doubt = CallArguments({"x": "500"}, loose=True), deny("pay", x=500)
     for rules, action in (
         ([doubt, deny("*")], "deny"),
         ([doubt, ask("pay", x=1), deny("*")], "deny"),
@@ -79,7 +79,7 @@ def test_where_it_cannot_be_told_a_later_denial_holds_and_a_later_permission_doe
         ([doubt], "ask"),
         ([allow("pay", x=500), deny("*")], "deny"),
     ):
-        decides = first_rule(rules, "pay", seen)
+        decides = find_rule(rules, "pay", seen)
         assert decides is not None
         assert decides.action == action
 
@@ -150,7 +150,7 @@ def paying(kind: Any) -> Tool:
 def test_a_rule_sees_what_the_function_is_called_with(kind: Any, pattern: Any, values: tuple[Any, ...]) -> None:
     pay = paying(kind)
     for value in values:
-        seen = Seen({"x": plain(pay.validate({"x": value})["x"])})
+        seen = CallArguments({"x": to_plain_data(pay.validate({"x": value})["x"])})
         assert deny("pay", x=pattern).matches("pay", seen) is True, value
 
 
@@ -166,19 +166,19 @@ def test_whatever_becomes_the_denied_value_is_denied(value: Any) -> None:
             got = pay.validate({"x": value})["x"]
         except ToolError:
             continue
-        assert deny("pay", x=pattern).matches("pay", Seen({"x": plain(got)})) is (got == pattern)
+        assert deny("pay", x=pattern).matches("pay", CallArguments({"x": to_plain_data(got)})) is (got == pattern)
 
 
 @pytest.mark.parametrize("value", [Decimal("1e99999999"), Decimal("-1e-99999999"), Decimal("NaN"), Decimal("Infinity")])
 def test_no_decimal_takes_long_to_compare(value: Decimal) -> None:
-    assert isinstance(plain(value), int | float)
+    assert isinstance(to_plain_data(value), int | float)
 
 
 def test_the_first_rule_that_matches_counts() -> None:
     rules = (allow("pay", to="ana"), ask("pay"), deny("*"))
-    assert [first_rule(rules, "pay", Seen({"to": to})) for to in ("ana", "bea")] == [rules[0], rules[1]]
-    assert first_rule(rules, "rm", Seen({})) is rules[2]
-    assert first_rule(rules[:2], "rm", Seen({})) is None
+    assert [find_rule(rules, "pay", CallArguments({"to": to})) for to in ("ana", "bea")] == [rules[0], rules[1]]
+    assert find_rule(rules, "rm", CallArguments({})) is rules[2]
+    assert find_rule(rules[:2], "rm", CallArguments({})) is None
 
 
 def test_terms_are_checked() -> None:
@@ -223,7 +223,7 @@ def test_an_inline_tool_cannot_wait() -> None:
 
 
 def test_where_it_cannot_be_told_the_terms_of_all_that_may_match_hold() -> None:
-    seen = Seen({"x": "500"}, loose=True)
+    seen = CallArguments({"x": "500"}, loose=True)
     strict, long = Approval(separate=True, expires="1d"), Approval(expires="7d", on_expiry="approve")
     for rules, terms in (
         ([deny("pay", x=500), ask("pay", strict)], strict),
@@ -232,13 +232,13 @@ def test_where_it_cannot_be_told_the_terms_of_all_that_may_match_hold() -> None:
         ([deny("pay", x=500), ask("pay")], None),
         ([deny("pay", x=500), allow("*"), ask("pay", strict)], None),
     ):
-        decides = first_rule(rules, "pay", seen)
+        decides = find_rule(rules, "pay", seen)
         assert decides is not None
         assert (decides.action, decides.approval) == ("ask", terms)
 
 
 def test_what_is_allowed_of_a_model_names_each_field_once() -> None:
-    seen = Seen({"x": plain(Chosen.model_validate({"Role": "a"}))})
+    seen = CallArguments({"x": to_plain_data(Chosen.model_validate({"Role": "a"}))})
     for name in ("role", "r", "Role"):
         assert allow("pay", x={name: "a"}).matches("pay", seen) is True
     assert allow("pay", x=Chosen.model_validate({"r": "a"})).matches("pay", seen) is True

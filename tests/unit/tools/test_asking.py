@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from perdure import ToolContext
 from perdure.errors import QuestionDeclinedError
-from perdure.tools.context import Asking
-from perdure.types.tool_calls import Answer
+from perdure.tools.context import QuestionSuspension
+from perdure.types.tool_calls import ToolAnswer
 
 
 class Trip(BaseModel):
@@ -26,7 +26,7 @@ async def test_answers_come_in_order_and_then_it_asks() -> None:
     assert await ctx.ask("Which account?") == "savings"
     assert await ctx.ask("How much?", float) == 3.0
     assert ctx.questions.open is None
-    with pytest.raises(Asking) as asked:
+    with pytest.raises(QuestionSuspension) as asked:
         await ctx.ask("Sure?", bool, expires="1h")
     assert not isinstance(asked.value, Exception)
     question = asked.value.question
@@ -45,7 +45,7 @@ async def test_an_answer_is_of_the_type_that_was_asked_for() -> None:
 
 async def test_what_does_not_fit_is_asked_again_until_it_does() -> None:
     ctx = ToolContext(answers=["x", "y"])
-    with pytest.raises(Asking, match="How many") as asked:
+    with pytest.raises(QuestionSuspension, match="How many") as asked:
         await ctx.ask("How many?", int)
     assert asked.value.question.text.startswith("How many?\nThe answer before does not fit:\n- ")
     assert 'given: "y"' in asked.value.question.text
@@ -53,7 +53,7 @@ async def test_what_does_not_fit_is_asked_again_until_it_does() -> None:
 
 
 async def test_an_answer_that_is_none_raises() -> None:
-    ctx = ToolContext(answers=[Answer(error="too late", by="ana"), 1])
+    ctx = ToolContext(answers=[ToolAnswer(error="too late", by="ana"), 1])
     with pytest.raises(QuestionDeclinedError, match="ana did not answer 'Sure\\?': too late"):
         await ctx.ask("Sure?")
     assert await ctx.ask("And now?") == 1

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from perdure import callback_tool
 from perdure.errors import DefinitionError, ToolError
 from perdure.tools import ArgumentsError
-from perdure.types.tool_calls import AsCallback
+from perdure.types.tool_calls import CallbackCall
 
 
 class Place(BaseModel):
@@ -26,7 +26,7 @@ def test_parameters_are_a_type_or_a_schema_or_none() -> None:
     assert set(typed.parameters["properties"]) == {"path", "line"}
     assert (loose.parameters["type"], callback_tool("read", "Read.").parameters["properties"]) == ("object", {})
     assert (typed.form, loose.form) == ({"type": "string"}, None)
-    assert typed.ask({"path": "/"}) == AsCallback(form={"type": "string"})
+    assert typed.ask({"path": "/"}) == CallbackCall(form={"type": "string"})
     for one in (typed, loose):
         with pytest.raises(ArgumentsError, match="the arguments of show are not valid"):
             one.ask({"path": 1})
@@ -34,7 +34,7 @@ def test_parameters_are_a_type_or_a_schema_or_none() -> None:
 
 def test_terms_are_part_of_the_call_and_not_of_the_definition() -> None:
     one = callback_tool("read", "Read.", expires="1h", on_expiry="Nobody reads.")
-    assert one.ask({}) == AsCallback(expires=3600, on_expiry="Nobody reads.")
+    assert one.ask({}) == CallbackCall(expires=3600, on_expiry="Nobody reads.")
     assert one.definition == callback_tool("read", "Read.").definition
     assert one.definition != callback_tool("read", "Read.", output=int).definition
 

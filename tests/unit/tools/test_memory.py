@@ -12,7 +12,7 @@ import pytest
 from perdure import Memory, RunContext, ToolContext, tool
 from perdure.errors import InvalidInputError
 from perdure.ports import MemoryWrite
-from perdure.tools.memory import NAME_BYTES, VALUE_BYTES
+from perdure.tools.memory import MAX_NAME_BYTES, MAX_VALUE_BYTES
 
 
 class Shelf:
@@ -153,7 +153,7 @@ async def test_a_write_after_the_end_of_the_call_is_said_to_be_lost() -> None:
     assert await memory.get("n", "k") == 1
 
 
-LONG = "ж" * (NAME_BYTES // 2)
+LONG = "ж" * (MAX_NAME_BYTES // 2)
 
 
 @pytest.mark.parametrize("name", ["", 7, None, b"k", "a\0b", "\udc80", LONG + "ж"])
@@ -217,6 +217,6 @@ async def test_what_is_no_plain_json_is_refused(value: Any, why: str) -> None:
 
 async def test_the_size_of_a_value() -> None:
     memory = Memory()
-    await memory.put("n", "k", "x" * (VALUE_BYTES - 2))
+    await memory.put("n", "k", "x" * (MAX_VALUE_BYTES - 2))
     with pytest.raises(InvalidInputError, match=r"'k': the value has 262,145 bytes as JSON; most is 262,144"):
-        await memory.put("n", "k", "x" * (VALUE_BYTES - 1))
+        await memory.put("n", "k", "x" * (MAX_VALUE_BYTES - 1))

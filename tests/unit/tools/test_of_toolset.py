@@ -9,8 +9,8 @@ import pytest
 from perdure import Toolset, hook, tool
 from perdure.errors import DefinitionError
 from perdure.ports import ListedTool, ToolSpec
-from perdure.tools.tool import ToolOfSet, pinned, shown_name
-from perdure.types.tool_calls import PinnedTool, read_pinned, written
+from perdure.tools.tool import ToolsetTool, pin_tool, sanitise_tool_name
+from perdure.types.tool_calls import PinnedTool, decode_pinned_tools, encode_pinned_tools
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 
@@ -40,18 +40,18 @@ def watch() -> None: ...
     ],
 )
 def test_what_is_pinned(listed: Any, expected: dict[str, Any]) -> None:
-    found = pinned(Some(), listed)
+    found = pin_tool(Some(), listed)
     assert (found.toolset, found.tool, found.name) == ("some", listed.name, f"s_{listed.name}")
     assert {name: getattr(found, name) for name in expected} == expected
-    assert read_pinned(written([found])) == (found,)
+    assert decode_pinned_tools(encode_pinned_tools([found])) == (found,)
 
 
 def test_a_list_keeps_the_order_of_schemas_and_is_the_same_bytes_for_the_same_tools() -> None:
-    one = pinned(Some(), ToolSpec("read", "Read.", SCHEMA))
-    (again,) = read_pinned(written([one]))
+    one = pin_tool(Some(), ToolSpec("read", "Read.", SCHEMA))
+    (again,) = decode_pinned_tools(encode_pinned_tools([one]))
     assert list(again.parameters["properties"]) == ["b", "a"]
-    assert written([again]) == written([one])
-    assert b"null" not in written([one]), "what is not used takes no room"
+    assert encode_pinned_tools([again]) == encode_pinned_tools([one])
+    assert b"null" not in encode_pinned_tools([one]), "what is not used takes no room"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_list_keeps_the_order_of_schemas_and_is_the_same_bytes_for_the_same_to
     ],
 )
 def test_a_definition_is_what_the_model_sees_and_how_a_call_acts(change: dict[str, Any], same: bool) -> None:
-    one = pinned(Some(), ToolSpec("read", "Read.", SCHEMA))
+    one = pin_tool(Some(), ToolSpec("read", "Read.", SCHEMA))
     assert (one.model_copy(update=change).definition == one.definition) is same
 
 
@@ -80,12 +80,12 @@ def test_a_definition_is_what_the_model_sees_and_how_a_call_acts(change: dict[st
 )
 def test_what_a_toolset_may_not_list(listed: Any, says: str) -> None:
     with pytest.raises(DefinitionError, match=says):
-        pinned(Some(), listed)
+        pin_tool(Some(), listed)
 
 
 def test_names_that_models_cannot_call_are_changed() -> None:
-    assert shown_name("git.hub/issues list") == "git_hub_issues_list"
-    assert len(shown_name("x" * 200)) == 64
+    assert sanitise_tool_name("git.hub/issues list") == "git_hub_issues_list"
+    assert len(sanitise_tool_name("x" * 200)) == 64
 
 
 async def test_a_call_goes_to_the_toolset_under_its_own_name() -> None:
@@ -95,7 +95,7 @@ async def test_a_call_goes_to_the_toolset_under_its_own_name() -> None:
         asked.append(given)
         return "done"
 
-    found = ToolOfSet(pinned(Some(), ToolSpec("read", "Read.", SCHEMA)), call)
+    found = ToolsetTool(pin_tool(Some(), ToolSpec("read", "Read.", SCHEMA)), call)
     assert await found.bind({"a": 1})() == "done"
     assert asked == [("read", {"a": 1}, None)]
     assert (found.spec.name, found.toolset, found.hooks) == ("s_read", "some", found.hooks)

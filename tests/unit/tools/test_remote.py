@@ -8,8 +8,8 @@ import pytest
 
 from perdure import ToolContext, remote_tool
 from perdure.errors import DefinitionError, ToolError
-from perdure.loop.apply import _known
-from perdure.types.tool_calls import AsRemote, Call
+from perdure.loop.apply import _build_immediate_result
+from perdure.types.tool_calls import Call, RemoteCall
 
 
 def with_context(ctx: ToolContext, city: str) -> None:
@@ -37,10 +37,10 @@ def test_what_is_wrong_is_said_where_it_is_defined(given: dict[str, Any], says: 
 def test_a_call_is_told_where_it_runs() -> None:
     far = remote_tool("price", {}, "prices", timeout=5, idempotent=True, retries=2)
     how = far.ask({"any": 1})
-    assert how == AsRemote(task_queue="prices", timeout=5, idempotent=True, retries=2)
+    assert how == RemoteCall(task_queue="prices", timeout=5, idempotent=True, retries=2)
     assert far.parameters == {"type": "object", "properties": {}}
     assert far.definition != remote_tool("price", {}, "prices", timeout=5).definition
-    assert _known(Call(id="1", name="price", disposition=how)) is None, "it is to be run"
+    assert _build_immediate_result(Call(id="1", name="price", disposition=how)) is None, "it is to be run"
     with pytest.raises(ToolError, match="run elsewhere"):
         far.bind({})
     with pytest.raises(TypeError):

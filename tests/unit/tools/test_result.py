@@ -18,7 +18,7 @@ from pydantic import BaseModel, computed_field
 
 from perdure import File
 from perdure.errors import ToolError
-from perdure.tools import ResultError, error_text, read_result, serialise
+from perdure.tools import ResultError, format_error, read_result, serialise
 from perdure.tools.results import MAX_ERROR_BYTES
 
 
@@ -104,7 +104,7 @@ def test_what_is_not_serialisable(value: Any, reason: str) -> None:
     with pytest.raises(ResultError, match=reason) as caught:
         serialise(value)
     assert isinstance(caught.value, ToolError)
-    assert error_text(caught.value).startswith("ResultError: the tool ran, but its result (")
+    assert format_error(caught.value).startswith("ResultError: the tool ran, but its result (")
 
 
 def test_a_forgotten_await() -> None:
@@ -155,14 +155,14 @@ class MuteError(Exception):
     ids=lambda value: type(value).__name__,
 )
 def test_error_text(error: Exception, text: str) -> None:
-    assert error_text(error) == text
+    assert format_error(error) == text
 
 
 def test_error_text_is_bounded_and_has_no_traceback() -> None:
     try:
         raise ValueError("ü" * 100_000)
     except ValueError as error:
-        text = error_text(error)
+        text = format_error(error)
     assert MAX_ERROR_BYTES - 4 <= len(text.encode()) <= MAX_ERROR_BYTES
     assert text.startswith("ValueError: üü")
     assert text.endswith("ü… (cut)")

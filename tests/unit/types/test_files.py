@@ -12,8 +12,8 @@ import pytest
 from perdure import File, Message
 from perdure.errors import InvalidInputError
 from perdure.types import files
-from perdure.types.files import unfit_file
-from perdure.types.messages import BlobRef, FilePart, TextPart, file_parts
+from perdure.types.files import find_file_flaw
+from perdure.types.messages import BlobRef, FilePart, TextPart, iter_file_parts
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
@@ -87,7 +87,7 @@ def test_what_is_no_file(make: Any, why: str) -> None:
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "large.png").open("wb") as large:
-        os.truncate(large.fileno(), files.MAX_BYTES + 1)
+        os.truncate(large.fileno(), files.MAX_FILE_BYTES + 1)
     with pytest.raises(InvalidInputError, match=r"104,857,601 bytes; a file may have 104,857,600"):
         File.read(tmp_path / "large.png")
 
@@ -100,7 +100,7 @@ def test_a_message_of_texts_and_files() -> None:
         FilePart(media_type="image/png", name="cat.png", data=data),
         FilePart(media_type="image/png", url="https://x.org/a.png"),
     )
-    assert [part.is_image for part in file_parts([message])] == [True, True]
+    assert [part.is_image for part in iter_file_parts([message])] == [True, True]
 
 
 @pytest.mark.parametrize("content", [[], [""], [3], [b"x"], b"x", 3, {"a": 1}, File(PNG)])
@@ -126,9 +126,9 @@ def test_what_is_no_message(content: Any) -> None:
     ],
 )
 def test_parts_that_are_not_fit(fields: dict[str, str], why: str) -> None:
-    assert why in str(unfit_file(FilePart.model_validate({"media_type": "image/png", **fields})))
+    assert why in str(find_file_flaw(FilePart.model_validate({"media_type": "image/png", **fields})))
 
 
 @pytest.mark.parametrize("where", [{"data": "eHg="}, {"url": "gs://b/a.png"}, {"blob": BlobRef(hash="0" * 64, size=1)}])
 def test_parts_that_are_fit(where: dict[str, Any]) -> None:
-    assert unfit_file(FilePart(media_type="image/png", **where)) is None
+    assert find_file_flaw(FilePart(media_type="image/png", **where)) is None

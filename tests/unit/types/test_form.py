@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.types.forms import checked_form, misfit
+from perdure.types.forms import find_form_mismatch, normalize_form
 from perdure.types.tool_calls import FORM_BYTES
 
 PERSON = {
@@ -68,7 +68,7 @@ TREE = {
     ],
 )
 def test_what_fits_and_what_does_not(form: Any, value: Any, why: str | None) -> None:
-    found = misfit(form, value)
+    found = find_form_mismatch(form, value)
     assert (found is None) == (why is None), found
     if why is not None:
         assert why in str(found)
@@ -76,9 +76,9 @@ def test_what_fits_and_what_does_not(form: Any, value: Any, why: str | None) -> 
 
 def test_a_form_that_is_made_to_take_long_does_not() -> None:
     endless = {"$ref": "#"}
-    assert misfit(endless, 1) is None
+    assert find_form_mismatch(endless, 1) is None
     wide = {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"$ref": "#"}], "items": {"$ref": "#"}}
-    assert misfit(wide, [[1, 2], [3]]) is None
+    assert find_form_mismatch(wide, [[1, 2], [3]]) is None
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_options_are_written_once_for_all_values(form: Any, value: Any, monkeypa
         return json.dumps(*args, **more)
 
     monkeypatch.setattr("perdure.types.forms.json", SimpleNamespace(dumps=counted))
-    assert misfit(form, value) is None
+    assert find_form_mismatch(form, value) is None
     assert written <= 10_000
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_what_is_no_number_of_json_is_no_integer(value: float) -> None:
-    assert "is no integer" in str(misfit({"type": "integer"}, value))
+    assert "is no integer" in str(find_form_mismatch({"type": "integer"}, value))
 
 
 @given(
@@ -116,7 +116,7 @@ def test_what_is_no_number_of_json_is_no_integer(value: float) -> None:
     st.sampled_from([PERSON, TREE, {"enum": [[], {}]}, {"type": "integer", "minimum": 0}]),
 )
 def test_any_value_can_be_asked_about(value: Any, form: Any) -> None:
-    assert misfit(form, value) == misfit(form, value)
+    assert find_form_mismatch(form, value) == find_form_mismatch(form, value)
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_any_value_can_be_asked_about(value: Any, form: Any) -> None:
 )
 def test_a_form_is_plain_json_of_some_size(schema: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        checked_form(schema)
+        normalize_form(schema)

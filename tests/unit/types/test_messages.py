@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.types.messages import Message, TextPart, clean, clean_json
+from perdure.types.messages import Message, TextPart, clean_json_text, clean_text
 
 
 def test_a_message_remembers_its_encoding_by_format() -> None:
@@ -29,9 +29,9 @@ def test_a_changed_copy_is_not_sent_as_the_original() -> None:
 def cleaned(value: Any) -> Any:
     """``value`` with each of its texts cleaned."""
     if isinstance(value, str):
-        return clean(value)
+        return clean_text(value)
     if isinstance(value, dict):
-        return {clean(key): cleaned(part) for key, part in value.items()}
+        return {clean_text(key): cleaned(part) for key, part in value.items()}
     return [cleaned(part) for part in value] if isinstance(value, list) else value
 
 
@@ -41,13 +41,13 @@ values = st.recursive(texts | st.integers() | st.none(), lambda part: st.lists(p
 
 @given(texts)
 def test_a_clean_text_has_neither_nul_nor_lone_surrogates(text: str) -> None:
-    found = clean(text)
+    found = clean_text(text)
     assert "\0" not in found
     assert found.encode().decode() == found
-    assert clean(found) == found
+    assert clean_text(found) == found
 
 
 @given(values)
 def test_json_is_cleaned_text_by_text(value: Any) -> None:
     """What only looks like an escape (a backslash, then ``u0000``) stays."""
-    assert json.loads(clean_json(json.dumps(value, ensure_ascii=False))) == cleaned(value)
+    assert json.loads(clean_json_text(json.dumps(value, ensure_ascii=False))) == cleaned(value)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from perdure.errors import RateLimitError
 from perdure.types.redaction import (
-    LONGEST,
-    MARK,
+    MAX_TEXT_CHARS,
+    REDACTION_MARK,
     Redaction,
-    address_secrets,
-    argument_secrets,
-    option_secrets,
-    variable_secrets,
+    find_address_secrets,
+    find_argument_secrets,
+    find_option_secrets,
+    find_variable_secrets,
 )
 
 SECRET = 'k3y/with+odd="chars" & more:ü'
@@ -72,7 +72,7 @@ def test_no_encoding_shows_a_secret(secret: str, before: str, after: str) -> Non
         shown, core = encode(secret)
         text = redaction.redact_text(f"{before} <{shown}> {after}")
         pieces = {core[at : at + 8] for at in range(len(core) - 7)}
-        left = {piece for piece in pieces if piece in text and piece not in f"{before} <> {after}{MARK}"}
+        left = {piece for piece in pieces if piece in text and piece not in f"{before} <> {after}{REDACTION_MARK}"}
         assert not left, encoding
 
 
@@ -91,7 +91,7 @@ def test_a_run_of_backslashes_is_part_of_a_secret(encoding: str) -> None:
         secret = "k3ys3cr3t" + "\\" * count + after + "z9y8x7w6"
         shown, _ = ENCODINGS[encoding](secret)
         text = Redaction([secret]).redact_text(f"invalid header <{shown}> at line 3")
-        assert text == f"invalid header <{MARK}> at line 3" or encoding.startswith("base64"), secret
+        assert text == f"invalid header <{REDACTION_MARK}> at line 3" or encoding.startswith("base64"), secret
         assert "k3ys" not in text, secret
         assert "w6" not in text, secret
 
@@ -106,7 +106,7 @@ def test_backslashes_without_end_are_not_shared_out_in_every_way(count: int, bef
 @given(st.lists(st.text(), max_size=5), st.text(), st.integers(0, 3))
 def test_any_text_and_any_secrets_can_be_redacted(given: list[str], text: str, repeated: int) -> None:
     shown = Redaction(given).redact_text(text * 10**repeated)
-    assert len(shown) <= (LONGEST + 1) * len(MARK)
+    assert len(shown) <= (MAX_TEXT_CHARS + 1) * len(REDACTION_MARK)
 
 
 @pytest.mark.parametrize("mark", ["", "…", "...", "')", "'…)"])
@@ -130,7 +130,7 @@ def test_trivial_values_leave_the_text_as_it_is(value: str) -> None:
 def test_a_short_value_is_a_secret_as_a_whole_word() -> None:
     redaction = Redaction(["test"])
     assert redaction.redact_text("Incorrect API key: test. The latest testing") == (
-        f"Incorrect API key: {MARK}. The latest testing"
+        f"Incorrect API key: {REDACTION_MARK}. The latest testing"
     )
 
 
@@ -145,34 +145,37 @@ def test_a_short_value_is_a_secret_as_a_whole_word() -> None:
     ],
 )
 def test_a_piece_of_a_header_is_a_secret_too(value: str, shown: str) -> None:
-    assert Redaction([value]).redact_text(f"not valid: {shown}") == f"not valid: {MARK}"
+    assert Redaction([value]).redact_text(f"not valid: {shown}") == f"not valid: {REDACTION_MARK}"
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(b"s3cr3t-0123", "s3cr3t-0123"), ("grün-0123".encode("latin-1"), "grün-0123")]
 )
 def test_a_secret_in_bytes_is_one(value: bytes, shown: str) -> None:
-    assert Redaction([value]).redact_text(f"not valid: {shown}") == f"not valid: {MARK}"
+    assert Redaction([value]).redact_text(f"not valid: {shown}") == f"not valid: {REDACTION_MARK}"
 
 
 def test_what_is_a_credential() -> None:
     url = "https://ana:pass%40word@x.dev/v1?sig=abcdefgh&v=2"
-    assert {"pass@word", "abcdefgh", "ana"} <= set(address_secrets(url))
-    assert {"pass@word"} <= set(address_secrets("http://ana:pass@word@[::1"))  # no address
-    assert list(address_secrets("https://x.dev/a@b")) == []
+    assert {"pass@word", "abcdefgh", "ana"} <= set(find_address_secrets(url))
+    assert {"pass@word"} <= set(find_address_secrets("http://ana:pass@word@[::1"))  # no address
+    assert list(find_address_secrets("https://x.dev/a@b")) == []
     arguments = ["-y", "remote", "--token", "T0KEN-1", "--api-key=KEY-22", "-e", "DB_PASSWORD=pw-333", "--header"]
-    found = {*argument_secrets([*arguments, "Authorization: Bearer b-4444", "postgres://u:pw-5@h/d", "/srv/docs"])}
+    found = {*find_argument_secrets([*arguments, "Authorization: Bearer b-4444", "postgres://u:pw-5@h/d", "/srv/docs"])}
     assert {"T0KEN-1", "KEY-22", "pw-333", "Bearer b-4444", "pw-5"} <= found
     assert not found & {"-y", "remote", "/srv/docs", "--header"}
-    assert {*variable_secrets({"PATH": "/usr/bin", "X_TOKEN": "/abc", "DSN": "pg://u:pw@h"})} >= {"/abc", "pw"}
-    assert "/usr/bin" not in {*variable_secrets({"PATH": "/usr/bin"})}
+    assert {*find_variable_secrets({"PATH": "/usr/bin", "X_TOKEN": "/abc", "DSN": "pg://u:pw@h"})} >= {"/abc", "pw"}
+    assert "/usr/bin" not in {*find_variable_secrets({"PATH": "/usr/bin"})}
     tools = [{"type": "mcp", "headers": {"X-Any": "h-1"}, "authorization": "a-2", "server_url": "https://u:p-3@x"}]
-    assert {"h-1", "a-2", "p-3"} <= {*option_secrets({"tools": tools, "max_tokens": 3})}
-    assert "mcp" not in {*option_secrets({"tools": tools})}
+    assert {"h-1", "a-2", "p-3"} <= {*find_option_secrets({"tools": tools, "max_tokens": 3})}
+    assert "mcp" not in {*find_option_secrets({"tools": tools})}
 
 
 def test_an_errors_hint_and_arguments_are_redacted_too() -> None:
     error = RateLimitError("slow down, s3cr3t-0123", hint="Look at s3cr3t-0123.", retry_after=3, status=429)
     assert Redaction(["s3cr3t-0123"]).redact_error(error) is error
-    assert (str(error), error.args) == (f"slow down, {MARK}\nLook at {MARK}.", (f"slow down, {MARK}",))
+    assert (str(error), error.args) == (
+        f"slow down, {REDACTION_MARK}\nLook at {REDACTION_MARK}.",
+        (f"slow down, {REDACTION_MARK}",),
+    )
     assert (error.retry_after, error.status) == (3, 429)

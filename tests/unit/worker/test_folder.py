@@ -63,7 +63,7 @@ class Folder:
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "POLL", 0.02)
+    monkeypatch.setattr(folder_module, "FOLDER_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from perdure.activities import AuthorLoop
 from perdure.errors import DefinitionError, RuntimeSetupError
 from perdure.worker import engine
-from perdure.worker.engine import Resources
+from perdure.worker.engine import LifespanResources
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def author() -> Iterator[AuthorLoop]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LEAVE", 0.2)
-    monkeypatch.setattr(engine, "SLOW", 0.05)
-    monkeypatch.setattr(engine, "_CANCELLED", 0.2)
+    monkeypatch.setattr(engine, "LIFESPAN_EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(engine, "LIFESPAN_WARN_SECONDS", 0.05)
+    monkeypatch.setattr(engine, "_LIFESPAN_CANCEL_SECONDS", 0.2)
 
 
 async def test_it_is_entered_and_left_by_one_task_on_the_authors_loop(author: AuthorLoop) -> None:
@@ -42,7 +42,7 @@ async def test_it_is_entered_and_left_by_one_task_on_the_authors_loop(author: Au
             yield "pool"
         seen.append((threading.current_thread().name, asyncio.current_task()))
 
-    async with Resources(pool, author) as held:
+    async with LifespanResources(pool, author) as held:
         assert held.value == "pool"
         assert len(seen) == 1
         assert await author.run("tool", lambda: held.value) == "pool"
@@ -59,14 +59,14 @@ async def test_it_can_be_opened_again(author: AuthorLoop) -> None:
         opened.append(1)
         yield len(opened)
 
-    held = Resources(pool, author)
+    held = LifespanResources(pool, author)
     for n in (1, 2):
         async with held:
             assert held.value == n
 
 
 async def test_without_one_there_is_nothing(author: AuthorLoop) -> None:
-    async with Resources(None, author) as held:
+    async with LifespanResources(None, author) as held:
         assert held.value is None
 
 
@@ -114,7 +114,7 @@ async def coroutine() -> None:
 )
 async def test_what_cannot_be_entered_is_an_error_at_the_start(author: AuthorLoop, lifespan: Any, said: str) -> None:
     with pytest.raises(RuntimeSetupError) as caught:
-        async with Resources(lifespan, author):
+        async with LifespanResources(lifespan, author):
             pytest.fail("the worker must not serve")
     assert said in str(caught.value)
     assert caught.value.hint
@@ -140,7 +140,7 @@ async def with_app(app: Any) -> None:
 )
 def test_what_is_no_lifespan_is_refused_at_the_definition(lifespan: Any, said: str) -> None:
     with pytest.raises(DefinitionError) as caught:
-        Resources(lifespan, AuthorLoop())
+        LifespanResources(lifespan, AuthorLoop())
     assert said in str(caught.value)
     assert caught.value.hint
 
@@ -160,7 +160,7 @@ async def test_a_slow_one_is_named_while_the_worker_waits(author: AuthorLoop, ca
     handler = Waiting()
     logging.getLogger("perdure.worker").addHandler(handler)
     try:
-        async with Resources(slow, author) as held:
+        async with LifespanResources(slow, author) as held:
             assert held.value == 7
     finally:
         logging.getLogger("perdure.worker").removeHandler(handler)
@@ -179,7 +179,7 @@ async def test_a_worker_that_is_stopped_while_it_enters_cleans_up(author: Author
         finally:
             left.set()
 
-    opening = asyncio.ensure_future(Resources(never, author).__aenter__())
+    opening = asyncio.ensure_future(LifespanResources(never, author).__aenter__())
     await asyncio.to_thread(entering.wait, 10)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -195,7 +195,7 @@ async def test_one_that_fails_when_it_is_left_is_told_and_stops_nothing(
         yield
         raise RefusedError("cannot close")
 
-    async with Resources(failing, author):
+    async with LifespanResources(failing, author):
         pass
     assert "the lifespan failing failed when it was left" in caplog.text
     assert "cannot close" in caplog.text
@@ -214,7 +214,7 @@ async def test_one_that_hangs_when_it_is_left_is_cancelled(
         finally:
             cancelled.set()
 
-    async with Resources(hanging, author):
+    async with LifespanResources(hanging, author):
         pass
     assert cancelled.is_set()
     assert "the lifespan hanging was not left within 0.2 s" in caplog.text
@@ -231,7 +231,7 @@ async def test_one_that_blocks_when_it_is_left_does_not_hold_the_worker(
         go.wait(30)
 
     async with asyncio.timeout(20):
-        async with Resources(blocking, author):
+        async with LifespanResources(blocking, author):
             pass
         go.set()
     assert "was not left within" in caplog.text
@@ -259,7 +259,7 @@ async def test_one_that_ends_while_the_worker_serves_is_told(
     handler = Told()
     logging.getLogger("perdure.worker").addHandler(handler)
     try:
-        async with Resources(grouped, author):
+        async with LifespanResources(grouped, author):
             fail.set()
             await asyncio.wait_for(told.wait(), 20)
     finally:

@@ -8,9 +8,9 @@ import pytest
 
 from perdure import loop
 from perdure.types.state import RunState
-from perdure.workflows.child_workflows import Children
+from perdure.workflows.child_workflows import BackgroundChildren
 from perdure.workflows.guard import Guard
-from perdure.workflows.host import hosted
+from perdure.workflows.host import use_host
 from tests.unit.loop.build import carried_over
 
 HOUR = 3600.0
@@ -34,14 +34,14 @@ class Host:
 
 
 def child() -> RunState:
-    return loop.open_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s", "p")
+    return loop.create_run_state({"agent": "a", "message": "hi", "parent": PARENT}, "p/1", "s", "p")
 
 
 async def hours(state: RunState, host: Any, until: float) -> list[float]:
     """When it looks, while it waits for somebody: hours from its beginning."""
-    children, now = Children(state, Guard()), 0.0
+    children, now = BackgroundChildren(state, Guard()), 0.0
     found: list[float] = []
-    with hosted(host):
+    with use_host(host):
         while (at := children.next_look(loop.Wait("approval"), now)) is not None and at <= until * HOUR:
             now = at
             await children.look(now)

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from perdure import loop
 from perdure.errors import EngineError, InvalidInputError
 from perdure.types.state import NewerStateError, RunState
-from perdure.workflows.guard import MUTABLE, Guard, Savepoint
-from perdure.workflows.host import Host, hosted
+from perdure.workflows.guard import MUTABLE_TYPES, Guard, Savepoint
+from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened
 from tests.unit.loop.test_approvals import asked, waiting
 
@@ -28,7 +28,7 @@ class Still:
 
 @pytest.fixture(autouse=True)
 def _hosted() -> Iterator[None]:
-    with hosted(cast(Host, Still())):
+    with use_host(cast(Host, Still())):
         yield
 
 
@@ -47,7 +47,7 @@ def models_of(kind: Any, found: set[type[BaseModel]]) -> set[type[BaseModel]]:
 def test_all_of_a_state_that_changes_in_place_is_kept() -> None:
     changing = {kind for kind in models_of(RunState, set()) if not kind.model_config.get("frozen")}
     assert len(changing) > 8
-    assert all(issubclass(kind, MUTABLE) for kind in changing), changing
+    assert all(issubclass(kind, MUTABLE_TYPES) for kind in changing), changing
 
 
 def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
@@ -55,12 +55,12 @@ def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
     before, pending = copy.deepcopy(state), state.calls[1]
     saved = Savepoint(state)
     state.calls[0].waiting = None
-    loop.apply_result(state, pending.op, cast(Any, loop.response(state)))
+    loop.apply_result(state, pending.op, cast(Any, loop.build_response(state)))
     state.seen["m9"] = "t9"
     state.refused.append("x")
     assert state.turn is not None
     state.turn.said_by.append("x")
-    loop.cancel(state)
+    loop.cancel_run(state)
     assert state != before
     saved.restore()
     assert state == before
@@ -108,16 +108,18 @@ def test_a_state_of_a_newer_engine_fails_the_task() -> None:
         Guard().apply(opened(), "it", newer)
 
 
-@pytest.mark.parametrize("ending", [loop.cancel, lambda state: loop.fail(state, "X", "y")], ids=["cancelled", "failed"])
+@pytest.mark.parametrize(
+    "ending", [loop.cancel_run, lambda state: loop.fail_run(state, "X", "y")], ids=["cancelled", "failed"]
+)
 def test_an_ending_that_fails_waits_too_and_is_not_tried_again_and_again(ending: Any) -> None:
     state = opened()
     ending(state)
-    assert isinstance(loop.decide(state), loop.Close)
+    assert isinstance(loop.decide(state), loop.RecordClosing)
 
     def fails() -> None:
         raise TypeError("a fault")
 
     assert Guard().apply(state, "the input of an ending", fails) is None
     assert loop.decide(state) == loop.Wait("resumed")
-    loop.resume(state)
-    assert isinstance(loop.decide(state), loop.Close)
+    loop.resume_run(state)
+    assert isinstance(loop.decide(state), loop.RecordClosing)

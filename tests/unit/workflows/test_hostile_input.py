@@ -18,7 +18,7 @@ from perdure import loop
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Question
 from perdure.workflows import AgentWorkflow, host
-from perdure.workflows.host import Host, hosted
+from perdure.workflows.host import Host, use_host
 from tests.unit.loop.build import asks, call, model, opened, says
 from tests.unit.loop.test_approvals import waiting
 
@@ -197,14 +197,14 @@ def calling() -> RunState:
 def approving() -> RunState:
     state = opened(mode="session")
     model(state, asks(waiting("c1"), call("c2")))
-    loop.ask(state, NOW)
+    loop.update_approval_waits(state, NOW)
     return state
 
 
 def questioned() -> RunState:
     state = opened(mode="session")
     model(state, asks(call("c1"), call("c2")))
-    loop.ask_person(state, state.calls[0].op, Question(text="Sure?", form={"type": "boolean"}), NOW)
+    loop.apply_question(state, state.calls[0].op, Question(text="Sure?", form={"type": "boolean"}), NOW)
     return state
 
 
@@ -235,7 +235,7 @@ def no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def mark(name: str) -> None:
         raise AssertionError("a fault") from None
 
-    monkeypatch.setattr(host, "mark", mark)
+    monkeypatch.setattr(host, "record_marker", mark)
 
 
 def is_refusal(error: ApplicationError, kind: str | None = None) -> None:
@@ -248,14 +248,14 @@ def lives(state: RunState) -> None:
     """What a run does next works: it is looked at, handed on, read back, and decides the same."""
     shown = loop.status(state, NOW.isoformat()).model_dump(mode="json")
     json.dumps(shown).encode()
-    loop.turn_status(state).model_dump(mode="json")
-    carried = json.dumps(loop.carry_over(state, "run-1"), allow_nan=False).encode()
-    again = loop.continue_state(json.loads(carried), state.context_id)
+    loop.build_turn_status(state).model_dump(mode="json")
+    carried = json.dumps(loop.build_continuation_input(state, "run-1"), allow_nan=False).encode()
+    again = loop.read_continued_state(json.loads(carried), state.context_id)
     assert again == state
     assert loop.decide(again) == loop.decide(state)
-    with hosted(cast(Host, Still())):
-        loop.to_index(state, loop.decide(state), {})
-        loop.to_note(state)
+    with use_host(cast(Host, Still())):
+        loop.list_changed_search_attributes(state, loop.decide(state), {})
+        loop.build_waiting_memo(state)
 
 
 @quick
@@ -273,7 +273,7 @@ def test_no_signal_fails_a_task(data: Any) -> None:
 
 def _signal(state: RunState, name: str, value: Any) -> None:
     workflow = AgentWorkflow()
-    with hosted(cast(Host, Still())):
+    with use_host(cast(Host, Still())):
         getattr(workflow, name)(value)  # before the input is read
         workflow._begin(state)
         lives(state)
@@ -297,7 +297,7 @@ def test_no_update_fails_a_task(data: Any) -> None:
 
 def _update(state: RunState, name: str, value: Any) -> None:
     workflow, check = AgentWorkflow(), UPDATES[name][0]
-    with hosted(cast(Host, Still())):
+    with use_host(cast(Host, Still())):
         for begun in (False, True):
             if begun:
                 workflow._begin(state)
@@ -322,7 +322,7 @@ def _update(state: RunState, name: str, value: Any) -> None:
 def test_no_start_fails_a_task(start: Any) -> None:
     for value in ODD if start is None else [start]:
         workflow = AgentWorkflow()
-        with hosted(cast(Host, Still())):
+        with use_host(cast(Host, Still())):
             try:
                 state = workflow._open(built(value))
             except ApplicationError as refused:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from perdure.workflows.guard import Guard
-from perdure.workflows.host import Host, hosted
-from perdure.workflows.step_tasks import Work
+from perdure.workflows.host import Host, use_host
+from perdure.workflows.step_tasks import StepTasks
 
 
 class Ticking:
@@ -39,11 +39,11 @@ async def test_work_that_is_stopped_between_two_waits_does_not_end_the_run(turns
     arrived, interrupted, said = asyncio.Event(), asyncio.Event(), []
 
     async def drive() -> None:
-        work = Work(interrupted.is_set, Guard())
+        work = StepTasks(interrupted.is_set, Guard())
         await work.through([waits_twice(arrived)])
         said.append(work.stopping())
 
-    with hosted(cast(Host, Ticking())):
+    with use_host(cast(Host, Ticking())):
         run = asyncio.create_task(drive())
         for _ in range(3):
             await asyncio.sleep(0)
@@ -66,11 +66,11 @@ async def test_an_ending_that_is_stopped_between_two_waits_does_not_end_the_run(
         await never.wait()
 
     async def drive() -> bool:
-        work = Work(lambda: False, Guard())
+        work = StepTasks(lambda: False, Guard())
         await work.finish(ending(), stop=True)
         return work.cancelling()
 
-    with hosted(cast(Host, Ticking())):
+    with use_host(cast(Host, Ticking())):
         run = asyncio.create_task(drive())
         await begun.wait()
         run.cancel()
@@ -82,7 +82,7 @@ async def test_what_cancels_itself_is_not_taken_for_stopped() -> None:
         raise asyncio.CancelledError("by itself")
 
     async def drive() -> None:
-        await Work(lambda: False, Guard()).through([gone()])
+        await StepTasks(lambda: False, Guard()).through([gone()])
 
-    with hosted(cast(Host, Ticking())), pytest.raises(asyncio.CancelledError):
+    with use_host(cast(Host, Ticking())), pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(drive())

@@ -12,20 +12,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import BadRequestError, ContentFilterError, ProviderError
-from ..types.messages import FilePart, Message, Part, TextPart, ToolResultPart, Withheld, clean
+from ..types.messages import FilePart, Message, Part, TextPart, ToolResultPart, Withheld, clean_text
 from .compaction import SUMMARY_ID
 from .finish import REMINDER_ID
 
-TRIES = 8
+MAX_WITHHOLD_TRIES = 8
 """How often one model call is made again without something. Refused requests cost nothing but time."""
 REASON_CHARS = 200
 """Of the API's message, as the transcript keeps it."""
-_REFUSALS = (BadRequestError, ContentFilterError)
+_REFUSAL_ERRORS = (BadRequestError, ContentFilterError)
 """Not what derives from them: a conversation that is too long is compacted instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class WithholdableUnit:
     """Something that can be withheld."""
 
     withheld: Withheld
@@ -33,7 +33,7 @@ class Unit:
     """SHA-256 of its text or its bytes, by which an error names it (``ProviderError.refused``)."""
 
 
-class Containment:
+class ContentWithholder:
     """What one model call leaves out. Given an error, :meth:`withhold` says whether to ask again, and without what.
 
     Only what no reply stands behind is withheld: a model has answered everything else. First what the error names; else
@@ -51,7 +51,7 @@ class Containment:
         self._resent = {one.key: one for one in before} if resend else {}
         self._base = {} if resend else {one.key: one for one in before}
         self._trial: dict[str, Withheld] = {}
-        self._queue: Iterator[Sequence[Unit]] | None = None
+        self._queue: Iterator[Sequence[WithholdableUnit]] | None = None
         self._named = False
         """Whether the queue is of what an error has named: a message of several files, for instance."""
         self._texts = texts
@@ -61,7 +61,7 @@ class Containment:
     def messages(self) -> Sequence[Message]:
         """The request's, with placeholders for what is withheld."""
         keys = {*self._base, *self._trial}
-        return [without(message, keys) for message in self._messages] if keys else self._messages
+        return [withhold_from_message(message, keys) for message in self._messages] if keys else self._messages
 
     @property
     def withheld(self) -> tuple[Withheld, ...]:
@@ -70,7 +70,7 @@ class Containment:
 
     def withhold(self, error: ProviderError) -> bool:
         """Choose what to leave out after ``error``; False where it is not a refusal, or nothing is left to try."""
-        if type(error) not in _REFUSALS or self._tries >= TRIES:
+        if type(error) not in _REFUSAL_ERRORS or self._tries >= MAX_WITHHOLD_TRIES:
             return False
         self._tries += 1
         if self._resent:
@@ -83,7 +83,7 @@ class Containment:
             if not named and self._queue is None:
                 return False
             if named:  # an error that begins to name something has lost what the trial left out
-                self._base |= self._trial | (_because(named, error) if len(named) == 1 else {})
+                self._base |= self._trial | (_build_withheld(named, error) if len(named) == 1 else {})
                 self._trial, self._named = {}, len(named) > 1
                 self._queue = self._trials(named) if self._named else None
                 if not self._named:
@@ -91,50 +91,54 @@ class Containment:
         if self._queue is None:
             self._queue = self._trials(self._suspects(units, error))
         trial = next(self._queue, ())
-        self._trial = _because(trial, error)
+        self._trial = _build_withheld(trial, error)
         return bool(trial)
 
-    def _new_units(self) -> list[Unit]:
+    def _new_units(self) -> list[WithholdableUnit]:
         """What no reply stands behind, the newest first."""
-        replied = max((at for at, message in enumerate(self._messages) if _is_reply(message)), default=-1)
-        return [unit for message in reversed(self._messages[replied + 1 :]) for unit in reversed(list(_units(message)))]
+        replied = max((at for at, message in enumerate(self._messages) if _is_model_reply(message)), default=-1)
+        return [
+            unit
+            for message in reversed(self._messages[replied + 1 :])
+            for unit in reversed(list(_iter_withholdable_units(message)))
+        ]
 
-    def _suspects(self, units: Sequence[Unit], error: ProviderError) -> Sequence[Unit]:
+    def _suspects(self, units: Sequence[WithholdableUnit], error: ProviderError) -> Sequence[WithholdableUnit]:
         """What to try where the error names nothing."""
         suspects = [unit for unit in units if unit.withheld.kind == "file"]
         if self._texts and isinstance(error, ContentFilterError):
             suspects += [unit for unit in units if unit.withheld.kind != "file"]
         return suspects
 
-    def _trials(self, units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
-        for unit in units[: TRIES - self._tries]:
+    def _trials(self, units: Sequence[WithholdableUnit]) -> Iterator[Sequence[WithholdableUnit]]:
+        for unit in units[: MAX_WITHHOLD_TRIES - self._tries]:
             yield (unit,)
         if len(units) > 1:
             yield units
 
 
-def withheld_before(messages: Sequence[Message]) -> tuple[Withheld, ...]:
+def find_last_withheld(messages: Sequence[Message]) -> tuple[Withheld, ...]:
     """What the latest reply in ``messages`` was given without."""
-    return next((message.withheld for message in reversed(messages) if _is_reply(message)), ())
+    return next((message.withheld for message in reversed(messages) if _is_model_reply(message)), ())
 
 
-def still_there(withheld: Sequence[Withheld], messages: Iterable[Message]) -> tuple[Withheld, ...]:
+def filter_present_withheld(withheld: Sequence[Withheld], messages: Iterable[Message]) -> tuple[Withheld, ...]:
     """Those of ``withheld`` that are in ``messages``; the others were summed up, or left out by the author's code."""
     if not withheld:
         return ()
-    keys = {unit.withheld.key for message in messages for unit in _units(message)}
+    keys = {unit.withheld.key for message in messages for unit in _iter_withholdable_units(message)}
     return tuple(one for one in withheld if one.key in keys)
 
 
-def without(message: Message, keys: Collection[str]) -> Message:
+def withhold_from_message(message: Message, keys: Collection[str]) -> Message:
     """``message`` with a placeholder for each of its parts that ``keys`` name; itself where there are none."""
     parts: list[Part]
     if message.role == "user":
-        if _message_key(message) in keys:
-            return message.model_copy(update={"parts": (TextPart(text=_placeholder("this message")),)})
-        parts = [_without_file(part, message.id or "", keys) for part in message.parts]
+        if _build_message_key(message) in keys:
+            return message.model_copy(update={"parts": (TextPart(text=_build_withheld_placeholder("this message")),)})
+        parts = [_withhold_file(part, message.id or "", keys) for part in message.parts]
     elif message.role == "tool":
-        parts = [_without_result(part, keys) if isinstance(part, ToolResultPart) else part for part in message.parts]
+        parts = [_withhold_result(part, keys) if isinstance(part, ToolResultPart) else part for part in message.parts]
     else:
         return message
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
@@ -142,84 +146,92 @@ def without(message: Message, keys: Collection[str]) -> Message:
     return message.model_copy(update={"parts": tuple(parts)})
 
 
-def _without_file(part: Part, owner: str, keys: Collection[str]) -> Part:
-    if isinstance(part, FilePart) and _file_key(part, owner) in keys:
-        return TextPart(text=_placeholder(_what(part)))
+def _withhold_file(part: Part, owner: str, keys: Collection[str]) -> Part:
+    if isinstance(part, FilePart) and _build_file_key(part, owner) in keys:
+        return TextPart(text=_build_withheld_placeholder(_describe_withheld_file(part)))
     return part
 
 
-def _without_result(part: ToolResultPart, keys: Collection[str]) -> ToolResultPart:
-    if _result_key(part) in keys:
-        return part.model_copy(update={"content": _placeholder("this result"), "files": ()})
-    kept = tuple(file for file in part.files if _file_key(file, part.call_id) not in keys)
+def _withhold_result(part: ToolResultPart, keys: Collection[str]) -> ToolResultPart:
+    if _build_result_key(part) in keys:
+        return part.model_copy(update={"content": _build_withheld_placeholder("this result"), "files": ()})
+    kept = tuple(file for file in part.files if _build_file_key(file, part.call_id) not in keys)
     if len(kept) == len(part.files):
         return part
-    notes = [_placeholder(_what(file)) for file in part.files if file not in kept]
+    notes = [_build_withheld_placeholder(_describe_withheld_file(file)) for file in part.files if file not in kept]
     content = "\n".join([part.content, *notes] if part.content else notes)
     return part.model_copy(update={"content": content, "files": kept})
 
 
-def _placeholder(what: str) -> str:
+def _build_withheld_placeholder(what: str) -> str:
     return f"[Withheld: {what}. The model's API refused it, so you cannot see it. Say so where it matters.]"
 
 
-def _is_reply(message: Message) -> bool:
+def _is_model_reply(message: Message) -> bool:
     """Whether a model gave it, so that its API has accepted what is before it."""
     return message.role == "assistant" and bool(message.model) and message.finish_reason != "veto"
 
 
-def _units(message: Message) -> Iterator[Unit]:
+def _iter_withholdable_units(message: Message) -> Iterator[WithholdableUnit]:
     """What of ``message`` can be withheld."""
     if message.role == "user":
         for part in message.parts:
             if isinstance(part, FilePart):
-                key = _file_key(part, message.id or "")
-                yield Unit(Withheld(key=key, kind="file", what=_what(part), id=message.id), _digests(part))
+                key = _build_file_key(part, message.id or "")
+                yield WithholdableUnit(
+                    Withheld(key=key, kind="file", what=_describe_withheld_file(part), id=message.id),
+                    _compute_part_digests(part),
+                )
         if message.id not in (REMINDER_ID, SUMMARY_ID):
-            whole = Withheld(key=_message_key(message), kind="message", what="message", id=message.id)
-            yield Unit(whole, frozenset().union(*map(_digests, message.parts)))
+            whole = Withheld(key=_build_message_key(message), kind="message", what="message", id=message.id)
+            yield WithholdableUnit(whole, frozenset().union(*map(_compute_part_digests, message.parts)))
     for result in message.tool_results:
         for file in result.files:
-            key = _file_key(file, result.call_id)
-            yield Unit(Withheld(key=key, kind="file", what=_what(file), call_id=result.call_id), _digests(file))
+            key = _build_file_key(file, result.call_id)
+            yield WithholdableUnit(
+                Withheld(key=key, kind="file", what=_describe_withheld_file(file), call_id=result.call_id),
+                _compute_part_digests(file),
+            )
         what = f"result of {result.name}"
-        whole = Withheld(key=_result_key(result), kind="result", what=what, call_id=result.call_id)
-        yield Unit(whole, frozenset((_sha256(result.content),)))
+        whole = Withheld(key=_build_result_key(result), kind="result", what=what, call_id=result.call_id)
+        yield WithholdableUnit(whole, frozenset((_hash_text(result.content),)))
 
 
-def _because(units: Iterable[Unit], error: ProviderError) -> dict[str, Withheld]:
-    reason = clean(f"{type(error).__name__}: {error.message}")[:REASON_CHARS]
+def _build_withheld(units: Iterable[WithholdableUnit], error: ProviderError) -> dict[str, Withheld]:
+    reason = clean_text(f"{type(error).__name__}: {error.message}")[:REASON_CHARS]
     return {unit.withheld.key: unit.withheld.model_copy(update={"reason": reason}) for unit in units}
 
 
-def _what(file: FilePart) -> str:
+def _describe_withheld_file(file: FilePart) -> str:
     return f"{file.media_type} {file.name}" if file.name else file.media_type
 
 
-def _digests(part: Part) -> frozenset[str]:
+def _compute_part_digests(part: Part) -> frozenset[str]:
     if isinstance(part, TextPart):
-        return frozenset((_sha256(part.text),))
+        return frozenset((_hash_text(part.text),))
     if not isinstance(part, FilePart):
         return frozenset()
-    return frozenset((part.blob.hash if part.blob is not None else _sha256(part.url or part.data or ""),))
+    return frozenset((part.blob.hash if part.blob is not None else _hash_text(part.url or part.data or ""),))
 
 
-def _file_key(file: FilePart, owner: str) -> str:
+def _build_file_key(file: FilePart, owner: str) -> str:
     """``owner``: the message or call that it came with, so that the same file is tried anew when it is sent anew."""
-    return _key("file", owner, file.media_type, *_digests(file))
+    return _hash_key_parts("file", owner, file.media_type, *_compute_part_digests(file))
 
 
-def _message_key(message: Message) -> str:
-    return _key("message", message.id or "", *(digest for part in message.parts for digest in _digests(part)))
+def _build_message_key(message: Message) -> str:
+    return _hash_key_parts(
+        "message", message.id or "", *(digest for part in message.parts for digest in _compute_part_digests(part))
+    )
 
 
-def _result_key(result: ToolResultPart) -> str:
-    return _key("result", result.call_id, _sha256(result.content))
+def _build_result_key(result: ToolResultPart) -> str:
+    return _hash_key_parts("result", result.call_id, _hash_text(result.content))
 
 
-def _key(*parts: str) -> str:
-    return _sha256(json.dumps(parts))[:32]
+def _hash_key_parts(*parts: str) -> str:
+    return _hash_text(json.dumps(parts))[:32]
 
 
-def _sha256(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()

@@ -42,16 +42,26 @@ from ..types.messages import (
     ToolCallPart,
     ToolResultPart,
     Usage,
-    clean,
+    clean_text,
 )
-from .encoding import clean_json, encode_json, file_bytes, loaded, own, parse_arguments, provider_ids, rendered, wire_id
-from .errors import by_status, transport_error, what
+from .encoding import (
+    clean_json_value,
+    encode_call_id,
+    encode_json,
+    get_own_opaque,
+    map_provider_ids,
+    parse_arguments,
+    read_file_bytes,
+    render_file_text,
+    require_loaded_text,
+)
+from .errors import build_status_error, describe_error, translate_transport_error
 
 # ---
 # The one translation of what pydantic-ai raises into ``perdure.errors``. Imported with the first call.
 
 
-_BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
+_ERROR_BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
     (exceptions.ModelRateLimitError, RateLimitError),
     (exceptions.ModelQuotaExceededError, PermissionDeniedError),
     (exceptions.ModelUnavailableError, OverloadedError),
@@ -72,37 +82,48 @@ _BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
 """The first that fits. Errors with an HTTP status are classified as every adapter's are, by :func:`by_status`."""
 
 
-def translate(error: Exception, *, begun: bool, endpoint: str) -> ProviderError | RuntimeSetupError:
+def translate_error(error: Exception, *, begun: bool, endpoint: str) -> ProviderError | RuntimeSetupError:
     """What ``error`` means. ``begun``: the reply had started; ``endpoint`` names the API for people."""
-    return error if isinstance(error, ProviderError | RuntimeSetupError) else _translate(error, begun, endpoint)
+    return (
+        error
+        if isinstance(error, ProviderError | RuntimeSetupError)
+        else _translate_pydantic_ai_error(error, begun, endpoint)
+    )
 
 
-def _translate(error: Exception, begun: bool, endpoint: str) -> ProviderError:
+def _translate_pydantic_ai_error(error: Exception, begun: bool, endpoint: str) -> ProviderError:
     if isinstance(error, exceptions.FallbackExceptionGroup):
-        return _of_several(error, begun, endpoint)
+        return _translate_error_group(error, begun, endpoint)
     if isinstance(error, exceptions.ModelHTTPError):
-        return _http(error, endpoint)
+        return _translate_http_error(error, endpoint)
     if begun and type(error) is exceptions.ModelConnectionError:
-        return TruncatedStreamError(f"{endpoint} broke the connection in the middle of the reply ({what(error)})")
-    for kind, ours in _BY_CLASS:
+        return TruncatedStreamError(
+            f"{endpoint} broke the connection in the middle of the reply ({describe_error(error)})"
+        )
+    for kind, ours in _ERROR_BY_CLASS:
         if isinstance(error, kind):
             wait = getattr(error, "retry_after", None) if ours.retryable else None
-            return ours(f"{endpoint}: {what(error)}", retry_after=wait)
-    if not isinstance(error, UnicodeEncodeError) and (found := transport_error(error, begun, endpoint)) is not None:
+            return ours(f"{endpoint}: {describe_error(error)}", retry_after=wait)
+    if (
+        not isinstance(error, UnicodeEncodeError)
+        and (found := translate_transport_error(error, begun, endpoint)) is not None
+    ):
         return found  # before what follows: an SDK's parser raises ValueError
     if isinstance(error, ImportError):
-        return BadRequestError(f"{endpoint}: {what(error)}", hint="Install the SDK that this pydantic-ai model needs.")
+        return BadRequestError(
+            f"{endpoint}: {describe_error(error)}", hint="Install the SDK that this pydantic-ai model needs."
+        )
     if isinstance(
         error, exceptions.UserError | exceptions.AgentRunError | NotImplementedError | ValueError | TypeError
     ):
-        return BadRequestError(f"{endpoint}: pydantic-ai does not take the request ({what(error)})")
-    unexpected = ProviderError(f"{endpoint}: unexpected {what(error)}")
+        return BadRequestError(f"{endpoint}: pydantic-ai does not take the request ({describe_error(error)})")
+    unexpected = ProviderError(f"{endpoint}: unexpected {describe_error(error)}")
     unexpected.retryable = True  # pydantic-ai reads the beginning of a reply before it gives the stream
     return unexpected
 
 
-def _http(error: exceptions.ModelHTTPError, endpoint: str) -> ProviderError:
-    found = by_status(error.status_code, error.body, error.headers or {}, endpoint)
+def _translate_http_error(error: exceptions.ModelHTTPError, endpoint: str) -> ProviderError:
+    found = build_status_error(error.status_code, error.body, error.headers or {}, endpoint)
     if found.retryable and found.retry_after is None:
         found.retry_after = error.retry_after
     if isinstance(error, exceptions.ModelContextWindowExceededError) and not isinstance(found, ContextLengthError):
@@ -112,9 +133,11 @@ def _http(error: exceptions.ModelHTTPError, endpoint: str) -> ProviderError:
     return found
 
 
-def _of_several(error: exceptions.FallbackExceptionGroup, begun: bool, endpoint: str) -> ProviderError:
+def _translate_error_group(error: exceptions.FallbackExceptionGroup, begun: bool, endpoint: str) -> ProviderError:
     """Of a pydantic-ai ``FallbackModel`` whose models all failed: the one that may pass, else the first."""
-    found = [_translate(one, begun, endpoint) for one in error.exceptions if isinstance(one, Exception)]
+    found = [
+        _translate_pydantic_ai_error(one, begun, endpoint) for one in error.exceptions if isinstance(one, Exception)
+    ]
     return next((one for one in found if one.retryable), found[0] if found else ProviderError(f"{endpoint}: {error}"))
 
 
@@ -122,16 +145,18 @@ def _of_several(error: exceptions.FallbackExceptionGroup, begun: bool, endpoint:
 # Our messages as pydantic-ai's. Imported with the first call, as it imports pydantic-ai.
 
 
-_IDS = re.compile(r"[a-zA-Z0-9_-]+")
-_LONGEST_ID = 40
+_PYDANTIC_AI_CALL_ID = re.compile(r"[a-zA-Z0-9_-]+")
+_MAX_PYDANTIC_AI_CALL_ID = 40
 """What every vendor takes as the id of a call."""
-_TAKES: dict[str, tuple[str, type[theirs.ImageUrl | theirs.AudioUrl | theirs.VideoUrl | theirs.DocumentUrl]]] = {
+_FILE_URL_TYPES: dict[
+    str, tuple[str, type[theirs.ImageUrl | theirs.AudioUrl | theirs.VideoUrl | theirs.DocumentUrl]]
+] = {
     "image": ("supports_image_input", theirs.ImageUrl),
     "audio": ("supports_audio_file_input", theirs.AudioUrl),
     "video": ("supports_video_input", theirs.VideoUrl),
 }
-_DOCUMENT: tuple[str, type[theirs.DocumentUrl]] = ("supports_document_input", theirs.DocumentUrl)
-response_part: TypeAdapter[Any] = TypeAdapter(ModelResponsePart)
+_DOCUMENT_URL_TYPE: tuple[str, type[theirs.DocumentUrl]] = ("supports_document_input", theirs.DocumentUrl)
+RESPONSE_PART_ADAPTER: TypeAdapter[Any] = TypeAdapter(ModelResponsePart)
 """One part of a reply, from JSON and to it."""
 
 
@@ -141,11 +166,11 @@ def encode_messages(request: ModelRequest, origin: str, profile: Mapping[str, An
     Opaque data goes along where it came from ``origin``. Files are given as the model's ``profile`` takes them, and as
     text where it does not. Raises ``BadRequestError`` for content that was not loaded.
     """
-    encoder = _Encoder(request, origin, profile)
+    encoder = _PydanticAIEncoder(request, origin, profile)
     said: list[ModelMessage] = []
     ours: list[ModelRequestPart] = []
     if request.system:
-        ours.append(theirs.SystemPromptPart(clean(request.system)))
+        ours.append(theirs.SystemPromptPart(clean_text(request.system)))
     for message in request.messages:
         if message.role != "assistant":
             ours.extend(encoder.request(message))
@@ -160,16 +185,16 @@ def encode_messages(request: ModelRequest, origin: str, profile: Mapping[str, An
     return said
 
 
-class _Encoder:
+class _PydanticAIEncoder:
     def __init__(self, request: ModelRequest, origin: str, profile: Mapping[str, Any]) -> None:
         self._files = request.files
-        self._ids = provider_ids(request.messages, origin)
+        self._ids = map_provider_ids(request.messages, origin)
         self._origin = origin
         self._profile = profile
 
     def request(self, message: Message) -> Iterator[ModelRequestPart]:
         if message.role == "system":
-            yield theirs.SystemPromptPart(clean(message.text))
+            yield theirs.SystemPromptPart(clean_text(message.text))
             return
         for part in message.tool_results:
             yield self._result(part)
@@ -179,7 +204,7 @@ class _Encoder:
             yield theirs.UserPromptPart("\n\n".join(texts) if len(texts) == len(content) else content)
 
     def _result(self, part: ToolResultPart) -> theirs.ToolReturnPart[Any]:
-        text = clean(loaded(part.content, part))
+        text = clean_text(require_loaded_text(part.content, part))
         content: Any = [*([text] if text else []), *map(self._file, part.files)] if part.files else text
         return theirs.ToolReturnPart(
             tool_name=part.name,
@@ -189,15 +214,15 @@ class _Encoder:
         )
 
     def _content(self, part: TextPart | FilePart) -> str | theirs.MultiModalContent:
-        return clean(loaded(part.text, part)) if isinstance(part, TextPart) else self._file(part)
+        return clean_text(require_loaded_text(part.text, part)) if isinstance(part, TextPart) else self._file(part)
 
     def _file(self, file: FilePart) -> str | theirs.MultiModalContent:
-        flag, url_type = _TAKES.get(file.media_type.partition("/")[0], _DOCUMENT)
-        content = file_bytes(file, self._files)
+        flag, url_type = _FILE_URL_TYPES.get(file.media_type.partition("/")[0], _DOCUMENT_URL_TYPE)
+        content = read_file_bytes(file, self._files)
         binary = theirs.BinaryContent(content or b"", media_type=file.media_type)
         known = binary.is_image or binary.is_audio or binary.is_video or binary.is_document
         if not known or not self._profile.get(flag, True):
-            return clean(rendered(file, self._files))
+            return clean_text(render_file_text(file, self._files))
         if content is None:
             return url_type(file.url or "", media_type=file.media_type)
         return binary
@@ -209,39 +234,47 @@ class _Encoder:
 
     def _said(self, part: Part) -> ModelResponsePart | None:
         if isinstance(part, OpaquePart):
-            return _restored(data) if (data := own(part, self._origin)) is not None else None
+            return _restore_response_part(data) if (data := get_own_opaque(part, self._origin)) is not None else None
         if isinstance(part, ThinkingPart):
             if part.provider != self._origin:
                 return None
-            return _restored({"part_kind": "thinking", "content": part.text, **(part.opaque or {})})
+            return _restore_response_part({"part_kind": "thinking", "content": part.text, **(part.opaque or {})})
         if isinstance(part, TextPart):
-            if not (text := loaded(part.text, part)):
+            if not (text := require_loaded_text(part.text, part)):
                 return None
-            return _restored({"part_kind": "text", "content": text, **(own(part, self._origin) or {})})
+            return _restore_response_part(
+                {"part_kind": "text", "content": text, **(get_own_opaque(part, self._origin) or {})}
+            )
         if isinstance(part, ToolCallPart):
             call = {"tool_name": part.name, "args": part.arguments, "tool_call_id": self._id(part.id)}
-            return _restored({"part_kind": "tool-call", **call, **(own(part, self._origin) or {})})
+            return _restore_response_part(
+                {"part_kind": "tool-call", **call, **(get_own_opaque(part, self._origin) or {})}
+            )
         if isinstance(part, FilePart):
-            content = file_bytes(part, self._files)
-            return theirs.TextPart(clean(rendered(part, self._files))) if content is None else _picture(part, content)
+            content = read_file_bytes(part, self._files)
+            return (
+                theirs.TextPart(clean_text(render_file_text(part, self._files)))
+                if content is None
+                else _encode_reply_file(part, content)
+            )
         return None
 
     def _id(self, call_id: str) -> str:
-        return self._ids.get(call_id) or wire_id(call_id, _LONGEST_ID, _IDS)
+        return self._ids.get(call_id) or encode_call_id(call_id, _MAX_PYDANTIC_AI_CALL_ID, _PYDANTIC_AI_CALL_ID)
 
 
-def _picture(part: FilePart, content: bytes) -> theirs.FilePart:
+def _encode_reply_file(part: FilePart, content: bytes) -> theirs.FilePart:
     return theirs.FilePart(theirs.BinaryContent(content, media_type=part.media_type))
 
 
-def _restored(data: Mapping[str, Any]) -> ModelResponsePart:
-    part: ModelResponsePart = response_part.validate_json(
+def _restore_response_part(data: Mapping[str, Any]) -> ModelResponsePart:
+    part: ModelResponsePart = RESPONSE_PART_ADAPTER.validate_json(
         encode_json(data)
     )  # refuses and cleans as for our own formats
     return part
 
 
-_FINISH: dict[str | None, FinishReason] = {
+_PYDANTIC_AI_FINISH_REASONS: dict[str | None, FinishReason] = {
     "stop": "stop",
     "tool_call": "tool_calls",
     "length": "length",
@@ -249,9 +282,9 @@ _FINISH: dict[str | None, FinishReason] = {
     "error": "other",
 }
 
-_CHAT = "OpenAIStreamedResponse"
-_GIVE_A_REASON = {
-    _CHAT,
+_CHAT_STREAM_CLASS = "OpenAIStreamedResponse"
+_STREAMS_WITH_FINISH_REASON = {
+    _CHAT_STREAM_CLASS,
     "AnthropicStreamedResponse",
     "BedrockStreamedResponse",
     "CohereStreamedResponse",
@@ -262,11 +295,11 @@ _GIVE_A_REASON = {
 """Streams whose last word is why the reply ended, which pydantic-ai keeps as the API said it. By name: each needs its
 vendor's SDK to be imported. Groq's is not among them: it ends without one behind a bad tool call, of which the model is
 told."""
-_GIVES_NONE = "SnowflakeStreamedResponse"
+_STREAM_WITHOUT_FINISH_REASON = "SnowflakeStreamedResponse"
 """A kind of chat completions."""
 
 
-class Events:
+class StreamEventConverter:
     """pydantic-ai's stream events as ours."""
 
     def __init__(self) -> None:
@@ -279,40 +312,40 @@ class Events:
             case theirs.PartStartEvent(index=index, part=part):
                 yield from self._begun(index, part)
             case theirs.PartDeltaEvent(delta=theirs.TextPartDelta(content_delta=text)) if text:
-                yield TextDelta(clean(text))
+                yield TextDelta(clean_text(text))
             case theirs.PartDeltaEvent(delta=theirs.ThinkingPartDelta(content_delta=str(text))) if text:
-                yield ThinkingDelta(clean(text))
+                yield ThinkingDelta(clean_text(text))
             case theirs.PartDeltaEvent(index=index, delta=theirs.ToolCallPartDelta() as delta):
                 number, call_id, name = self._calls.get(index, (len(self._calls), "", ""))
                 known = (number, delta.tool_call_id or call_id, name + (delta.tool_name_delta or ""))
                 self._calls[index] = known
-                if arguments := _raw(delta.args_delta):
+                if arguments := _encode_raw_arguments(delta.args_delta):
                     yield ToolCallDelta(*known, arguments)
 
     def _begun(self, index: int, part: object) -> Iterator[StreamEvent]:
         match part:
             case theirs.TextPart(content=text) if text:
-                yield TextDelta(clean(text))
+                yield TextDelta(clean_text(text))
             case theirs.ThinkingPart(content=text) if text:
-                yield ThinkingDelta(clean(text))
+                yield ThinkingDelta(clean_text(text))
             case theirs.ToolCallPart(tool_call_id=id, tool_name=name, args=args):
                 number = self._calls[index][0] if index in self._calls else len(self._calls)
                 self._calls[index] = (number, id, name)
-                yield ToolCallDelta(number, id, name, _raw(args))
+                yield ToolCallDelta(number, id, name, _encode_raw_arguments(args))
 
 
-def completed(response: theirs.ModelResponse, origin: str) -> Completed:
+def build_completed(response: theirs.ModelResponse, origin: str) -> Completed:
     """The whole reply. ``origin`` names where its opaque data may go back to."""
-    parts = tuple(_part(part, origin) for part in response.parts)
+    parts = tuple(_decode_response_part(part, origin) for part in response.parts)
     calls = any(isinstance(part, ToolCallPart) for part in parts)
-    finish = _FINISH.get(response.finish_reason, "tool_calls" if calls else "stop")
+    finish = _PYDANTIC_AI_FINISH_REASONS.get(response.finish_reason, "tool_calls" if calls else "stop")
     if calls and finish == "stop":
         finish = "tool_calls"  # as some vendors say it
     names = response.model_name or "", response.provider_name or ""
-    return Completed(parts, finish, _usage(response.usage), *names, origin=origin)
+    return Completed(parts, finish, _read_request_usage(response.usage), *names, origin=origin)
 
 
-def cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[str, Any]) -> bool:
+def is_cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[str, Any]) -> bool:
     """Whether ``stream`` ended without the reason that its API gives at the end of every reply, and without an error.
 
     pydantic-ai takes what came for the whole reply then, and of chat completions makes a ``stop``. A model ``profile``
@@ -320,46 +353,50 @@ def cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[s
     """
     kinds = {kind.__name__ for kind in type(stream).__mro__}
     given = (response.provider_details or {}).get("finish_reason") or getattr(stream, "_has_finish_reason", False)
-    if given or kinds.isdisjoint(_GIVE_A_REASON) or _GIVES_NONE in kinds:
+    if given or kinds.isdisjoint(_STREAMS_WITH_FINISH_REASON) or _STREAM_WITHOUT_FINISH_REASON in kinds:
         return False
-    if _CHAT in kinds:
+    if _CHAT_STREAM_CLASS in kinds:
         asked = profile.get("openai_chat_streaming_requires_finish_reason") is not False
         return asked and response.finish_reason in (None, "stop")
     return response.finish_reason is None
 
 
-def _part(part: theirs.ModelResponsePart, origin: str) -> Part:
+def _decode_response_part(part: theirs.ModelResponsePart, origin: str) -> Part:
     if isinstance(part, theirs.FilePart):
         data = base64.b64encode(part.content.data).decode()
         return FilePart(media_type=part.content.media_type, data=data)
-    dumped: dict[str, Any] = clean_json(response_part.dump_python(part, mode="json", exclude_none=True))
+    dumped: dict[str, Any] = clean_json_value(RESPONSE_PART_ADAPTER.dump_python(part, mode="json", exclude_none=True))
     match part:
         case theirs.TextPart(content=text):
-            return TextPart(text=clean(text), **_opaque(dumped, origin, "content"))
+            return TextPart(text=clean_text(text), **_collect_opaque_fields(dumped, origin, "content"))
         case theirs.ThinkingPart(content=text):
             rest = {key: value for key, value in dumped.items() if key not in ("content", "part_kind")}
-            return ThinkingPart(text=clean(text), provider=origin, opaque=rest or None)
+            return ThinkingPart(text=clean_text(text), provider=origin, opaque=rest or None)
         case theirs.ToolCallPart(tool_call_id=id, tool_name=name, args=args):
-            raw = _raw(args)
+            raw = _encode_raw_arguments(args)
             read = parse_arguments(raw)
-            opaque = _opaque(dumped, origin, "tool_name", "args", "tool_call_id")
+            opaque = _collect_opaque_fields(dumped, origin, "tool_name", "args", "tool_call_id")
             return ToolCallPart(
-                id=id, name=clean(name), arguments=read or {}, malformed=clean(raw) if read is None else None, **opaque
+                id=id,
+                name=clean_text(name),
+                arguments=read or {},
+                malformed=clean_text(raw) if read is None else None,
+                **opaque,
             )
     return OpaquePart(provider=origin, data=dumped)
 
 
-def _opaque(dumped: dict[str, Any], origin: str, *said: str) -> dict[str, Any]:
+def _collect_opaque_fields(dumped: dict[str, Any], origin: str, *said: str) -> dict[str, Any]:
     """What a part has beside what we keep of it; ``provider_name`` alone is nothing."""
     rest = {key: value for key, value in dumped.items() if key not in (*said, "part_kind")}
     return {"provider": origin, "opaque": rest} if rest.keys() - {"provider_name"} else {}
 
 
-def _raw(args: Any) -> str:
-    return json.dumps(args, ensure_ascii=False) if isinstance(args, dict) else clean(args or "")
+def _encode_raw_arguments(args: Any) -> str:
+    return json.dumps(args, ensure_ascii=False) if isinstance(args, dict) else clean_text(args or "")
 
 
-def _usage(usage: Any) -> Usage:
+def _read_request_usage(usage: Any) -> Usage:
     details = usage.details or {}
     return Usage(
         input_tokens=usage.input_tokens,

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ...embedded.process import Child
+from ...embedded.process import ChildProcess
 from ...errors import RuntimeSetupError
-from ...terminal import print_line, printable, styled
+from ...terminal import escape_line, print_line, style_text
 from ...types.wire import MODEL_ACTIVITY
-from ..connection import address
-from ..rendering import arguments, colours
+from ..connection import get_server_address
+from ..output import can_colour_stdout, format_arguments
 
 if TYPE_CHECKING:
     from ...client.client import Client
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
 # Who takes part in the demo: the model and the workers, each a process of its own, all gone at the end.
 
 
-SMALL = "demo"
+DEMO_MODEL = "demo"
 """``--model demo``: the small one, even with a key."""
-_ENDING = 5.0
+_CHILD_STOP_SECONDS = 5.0
 
 
-class Cast:
+class DemoProcesses:
     """Processes of one demo. ``async with cast:`` ends all of them, whatever happens."""
 
     def __init__(self, client: Client, folder: Path, model: str) -> None:
         self.client = client
-        self.model = "openai:demo" if model == SMALL else model
-        self.worker: Child | None = None
-        self._small = model == SMALL
+        self.model = "openai:demo" if model == DEMO_MODEL else model
+        self.worker: ChildProcess | None = None
+        self._small = model == DEMO_MODEL
         self._folder = folder
         self._env: dict[str, str] = {}
-        self._children: list[Child] = []
+        self._children: list[ChildProcess] = []
 
-    async def __aenter__(self) -> Cast:
+    async def __aenter__(self) -> DemoProcesses:
         if find_spec("openai") is None and self.model.startswith("openai:"):
-            from ...providers.endpoint import missing_sdk
+            from ...providers.endpoint import build_missing_sdk_error
 
-            raise missing_sdk("openai")
+            raise build_missing_sdk_error("openai")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # To the end, whatever happens meanwhile: a second Ctrl-C must leave nothing behind either.
-        await asyncio.shield(asyncio.gather(*(child.stop(within=_ENDING) for child in self._children)))
+        await asyncio.shield(asyncio.gather(*(child.stop(within=_CHILD_STOP_SECONDS) for child in self._children)))
 
     @property
     def base_url(self) -> str | None:
@@ -75,10 +75,15 @@ class Cast:
         said = await self._start("perdure.cli.demo.model")
         self._env = {"OPENAI_BASE_URL": str(said["base_url"]), "OPENAI_API_KEY": "none-needed"}
 
-    async def start_worker(self) -> Child:
+    async def start_worker(self) -> ChildProcess:
         """Start a worker; it serves when this returns."""
         assert self.client.store_url is not None, "set by the command"
-        place = (self.client.task_queue, address(self.client), self.client.temporal.namespace, self.client.store_url)
+        place = (
+            self.client.task_queue,
+            get_server_address(self.client),
+            self.client.temporal.namespace,
+            self.client.store_url,
+        )
         await self._start("perdure.cli.demo.worker", str(self._folder), self.model, *place)
         self.worker = self._children[-1]
         return self.worker
@@ -87,10 +92,10 @@ class Cast:
         """How often the small model was asked, by its own count; None with a real one."""
         if self.base_url is None:
             return None
-        return await asyncio.to_thread(_requests, self.base_url)
+        return await asyncio.to_thread(_fetch_request_count, self.base_url)
 
     async def _start(self, module: str, *arguments: str) -> dict[str, object]:
-        child = await Child.start(module, *arguments, env=self._env)
+        child = await ChildProcess.start(module, *arguments, env=self._env)
         self._children.append(child)
         said = await child.says()
         if said is None or said["event"] != "serving":
@@ -99,7 +104,7 @@ class Cast:
         return said
 
 
-def _requests(base_url: str) -> int:
+def _fetch_request_count(base_url: str) -> int:
     connection = http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=5)
     try:
         connection.request("GET", "/stats")
@@ -113,7 +118,7 @@ def _requests(base_url: str) -> int:
 
 
 @dataclass(frozen=True)
-class InFlight:
+class RunningActivity:
     """An activity that a worker has begun and not finished."""
 
     name: str
@@ -126,26 +131,26 @@ class InFlight:
         """For people."""
         return "a model call" if self.name == MODEL_ACTIVITY else f"the tool {self.name.removeprefix('tool.')}"
 
-    def on(self, worker: Child) -> bool:
+    def on(self, worker: ChildProcess) -> bool:
         """Whether that worker has it."""
         return self.worker.startswith(f"{worker.pid}@")
 
 
-async def in_flight(run: Run) -> list[InFlight]:
+async def list_running_activities(run: Run) -> list[RunningActivity]:
     """What is begun; asked of the server, not of a worker, so it answers when there is none."""
     from temporalio.api.enums.v1 import PendingActivityState
 
     raw = (await run.handle.describe()).raw_description
     begun = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
     return [
-        InFlight(pending.activity_type.name, pending.attempt, pending.last_worker_identity)
+        RunningActivity(pending.activity_type.name, pending.attempt, pending.last_worker_identity)
         for pending in raw.pending_activities
         if pending.state == begun
     ]
 
 
 @dataclass(frozen=True)
-class Tries:
+class AttemptCounts:
     """From the run's history: how often things were begun."""
 
     model: int
@@ -155,7 +160,7 @@ class Tries:
     """Tools that were begun more than once."""
 
 
-async def tries(run: Run) -> Tries:
+async def count_attempts(run: Run) -> AttemptCounts:
     """Count the attempts of all activities of a run that has ended."""
     from temporalio.api.enums.v1 import EventType
 
@@ -170,41 +175,41 @@ async def tries(run: Run) -> Tries:
             started = event.activity_task_started_event_attributes
             attempts[started.scheduled_event_id] = started.attempt
     tools = {event: name for event, name in names.items() if name != MODEL_ACTIVITY}
-    return Tries(
+    return AttemptCounts(
         model=sum(attempts[event] for event, name in names.items() if name == MODEL_ACTIVITY),
         tools=sum(attempts[event] for event in tools),
         again=tuple(name.removeprefix("tool.") for event, name in tools.items() if attempts[event] > 1),
     )
 
 
-KILL_AFTER = 2
+KILL_AFTER_REPLIES = 2
 """Replies that the model has given when its worker is killed, in the middle of the next."""
-INJECTED = "One more thing: which file here is the largest?"
-_LOOK = 0.05
-_WIDEST = 85
+INJECTED_MESSAGE = "One more thing: which file here is the largest?"
+_DEMO_POLL_SECONDS = 0.05
+_REPLY_CHARS = 85
 
 
 @dataclass
-class Facts:
+class Observations:
     """What was seen, for the claims at the end."""
 
     before: Sequence[Message] = ()
     """The transcript at the kill."""
-    cut: list[InFlight] = field(default_factory=list)
+    cut: list[RunningActivity] = field(default_factory=list)
     """What was in flight at the kill."""
     alive_after_kill: bool = False
     back_after: float | None = None
     """Seconds from the kill to the next model call."""
 
 
-class Story:
+class DemoScenario:
     """One demo: start, kill, resume, inject, answer."""
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: DemoProcesses) -> None:
         self._cast = cast
         self._begun = time.monotonic()
         self._told = 0
-        self.facts = Facts()
+        self.facts = Observations()
 
     async def play(self, run: Run) -> Response:
         """From the started run to its answer. Raises what the run fails with."""
@@ -229,27 +234,27 @@ class Story:
 
     def say(self, label: str, text: str, style: str = "dim") -> None:
         """A line of the story, with the time since it began."""
-        clock = styled(f"{time.monotonic() - self._begun:6.1f} s", "dim", on=colours())
-        print_line(f"{clock}  {styled(label.ljust(9), style, on=colours())} {text}")
+        clock = style_text(f"{time.monotonic() - self._begun:6.1f} s", "dim", on=can_colour_stdout())
+        print_line(f"{clock}  {style_text(label.ljust(9), style, on=can_colour_stdout())} {text}")
 
     async def _acts(self, run: Run) -> None:
         await self._until_busy(run)
         killed = await self._kill(run)
         await self._resume(run, killed)
-        await run.inject(INJECTED, id="demo-injected")
-        self.say("injected", f"into the running conversation: “{INJECTED}”", "cyan")
+        await run.inject(INJECTED_MESSAGE, id="demo-injected")
+        self.say("injected", f"into the running conversation: “{INJECTED_MESSAGE}”", "cyan")
 
     async def _until_busy(self, run: Run) -> None:
         """Until the model has given two replies and is being asked for the next."""
         while True:
             status = await run.status()
             await self._tell_new(run)
-            if status.iteration >= KILL_AFTER and status.doing == "model":
-                busy = await in_flight(run)
+            if status.iteration >= KILL_AFTER_REPLIES and status.doing == "model":
+                busy = await list_running_activities(run)
                 asked = await self._cast.asked()
                 if busy and (asked is None or asked > status.iteration):
                     return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_DEMO_POLL_SECONDS)
 
     async def _kill(self, run: Run) -> float:
         from temporalio.client import WorkflowExecutionStatus
@@ -258,7 +263,7 @@ class Story:
         assert worker is not None, "started before the run"
         await worker.kill()
         killed = time.monotonic()
-        self.facts.cut = [activity for activity in await in_flight(run) if activity.on(worker)]
+        self.facts.cut = [activity for activity in await list_running_activities(run) if activity.on(worker)]
         self.facts.before = await run.transcript()
         what = ", ".join(activity.what for activity in self.facts.cut) or "the run"
         self.say("kill -9", f"worker {worker.pid} is gone, in the middle of {what}", "red")
@@ -273,10 +278,12 @@ class Story:
         worker = await self._cast.start_worker()
         self.say("worker", f"{worker.pid} started; it takes over when the lost one has missed its heartbeats")
         while True:
-            calls = [busy for busy in await in_flight(run) if busy.name == MODEL_ACTIVITY and busy.on(worker)]
+            calls = [
+                busy for busy in await list_running_activities(run) if busy.name == MODEL_ACTIVITY and busy.on(worker)
+            ]
             if calls:
                 break
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_DEMO_POLL_SECONDS)
         self.facts.back_after = time.monotonic() - killed
         attempt = f" (attempt {calls[0].attempt})" if calls[0].attempt > 1 else ""
         self.say("resumed", f"the model is asked again{attempt}, {self.facts.back_after:.1f} s after the kill", "green")
@@ -284,15 +291,15 @@ class Story:
     async def _follow(self, run: Run, answer: asyncio.Future[Response]) -> None:
         while not answer.done():
             await self._tell_new(run)
-            await asyncio.wait({answer}, timeout=_LOOK * 4)
+            await asyncio.wait({answer}, timeout=_DEMO_POLL_SECONDS * 4)
 
     async def _tell_new(self, run: Run) -> None:
         """What the model has said since the last look."""
         replies = [message for message in await run.transcript() if message.role == "assistant"]
         for number, message in enumerate(replies[self._told :], self._told + 1):
-            calls = [f"{call.name}({arguments(call.arguments)})" for call in message.tool_calls]
-            said = printable(" ".join(calls)) if calls else "the answer"
-            self.say(f"reply {number}", said if len(said) <= _WIDEST else f"{said[:_WIDEST]}…", "blue")
+            calls = [f"{call.name}({format_arguments(call.arguments)})" for call in message.tool_calls]
+            said = escape_line(" ".join(calls)) if calls else "the answer"
+            self.say(f"reply {number}", said if len(said) <= _REPLY_CHARS else f"{said[:_REPLY_CHARS]}…", "blue")
         self._told = len(replies)
 
 
@@ -308,50 +315,52 @@ class Claim:
     holds: bool
 
 
-def claims(response: Response, facts: Facts, tries: Tries, asked: int | None) -> list[Claim]:
+def check_claims(response: Response, facts: Observations, tries: AttemptCounts, asked: int | None) -> list[Claim]:
     """All of them. ``asked``: the small model's own count; with a real one Temporal's count of attempts stands in."""
     messages = list(response.messages)
     replies = [message for message in messages if message.role == "assistant"]
     kept = sum(message.role == "assistant" for message in facts.before)
     return [
         Claim(
-            f"the worker was killed in the middle of the run, after {_count(kept, 'reply')} of {len(replies)}, "
+            f"the worker was killed in the middle of the run, after {_format_count(kept, 'reply')} of {len(replies)}, "
             f"and the run stayed open",
             0 < kept < len(replies) and facts.alive_after_kill,
         ),
         Claim(
-            f"nothing was repeated: the {_count(len(facts.before), 'message')} from before the kill stand unchanged "
+            f"nothing was repeated: the {_format_count(len(facts.before), 'message')} from before the kill stand unchanged "
             f"in the transcript",
             len(facts.before) > 0 and messages[: len(facts.before)] == list(facts.before),
         ),
-        _paid(len(replies), tries.model if asked is None else asked, facts, by_model=asked is not None),
-        _tools(messages, tries),
-        Claim("the injected message is in the conversation once", _said(messages, INJECTED) == 1),
+        _check_model_calls(len(replies), tries.model if asked is None else asked, facts, by_model=asked is not None),
+        _check_tool_results(messages, tries),
+        Claim(
+            "the injected message is in the conversation once", _count_user_messages(messages, INJECTED_MESSAGE) == 1
+        ),
         Claim("there is an answer", bool(response.content.strip())),
     ]
 
 
-def _paid(replies: int, paid: int, facts: Facts, *, by_model: bool) -> Claim:
+def _check_model_calls(replies: int, paid: int, facts: Observations, *, by_model: bool) -> Claim:
     counted = "the model counted" if by_model else "Temporal counted"
-    text = f"{counted} {_count(paid, 'paid call')} for {_count(replies, 'reply')} in the transcript"
+    text = f"{counted} {_format_count(paid, 'paid call')} for {_format_count(replies, 'reply')} in the transcript"
     if paid == replies + 1:
         text += ": the one more is the call that the kill cut short"
     # What was in flight when the worker died may be asked for once more, and nothing else.
     return Claim(text, replies <= paid <= replies + (1 if facts.cut else 0))
 
 
-def _tools(messages: list[Message], tries: Tries) -> Claim:
+def _check_tool_results(messages: list[Message], tries: AttemptCounts) -> Claim:
     asked = [call.id for message in messages for call in message.tool_calls]
     results = [result.call_id for message in messages for result in message.tool_results]
-    text = f"{_count(len(asked), 'tool call')}, each with one result"
+    text = f"{_format_count(len(asked), 'tool call')}, each with one result"
     text += f"; run again after the crash: {', '.join(tries.again)}" if tries.again else ", and each ran once"
     return Claim(text, sorted(asked) == sorted(results) and tries.tools == len(asked) + len(tries.again))
 
 
-def _said(messages: list[Message], text: str) -> int:
+def _count_user_messages(messages: list[Message], text: str) -> int:
     return sum(message.role == "user" and message.text == text for message in messages)
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     plural = f"{noun[:-1]}ies" if noun.endswith("ply") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
