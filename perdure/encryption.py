@@ -50,15 +50,17 @@ class EncryptionKey:
         return f"<Key {self.id}>"
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Tells two keys of one id apart, so that a worker with the wrong one waits for the right one."""
         return hashlib.sha256(b"perdure key\n" + self.secret).hexdigest()[:8]
 
     def seal(self, plain: bytes, about: str) -> str:
         """``plain`` as a token that opens with this key, for the same ``about`` alone."""
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = _build_cipher(self).encrypt(nonce, plain, self._bound(about))
-        return ":".join((AUTH_TOKEN_PREFIX, self.id, self.mark, base64.urlsafe_b64encode(nonce + sealed).decode()))
+        sealed = _build_cipher(self).encrypt(nonce, plain, self._build_associated_data(about))
+        return ":".join(
+            (AUTH_TOKEN_PREFIX, self.id, self.fingerprint, base64.urlsafe_b64encode(nonce + sealed).decode())
+        )
 
     def open(self, body: str, abouts: Iterable[str]) -> bytes | None:
         """What was sealed for one of ``abouts``; None where it was not, or was changed."""
@@ -71,14 +73,16 @@ class EncryptionKey:
         cipher = _build_cipher(self)
         for about in abouts:
             try:
-                plain: bytes = cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._bound(about))
+                plain: bytes = cipher.decrypt(
+                    raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._build_associated_data(about)
+                )
             except (InvalidTag, ValueError):
                 continue
             return plain
         return None
 
-    def _bound(self, about: str) -> bytes:
-        return "\n".join((AUTH_TOKEN_PREFIX, self.id, self.mark, about)).encode()
+    def _build_associated_data(self, about: str) -> bytes:
+        return "\n".join((AUTH_TOKEN_PREFIX, self.id, self.fingerprint, about)).encode()
 
 
 class KeyRing:
@@ -88,7 +92,7 @@ class KeyRing:
         self._keys = {key.id: key for key in keys}
 
     @classmethod
-    def given(cls) -> KeyRing:
+    def from_environment(cls) -> KeyRing:
         """Those of ``PERDURE_ENCRYPTION_KEYS``. Raises ``RuntimeSetupError`` that names the one which is wrong."""
         return cls(_parse_keys(os.environ.get("PERDURE_ENCRYPTION_KEYS", ""), KEYS_VARIABLE))
 
@@ -97,7 +101,7 @@ class KeyRing:
         """Of the keys, the one that encrypts first."""
         return tuple(self._keys)
 
-    def encrypting(self, address: str) -> EncryptionKey:
+    def get_encryption_key(self, address: str) -> EncryptionKey:
         """The key that encrypts for the server at ``address``. Raises ``AuthContextUnavailableError`` without one."""
         if self._keys:
             return next(iter(self._keys.values()))
@@ -121,7 +125,7 @@ class KeyRing:
         form, key_id, mark, body = token.split(":") if token.count(":") == 3 else ("", "", "", "")
         if form != AUTH_TOKEN_PREFIX:
             raise AuthContextError("the run's auth_context is of a form that this engine does not know")
-        key = self._found(key_id, mark)
+        key = self._find_key(key_id, mark)
         plain = key.open(body, abouts)
         if plain is None:
             raise AuthContextError(
@@ -130,10 +134,10 @@ class KeyRing:
             )
         return plain
 
-    def _found(self, key_id: str, mark: str) -> EncryptionKey:
+    def _find_key(self, key_id: str, mark: str) -> EncryptionKey:
         found = [self._keys.get(key_id), _PROCESS_KEY, _read_home_key() if key_id == _HOME_KEY_ID else None]
         for key in found:
-            if key is not None and (key.id, key.mark) == (key_id, mark):
+            if key is not None and (key.id, key.fingerprint) == (key_id, mark):
                 return key
         here = ", ".join(self._keys) or "none"
         what = "has another key under that id" if found[0] is not None else f"does not have it (it has: {here})"
@@ -203,7 +207,10 @@ def _read_home_key() -> EncryptionKey | None:
 def _create_home_key() -> EncryptionKey:
     """Make it, readable by its owner alone, whole from the first moment, and once: of two programs the first counts."""
     home = current_home().create()
-    with home.guard(), tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh:  # its mode is 0600
+    with (
+        home.translate_errors(),
+        tempfile.NamedTemporaryFile("w", dir=home.root, prefix=".key-") as fresh,
+    ):  # its mode is 0600
         fresh.write(f"{_HOME_KEY_ID}:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n")
         fresh.flush()
         os.fsync(fresh.fileno())
@@ -243,7 +250,7 @@ def seal_auth(
     if auth_context is None:
         return {}
     plain = _encode_auth_context(auth_context)
-    key = KeyRing.given().encrypting(temporal.service_client.config.target_host)
+    key = KeyRing.from_environment().get_encryption_key(temporal.service_client.config.target_host)
     return {"auth_context": key.seal(plain, context_id)}
 
 
@@ -254,9 +261,9 @@ def reseal_auth_token(temporal: TemporalClient, token: str, parent_id: str, cont
     the key is not here, ``AuthContextError``.
     """
     above = [parent_id[:end] for end, character in enumerate(parent_id) if character == "/"]
-    keys = KeyRing.given()
+    keys = KeyRing.from_environment()
     plain = keys.open(token, [context_id, parent_id, *above])
-    return keys.encrypting(temporal.service_client.config.target_host).seal(plain, context_id)
+    return keys.get_encryption_key(temporal.service_client.config.target_host).seal(plain, context_id)
 
 
 def _encode_auth_context(auth_context: AuthMapping) -> bytes:

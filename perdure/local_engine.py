@@ -95,7 +95,7 @@ async def call_agent(
             ) from None
 
     async def _deciding(run: Run, wait: Callable[[Run], Coroutine[Any, Any, Response]]) -> Response:
-        return await ApprovalHandler(run, agent, how).during(wait(run))
+        return await ApprovalHandler(run, agent, how).run_while_deciding(wait(run))
 
     if client is not None:
         return await answer(client, _wait_for_served_result)
@@ -129,12 +129,12 @@ async def stream_agent(
             run = await (starting if id is not None else asyncio.shield(starting))
             deciding = ApprovalHandler(run, agent, how)
             async with aclosing(stream_reply_text(run)) as pieces:
-                piece = await deciding.during(
+                piece = await deciding.run_while_deciding(
                     _read_first_piece(run, pieces) if client is not None else _read_next_piece(pieces)
                 )
                 while piece is not None:
                     yield piece
-                    piece = await deciding.during(_read_next_piece(pieces))
+                    piece = await deciding.run_while_deciding(_read_next_piece(pieces))
             over = True
         except ApprovalPendingError:  # the run stays open
             over = True

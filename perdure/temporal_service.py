@@ -69,18 +69,20 @@ class NamespaceAttributes:
 
     names: tuple[str, ...]
     """Those that are there with their types."""
-    wrong: Mapping[str, str]
+    mistyped: Mapping[str, str]
     """Those of another type, and which."""
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Those that are not there, in any type."""
-        return tuple(name for name in SEARCH_ATTRIBUTES if name not in self.names and name not in self.wrong)
+        return tuple(name for name in SEARCH_ATTRIBUTES if name not in self.names and name not in self.mistyped)
 
     def __str__(self) -> str:
         """What is wrong, in a line; "" where all are there."""
         said = [f"missing: {', '.join(self.missing)}"] if self.missing else []
-        said += [f"{name} is of type {kind} and must be {SEARCH_ATTRIBUTES[name]}" for name, kind in self.wrong.items()]
+        said += [
+            f"{name} is of type {kind} and must be {SEARCH_ATTRIBUTES[name]}" for name, kind in self.mistyped.items()
+        ]
         return "; ".join(said)
 
 
@@ -114,7 +116,7 @@ async def register_search_attributes(service: ServiceClient, namespace: str) -> 
     """Give ``namespace`` the attributes that it lacks, and say which. Raises ``RuntimeSetupError``."""
     try:
         found = await find_search_attributes(service, namespace)
-        if found.wrong:
+        if found.mistyped:
             raise RuntimeSetupError(
                 f"namespace {namespace!r} has another search attribute of that name: {found}",
                 hint="Remove or rename it. Until then runs are served without; the inbox asks every open run.",
@@ -143,10 +145,10 @@ def _build_registration_error(namespace: str, error: RPCError) -> RuntimeSetupEr
 
 @dataclass(slots=True)
 class _AttributesEntry:
-    found: NamespaceAttributes | None = None
-    until: float = 0.0
+    attributes: NamespaceAttributes | None = None
+    expires_at: float = 0.0
     """When it is to be asked for again: ``time.monotonic()``."""
-    asking: bool = False
+    is_refreshing: bool = False
 
 
 _attributes_cache: WeakKeyDictionary[TemporalClient, _AttributesEntry] = WeakKeyDictionary()
@@ -158,16 +160,16 @@ async def get_search_attributes(temporal: TemporalClient) -> NamespaceAttributes
     Never raises: nothing depends on it but how quickly runs are found.
     """
     entry = _attributes_cache.setdefault(temporal, _AttributesEntry())
-    if time.monotonic() < entry.until or (entry.asking and entry.found is not None):
-        return entry.found
-    entry.asking = True
+    if time.monotonic() < entry.expires_at or (entry.is_refreshing and entry.attributes is not None):
+        return entry.attributes
+    entry.is_refreshing = True
     try:
-        entry.found = await find_search_attributes(temporal.service_client, temporal.namespace)
+        entry.attributes = await find_search_attributes(temporal.service_client, temporal.namespace)
     except RPCError:  # it stays as it was: a server that is away has lost nothing
         pass
     finally:
-        entry.asking, entry.until = False, time.monotonic() + RECHECK_SECONDS
-    return entry.found
+        entry.is_refreshing, entry.expires_at = False, time.monotonic() + RECHECK_SECONDS
+    return entry.attributes
 
 
 def forget_search_attributes(temporal: TemporalClient) -> None:

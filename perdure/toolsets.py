@@ -187,7 +187,7 @@ async def _store_version(ctx: ToolContext, before: Artifact, content: str, last:
     plain = kept.model_dump(mode="json")
     await ctx.memory.put(place, f"version:{name}:{version:06}", plain)
     # Another call may change it at the same time, in this worker or another: the later of the two runs once more.
-    await ctx.memory._replace(place, f"last:{name}", last, plain)
+    await ctx.memory._put_if_unchanged(place, f"last:{name}", last, plain)
     return str(kept)
 
 

@@ -21,15 +21,15 @@ class Agents:
         if isinstance(agents, Agent):
             raise DefinitionError(f"agents must be a list, not {agents!r}", hint=f"Write agents=[{agents.name}].")
         for agent in agents:
-            self._add(agent)
+            self._add_with_subagents(agent)
         check_subagents(self._agents)
 
     def add(self, agent: Agent) -> None:
         """Serve ``agent`` too, and its subagents; the same object twice counts once. Raises ``DefinitionError``, and
         then everything stays as it was."""
-        self.change(come=[agent])
+        self.replace_agents(come=[agent])
 
-    def change(self, gone: Iterable[str] = (), come: Iterable[Agent] = ()) -> None:
+    def replace_agents(self, gone: Iterable[str] = (), come: Iterable[Agent] = ()) -> None:
         """Serve those of the names ``gone`` no more, and ``come`` from now on, all at once; raises as :meth:`add`.
 
         A call that has begun ends with the agent that it began with.
@@ -39,13 +39,13 @@ class Agents:
         self._agents = {name: agent for name, agent in before.items() if name not in leaving}
         try:
             for agent in come:
-                self._add(agent)
+                self._add_with_subagents(agent)
             check_subagents(self._agents)
         except BaseException:
             self._agents = before
             raise
 
-    def _add(self, agent: Agent) -> None:
+    def _add_with_subagents(self, agent: Agent) -> None:
         if not isinstance(agent, Agent):
             raise DefinitionError(
                 f"a worker serves agents, not {agent!r:.100}", hint='Make one: Agent("name", "openai:gpt-5", …).'
@@ -61,7 +61,7 @@ class Agents:
         self._agents[agent.name] = agent
         for subagent in _iter_callable_agents(agent):
             if isinstance(subagent, Agent):
-                self._add(subagent)
+                self._add_with_subagents(subagent)
 
     def find(self, name: str) -> Agent | None:
         """The agent of that name, if it is here."""
@@ -78,7 +78,7 @@ class Agents:
             )
         return agent
 
-    def tool(self, agent: str, name: str) -> Tool | None:
+    def find_tool(self, agent: str, name: str) -> Tool | None:
         """The tool that a call of the agent means: its own, else one of the worker's. Raises as :meth:`get`."""
         return self.get(agent).toolbox.get(name) or self.tools.get(name)
 

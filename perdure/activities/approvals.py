@@ -49,7 +49,7 @@ class Denial:
 
     agent: str
 
-    def text(self, name: str) -> str:
+    def build_text(self, name: str) -> str:
         """What the model is told."""
         return f"Denied: a rule of agent {self.agent} does not allow this call of {name}"
 
@@ -62,18 +62,18 @@ class ApprovalGate:
         """``find`` gives the agents that this worker serves."""
         self._author, self._find = author, find
 
-    async def plan(self, agent: Agent, call: Call, told: RunContext[Any], lineage: Lineage | None) -> Call:
+    async def plan_approval(self, agent: Agent, call: Call, told: RunContext[Any], lineage: Lineage | None) -> Call:
         """``call``, to wait for a person or refused, where a rule or its tool says so."""
         how = call.disposition
         if not isinstance(how, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall):
             return call
         arguments = call.arguments or {}
         part = ToolCallPart(id=call.id, name=call.name, arguments=arguments)
-        terms = await self._terms(agent, agent.toolbox.get(call.name), part, told, lineage)
+        terms = await self._find_terms(agent, agent.toolbox.get(call.name), part, told, lineage)
         if terms is None:
             return call
         if isinstance(terms, Denial):
-            return call.model_copy(update={"disposition": RefusedCall(text=terms.text(call.name))})
+            return call.model_copy(update={"disposition": RefusedCall(text=terms.build_text(call.name))})
         asks = ApprovalTerms(
             hash=hash_arguments(call.id, call.name, arguments),
             expires=None if terms.expires is None else parse_seconds(terms.expires),
@@ -85,7 +85,7 @@ class ApprovalGate:
             how = how.model_copy(update={"inline": False})
         return call.model_copy(update={"approval": asks, "disposition": how})
 
-    async def tool(
+    async def run_tool(
         self, agent: Agent, tool: Tool | None, call: ToolCall, next: NextTool, told: Callable[[], Awaitable[Any]]
     ) -> ToolOutput:
         """Run ``call``, if it may. A result for the model says why not."""
@@ -96,14 +96,14 @@ class ApprovalGate:
             return _build_refusal(call, f"{task.name} was approved with other arguments; it was not run")
         ruled = bool(agent.approvals or task.lineage is not None or (tool is not None and tool.needs_approval))
         if ruled:
-            refused = await self._again(agent, tool, call, told)
+            refused = await self._refuse_by_current_rules(agent, tool, call, told)
             if refused is not None:
                 return _build_refusal(call, refused)
         if given is not None or ruled:
-            call.refused = functools.partial(self._changed, agent, tool, call, told)
+            call.check_arguments = functools.partial(self._refuse_changed_arguments, agent, tool, call, told)
         return _add_argument_notice(await next(call), given)
 
-    async def _changed(
+    async def _refuse_changed_arguments(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
     ) -> ToolOutput | None:
         """The refusal of a call that a hook has given other arguments than were approved or ruled on, if so."""
@@ -112,29 +112,29 @@ class ApprovalGate:
         if given is not None and given.standing is None:
             same = given.hash == hash_arguments(task.call_id, task.name, call.arguments)
             return None if same else _build_refusal(call, f"{task.name} was approved with other arguments: {how}")
-        terms = await self._now(agent, tool, call, told)
+        terms = await self._find_current_terms(agent, tool, call, told)
         if isinstance(terms, Denial):
-            return _build_refusal(call, f"{terms.text(task.name)}: {how}")
+            return _build_refusal(call, f"{terms.build_text(task.name)}: {how}")
         if terms is not None and (given is None or terms.separate):
             return _build_refusal(
                 call, f"{task.name} needs a person's approval, which these arguments do not have: {how}"
             )
         return None
 
-    async def _again(
+    async def _refuse_by_current_rules(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
     ) -> str | None:
         """Why the call may not run as things stand now, if so."""
         task = call.input
-        terms = await self._now(agent, tool, call, told)
+        terms = await self._find_current_terms(agent, tool, call, told)
         if isinstance(terms, Denial):
-            return terms.text(task.name)
+            return terms.build_text(task.name)
         if terms is not None and task.approval is None:
             text = f"{task.name} needs a person's approval since it was called; it was not run"
             return f"{text}. Call it again to request approval."
         return None
 
-    async def _now(
+    async def _find_current_terms(
         self, agent: Agent, tool: Tool | None, call: ToolCall, told: Callable[[], Awaitable[Any]]
     ) -> Approval | Denial | None:
         task, given = call.input, call.input.approval
@@ -142,12 +142,12 @@ class ApprovalGate:
         context = await told() if asks else None
         part = ToolCallPart(id=task.call_id, name=task.name, arguments=dict(call.arguments))
         try:
-            return await self._terms(agent, tool, part, context, task.lineage, policy=asks)
+            return await self._find_terms(agent, tool, part, context, task.lineage, policy=asks)
         finally:
             if context is not None:
                 context.memory.close()
 
-    async def _terms(
+    async def _find_terms(
         self,
         agent: Agent,
         tool: Tool | None,
@@ -158,11 +158,15 @@ class ApprovalGate:
         policy: bool = True,
     ) -> Approval | Denial | None:
         """An ``Approval`` where the call waits for one, or None where it runs."""
-        above = [found for one in (lineage.above if lineage is not None else ()) if (found := self._find(one))]
+        above = [found for one in (lineage.ancestors if lineage is not None else ()) if (found := self._find(one))]
         asked = tool.needs_approval if tool is not None else False
         narrow = {name for one in (agent, *above) for rule in one.approvals for name in rule.arguments}
-        seen = await self._seen(tool, call, narrow) if narrow or callable(asked) else CallArguments(call.arguments)
-        terms = await self._own(agent, asked, call, seen, told, policy=policy)
+        seen = (
+            await self._resolve_arguments(tool, call, narrow)
+            if narrow or callable(asked)
+            else CallArguments(call.arguments)
+        )
+        terms = await self._find_own_terms(agent, asked, call, seen, told, policy=policy)
         for one in above:  # what they deny or have asked for holds below them too; what they allow gives nothing
             rule = find_rule(one.approvals, call.name, seen)
             if isinstance(terms, Denial) or rule is None or rule.action == "allow":
@@ -170,7 +174,7 @@ class ApprovalGate:
             terms = Denial(one.name) if rule.action == "deny" else combine_approvals(terms, rule.approval or Approval())
         return terms
 
-    async def _own(
+    async def _find_own_terms(
         self, agent: Agent, asked: Any, call: ToolCallPart, seen: CallArguments, told: Any, *, policy: bool
     ) -> Approval | Denial | None:
         """As far as its own agent says. ``asked`` is ``needs_approval`` of the tool."""
@@ -178,21 +182,21 @@ class ApprovalGate:
         if rule is not None and rule.action != "ask":
             return Denial(agent.name) if rule.action == "deny" else None
         terms = rule.approval if rule is not None else None
-        if rule is not None and terms is not None and not rule.doubtful:
+        if rule is not None and terms is not None and not rule.is_uncertain:
             return terms
         if callable(asked):
             given = {
                 name: call.arguments.get(name) if of is UNKNOWN_ARGUMENT else of
                 for name, of in seen.arguments.items()
-                if of is not UNKNOWN_ARGUMENT or name in call.arguments or not seen.loose
+                if of is not UNKNOWN_ARGUMENT or name in call.arguments or not seen.is_unvalidated
             }
             part = call.model_copy(update={"arguments": given})
-            asked = await self._policy(agent, asked, part, told) if policy else True
+            asked = await self._run_policy(agent, asked, part, told) if policy else True
         if isinstance(asked, Approval):
             return combine_approvals(terms, asked)
         return terms or (Approval() if asked or rule is not None else None)
 
-    async def _seen(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> CallArguments:
+    async def _resolve_arguments(self, tool: Tool | None, call: ToolCallPart, names: Collection[str]) -> CallArguments:
         """What the tool is called with; where that is not known here, what the model said and the schema's defaults.
 
         Of the arguments ``names`` those are then unknown which neither gives, and which the tool may have by itself.
@@ -213,9 +217,11 @@ class ApprovalGate:
         known: dict[str, Any] = listed if isinstance(listed, dict) else {}
         missing = names if schema.keys() & _COMPOSED_SCHEMA_KEYS else [name for name in names if name in known]
         defaults = {name: of["default"] for name, of in known.items() if isinstance(of, dict) and "default" in of}
-        return CallArguments({**dict.fromkeys(missing, UNKNOWN_ARGUMENT), **defaults, **call.arguments}, loose=True)
+        return CallArguments(
+            {**dict.fromkeys(missing, UNKNOWN_ARGUMENT), **defaults, **call.arguments}, is_unvalidated=True
+        )
 
-    async def _policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
+    async def _run_policy(self, agent: Agent, policy: Any, part: ToolCallPart, told: Any) -> Any:
         """What the author's policy says. One that fails has a person asked."""
         name = f"approval policy of {part.name}, agent {agent.name}"
         try:

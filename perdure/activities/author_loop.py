@@ -47,46 +47,48 @@ class ThreadJob:
         self.future: Future[Any] = Future()
         self.fn: Callable[[], Any] | None = fn
         self._pool = pool
-        self._abandoned = False
+        self._is_abandoned = False
 
     def abandon(self) -> None:
         """Nobody waits for the result any more: until the function returns, its thread is lost."""
         with self._pool.lock:
-            if self.fn is not None and not self._abandoned:
-                self._abandoned = True
-                self._pool.lost += 1
+            if self.fn is not None and not self._is_abandoned:
+                self._is_abandoned = True
+                self._pool.lost_count += 1
 
-    def ended(self) -> None:
+    def mark_ended(self) -> None:
         """The function has returned. Called with the pool's lock held."""
         self.fn = None  # an idle thread keeps nothing alive
-        if self._abandoned:
-            self._pool.lost -= 1
+        if self._is_abandoned:
+            self._pool.lost_count -= 1
 
 
 class ThreadPool:
     """Calls each function at once, in an idle thread or else in a new one."""
 
     def __init__(self, name: str) -> None:
-        self.lost = 0
+        self.lost_count = 0
         """Threads whose function was abandoned and has not returned."""
         self.lock = threading.Lock()
         self._name = name
-        self._idle: list[SimpleQueue[ThreadJob | None]] = []
+        self._idle_queues: list[SimpleQueue[ThreadJob | None]] = []
         self._threads: set[threading.Thread] = set()
-        self._made = 0
-        self._stopped = False
+        self._thread_count = 0
+        self._is_stopped = False
 
     def submit(self, fn: Callable[[], Any]) -> ThreadJob:
         """Call ``fn`` in a thread. Raises ``RuntimeError`` after :meth:`stop`."""
         job = ThreadJob(self, fn)
         with self.lock:
-            if self._stopped:
+            if self._is_stopped:
                 raise RuntimeError("the worker has stopped")
-            if self._idle:
-                self._idle.pop().put(job)
+            if self._idle_queues:
+                self._idle_queues.pop().put(job)
                 return job
-            thread = threading.Thread(target=self._work, args=(job,), name=f"{self._name}-{self._made}", daemon=True)
-            self._made += 1
+            thread = threading.Thread(
+                target=self._run_jobs, args=(job,), name=f"{self._name}-{self._thread_count}", daemon=True
+            )
+            self._thread_count += 1
             self._threads.add(thread)
         try:
             thread.start()
@@ -99,8 +101,8 @@ class ThreadPool:
     def stop(self) -> None:
         """End the idle threads; the others end with their function."""
         with self.lock:
-            self._stopped = True
-            idle, self._idle = self._idle, []
+            self._is_stopped = True
+            idle, self._idle_queues = self._idle_queues, []
             threads = list(self._threads)
         for jobs in idle:
             jobs.put(None)
@@ -109,18 +111,18 @@ class ThreadPool:
             if thread.ident is not None:
                 thread.join(max(0.0, until - monotonic()))
 
-    def _work(self, first: ThreadJob) -> None:
+    def _run_jobs(self, first: ThreadJob) -> None:
         jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         job: ThreadJob | None = first
         del first
         while job is not None:
-            goes_on = self._do(job, jobs)
+            goes_on = self._run_job(job, jobs)
             del job
             job = jobs.get() if goes_on else None
         with self.lock:
             self._threads.discard(threading.current_thread())
 
-    def _do(self, job: ThreadJob, jobs: SimpleQueue[ThreadJob | None]) -> bool:
+    def _run_job(self, job: ThreadJob, jobs: SimpleQueue[ThreadJob | None]) -> bool:
         """Call the function of ``job``; whether the thread is to wait for another one in ``jobs``."""
         future, fn = job.future, job.fn
         assert fn is not None, "called once"
@@ -133,10 +135,10 @@ class ThreadPool:
                 error = raised
         del fn
         with self.lock:
-            job.ended()
-            if goes_on := not self._stopped and len(self._idle) < MAX_IDLE_THREADS:
+            job.mark_ended()
+            if goes_on := not self._is_stopped and len(self._idle_queues) < MAX_IDLE_THREADS:
                 # Before the result: its reader may submit the next function at once.
-                self._idle.append(jobs)
+                self._idle_queues.append(jobs)
         if not begins:
             return goes_on
         if error is not None:
@@ -177,12 +179,14 @@ class AuthorLoop:
         loop.set_task_factory(_create_named_task)
         self._loop, self._stopping = loop, stopping
         self._pool = ThreadPool("perdure-tool")
-        self._looks_again = False
-        self.lost: Future[str] = Future()
+        self._recheck_scheduled = False
+        self.fatal_reason: Future[str] = Future()
         """Why the worker can run authors' functions no more, once that is so."""
         self._threads = [
             threading.Thread(target=_run_loop_thread, args=(loop, stopping), name="perdure-author", daemon=True),
-            threading.Thread(target=_watch_loop, args=(loop, stopping, self.lost), name="perdure-watch", daemon=True),
+            threading.Thread(
+                target=_watch_loop, args=(loop, stopping, self.fatal_reason), name="perdure-watch", daemon=True
+            ),
         ]
         for thread in self._threads:
             thread.start()
@@ -207,7 +211,7 @@ class AuthorLoop:
         cancellation that is not ours, comes as ``RuntimeError``.
         """
         if timeout is None:
-            return await self._called(name, fn, args, _ignore_begin)
+            return await self._call_function(name, fn, args, _ignore_begin)
         clock = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
@@ -221,16 +225,18 @@ class AuthorLoop:
                     with suppress(RuntimeError):  # the worker's loop is closed
                         clock.call_soon_threadsafe(begin)
 
-                return await self._called(name, fn, args, begun)
+                return await self._call_function(name, fn, args, begun)
         except TimeoutError as error:
             if not limit.expired():  # the function's own
                 raise
             raise OverdueError(f"{name} did not return within {timeout:g} s") from error
 
-    async def _called(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], begun: Callable[[], None]) -> Any:
+    async def _call_function(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], begun: Callable[[], None]
+    ) -> Any:
         """``begun`` is called when ``fn`` begins, in its thread."""
         if is_coroutine_function(fn):
-            return await self._on_loop(name, fn(*args), begun)
+            return await self._run_on_loop(name, fn(*args), begun)
         context = contextvars.copy_context()
 
         def call() -> Any:
@@ -242,19 +248,19 @@ class AuthorLoop:
             result = await asyncio.wrap_future(job.future)
         except asyncio.CancelledError:
             job.abandon()
-            self._look_for_lost(name)
+            self._check_lost_threads(name)
             raise
         if inspect.isawaitable(result):  # a sync function that returns a coroutine: partial, lambda, decorator
-            return await self._on_loop(name, _await_value(result), begun)
+            return await self._run_on_loop(name, _await_value(result), begun)
         return result
 
-    def _look_for_lost(self, name: str) -> None:
+    def _check_lost_threads(self, name: str) -> None:
         """Report lost threads: at 8, at 16, and so on, and to the worker when they stay too many."""
-        lost = self._pool.lost
+        lost = self._pool.lost_count
         if lost >= MAX_LOST_THREADS:
-            if not self._looks_again:
-                self._looks_again = True
-                asyncio.get_running_loop().call_later(LOST_THREADS_GRACE, self._look_again, self._pool, name)
+            if not self._recheck_scheduled:
+                self._recheck_scheduled = True
+                asyncio.get_running_loop().call_later(LOST_THREADS_GRACE, self._recheck_lost_threads, self._pool, name)
         elif lost >= 8 and not lost & (lost - 1):
             logger.warning(
                 "%d abandoned functions still run in threads of this worker, the last is %s; at %d the worker stops. "
@@ -264,16 +270,17 @@ class AuthorLoop:
                 MAX_LOST_THREADS,
             )
 
-    def _look_again(self, pool: ThreadPool, name: str) -> None:
+    def _recheck_lost_threads(self, pool: ThreadPool, name: str) -> None:
         """``pool`` is that of the first look."""
         if pool is self._pool:  # else there were a stop and a start since
-            self._looks_again = False
-            if pool.lost >= MAX_LOST_THREADS:
+            self._recheck_scheduled = False
+            if pool.lost_count >= MAX_LOST_THREADS:
                 _report_lost(
-                    self.lost, f"{pool.lost} abandoned functions still run in threads of this worker; one is {name}"
+                    self.fatal_reason,
+                    f"{pool.lost_count} abandoned functions still run in threads of this worker; one is {name}",
                 )
 
-    async def _on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any], begun: Callable[[], None]) -> Any:
+    async def _run_on_loop(self, name: str, coroutine: Coroutine[Any, Any, Any], begun: Callable[[], None]) -> Any:
         loop = self._loop
         ended: Future[Any] = Future()
         tasks: list[asyncio.Task[Any]] = []
@@ -364,7 +371,8 @@ def _watch_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost
                 if looks * PROBE_INTERVAL > MAX_BLOCKED_TIME:
                     _report_lost(
                         lost,
-                        f"{_name_running_function(loop)} has blocked the event loop of async tools for {MAX_BLOCKED_TIME:g} s",
+                        f"{_name_running_function(loop)} has blocked the event loop of async tools "
+                        f"for {MAX_BLOCKED_TIME:g} s",
                     )
         stopping.wait(PROBE_INTERVAL)
 

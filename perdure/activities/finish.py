@@ -61,34 +61,37 @@ class AnswerReader:
     def __init__(self, author: AuthorLoop) -> None:
         self._author = author
 
-    async def read(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+    async def read_reply(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
         """What ``message`` means for the turn. Raises what another attempt may not meet (an unreachable store)."""
         try:
             if agent.finish == "tool":
-                return await self._by_tool(agent, call, message, told)
-            return await self._by_text(agent, call, message, told)
+                return await self._read_tool_reply(agent, call, message, told)
+            return await self._read_text_reply(agent, call, message, told)
         except _AuthorCodeError as error:
             return build_failed_outcome(message, error.error)
 
-    async def stepped(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
+    async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
         """The answer that a step policy gives, behind the output validators. Raises ``HookError``, ``AbortError``."""
         finish = stepped.finish
         assert finish is not None, "it has finished"
         if not agent.output_validators:
             return finish
         try:
-            value = await self._validated(agent, stepped.value, told)
-            made: FinalAnswer = await self._typed(agent, agent.output_type.finish, value)
+            value = await self._run_validators(agent, stepped.value, told)
+            made: FinalAnswer = await self._run_output_type(agent, agent.output_type.build_finish, value)
         except (OutputError, ModelRetry) as error:
             raise HookError(
-                f"step.finish: the answer of agent {agent.name!r} was not accepted: {_truncate_error(clean_text(str(error)))}",
+                f"step.finish: the answer of agent {agent.name!r} was not accepted: "
+                f"{_truncate_error(clean_text(str(error)))}",
                 hint="There is no model to tell it: finish with another answer, or let the model give one.",
             ) from error
         except _AuthorCodeError as error:
             raise error.error from error
         return made.model_copy(update={"called": finish.called})
 
-    async def _by_text(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+    async def _read_text_reply(
+        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
+    ) -> ReplyOutcome:
         reason = message.finish_reason or "stop"
         finish = extract_answer(agent.finish, message, reason)
         if call.input.purpose == "force_finish":
@@ -96,22 +99,24 @@ class AnswerReader:
         if finish is None or not agent.output_validators or reason in NO_ANSWER_REASONS:
             return ReplyOutcome(finish)
         try:
-            content = clean_text(await self._validated(agent, finish.content, told))
+            content = clean_text(await self._run_validators(agent, finish.content, told))
             return ReplyOutcome(finish.model_copy(update={"content": content}))
         except (OutputError, ModelRetry) as error:
             return _reject_reply(agent, call, message, _describe_rejection(error), {})
 
-    async def _by_tool(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+    async def _read_tool_reply(
+        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
+    ) -> ReplyOutcome:
         if not message.tool_calls and (message.finish_reason or "stop") in NO_ANSWER_REASONS:
             return ReplyOutcome(FinalAnswer(content=message.text))
         forcing = call.input.purpose == "force_finish"
         given = [part for part in message.tool_calls if part.name == FINISH_TOOL]
         if not message.tool_calls:
-            return await self._by_xml(agent, call, message, told)
+            return await self._read_xml_reply(agent, call, message, told)
         problems: dict[str, str] = {}
         for part in given:
             try:
-                finish = await self._given(agent, part, told)
+                finish = await self._accept_finish_call(agent, part, told)
             except (OutputError, ModelRetry) as error:
                 problems[part.id] = _describe_rejection(error)
             else:
@@ -125,7 +130,9 @@ class AnswerReader:
             return _reject_reply(agent, call, message, f"it called other tools, not {FINISH_TOOL}", asked)
         return ReplyOutcome()
 
-    async def _by_xml(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ReplyOutcome:
+    async def _read_xml_reply(
+        self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]
+    ) -> ReplyOutcome:
         """A reply without a call may have the answer in its text."""
         arguments = agent.output_type.read_xml(message.text)
         if arguments is None:
@@ -133,47 +140,47 @@ class AnswerReader:
                 return ReplyOutcome()
             return _reject_reply(agent, call, message, f"your reply has no call of {FINISH_TOOL}", {})
         try:
-            return ReplyOutcome(await self._accepted(agent, arguments, told))
+            return ReplyOutcome(await self._accept_arguments(agent, arguments, told))
         except (OutputError, ModelRetry) as error:
             return _reject_reply(agent, call, message, _describe_rejection(error), {})
 
-    async def _given(self, agent: Agent, part: ToolCallPart, told: RunContext[Any]) -> FinalAnswer:
+    async def _accept_finish_call(self, agent: Agent, part: ToolCallPart, told: RunContext[Any]) -> FinalAnswer:
         if part.malformed is not None:
             raise OutputError(build_malformed_arguments_text(part))
-        return await self._accepted(agent, part.arguments, told)
+        return await self._accept_arguments(agent, part.arguments, told)
 
-    async def _accepted(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> FinalAnswer:
+    async def _accept_arguments(self, agent: Agent, arguments: Mapping[str, Any], told: RunContext[Any]) -> FinalAnswer:
         """The answer of these arguments. Raises ``OutputError`` and ``ModelRetry`` with what the model is told."""
         kind = agent.output_type
-        value = await self._typed(agent, kind.read, arguments)
-        value = await self._validated(agent, value, told)
-        finish: FinalAnswer = await self._typed(agent, kind.finish, value)
+        value = await self._run_output_type(agent, kind.read_arguments, arguments)
+        value = await self._run_validators(agent, value, told)
+        finish: FinalAnswer = await self._run_output_type(agent, kind.build_finish, value)
         return finish
 
-    async def _typed(self, agent: Agent, fn: Callable[[Any], Any], value: Any) -> Any:
+    async def _run_output_type(self, agent: Agent, fn: Callable[[Any], Any], value: Any) -> Any:
         """``fn`` of the output type: where code of the author's runs in it, on the author's side."""
         if not agent.output_type.runs_code:
             return fn(value)
         return await self._author.run(f"validators of the output of agent {agent.name}", fn, value)
 
-    async def _validated(self, agent: Agent, value: Any, told: RunContext[Any]) -> Any:
+    async def _run_validators(self, agent: Agent, value: Any, told: RunContext[Any]) -> Any:
         """What the agent's validators make of ``value``, one behind the other."""
         for validator in agent.output_validators:
-            changed = await self._run(agent, validator, value, told)
+            changed = await self._run_validator(agent, validator, value, told)
             if changed is None or changed is value:
                 continue
             try:
-                value = await self._typed(agent, agent.output_type.changed, changed)
+                value = await self._run_output_type(agent, agent.output_type.validate_value, changed)
             except OutputError as error:
                 why = f"the output validator {validator.name} gave what is not of the output type: {error}"
                 raise _AuthorCodeError(HookError(f"agent {agent.name!r}: {why}")) from error
         return value
 
-    async def _run(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
+    async def _run_validator(self, agent: Agent, validator: OutputValidator, value: Any, told: RunContext[Any]) -> Any:
         name = f"the output validator {validator.name} of agent {agent.name!r}"
         try:
             return await self._author.run(
-                name, validator.fn, *validator.arguments(value, told), timeout=VALIDATOR_TIMEOUT
+                name, validator.fn, *validator.build_arguments(value, told), timeout=VALIDATOR_TIMEOUT
             )
         except ModelRetry:
             raise
@@ -216,7 +223,10 @@ def _reject_reply(agent: Agent, call: ModelCall, message: Message, why: str, cal
     said = json.dumps(given[0].arguments, ensure_ascii=False) if given and not given[0].malformed else ""
     said = said or (given[0].malformed if given else None) or message.text
     times = "1 attempt" if count == 1 else f"{count} attempts"
-    text = f"agent {agent.name!r} gave no output that will do in {times}: {_truncate_error(why)}\nThe model said: {_truncate_error(said)}"
+    text = (
+        f"agent {agent.name!r} gave no output that will do in {times}: {_truncate_error(why)}\n"
+        f"The model said: {_truncate_error(said)}"
+    )
     ended = {
         part.id: AnsweredCall(text=calls.get(part.id, _NOT_RUN_FAILED), is_error=True) for part in message.tool_calls
     }

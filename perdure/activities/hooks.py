@@ -42,16 +42,18 @@ class SubagentHooks:
 
     def __init__(self, author: AuthorLoop, on: FindHooks) -> None:
         self._author = author
-        self._on = on
+        self._find_hooks = on
 
-    async def before(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> ModelOutput:
+    async def run_before_subagent(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> ModelOutput:
         """Let hooks change or veto what subagents are asked. Raises ``HookError``, ``AbortError``."""
-        hooks = self._on("before_subagent", agent)
+        hooks = self._find_hooks("before_subagent", agent)
         if not hooks or not any(isinstance(call.disposition, SubagentCall | TellCall) for call in output.calls):
             return output
-        return output.model_copy(update={"calls": tuple([await self._asked(hooks, told, one) for one in output.calls])})
+        return output.model_copy(
+            update={"calls": tuple([await self._run_before_call(hooks, told, one) for one in output.calls])}
+        )
 
-    async def _asked(self, hooks: Sequence[Hook], told: RunContext[Any], call: Call) -> Call:
+    async def _run_before_call(self, hooks: Sequence[Hook], told: RunContext[Any], call: Call) -> Call:
         how = call.disposition
         if not isinstance(how, SubagentCall | TellCall):
             return call
@@ -79,21 +81,21 @@ class SubagentHooks:
             return call
         return call.model_copy(update={"disposition": how.model_copy(update={"message": given["message"]})})
 
-    async def after(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+    async def run_after_subagent(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
         """Let hooks change what subagents have answered. Raises ``HookError``, ``AbortError``."""
-        hooks = self._on("after_subagent", agent)
-        if not hooks or not any(message.tool_results for message in call.fresh):
+        hooks = self._find_hooks("after_subagent", agent)
+        if not hooks or not any(message.tool_results for message in call.new_messages):
             return
-        fresh = list(call.fresh)
+        fresh = list(call.new_messages)
         for place, message in enumerate(fresh):
             if message.tool_results:
-                parts = [await self._answered(hooks, agent, told, part) for part in message.parts]
+                parts = [await self._run_after_result(hooks, agent, told, part) for part in message.parts]
                 fresh[place] = Message(role="tool", parts=tuple(parts))
-        call.fresh = fresh
+        call.new_messages = fresh
 
-    async def _answered(self, hooks: Sequence[Hook], agent: Agent, told: RunContext[Any], part: Any) -> Any:
+    async def _run_after_result(self, hooks: Sequence[Hook], agent: Agent, told: RunContext[Any], part: Any) -> Any:
         tool = agent.toolbox.get(part.name) if isinstance(part, ToolResultPart) else None
-        if not isinstance(tool, SubagentTool) or not tool.answers:
+        if not isinstance(tool, SubagentTool) or not tool.returns_answer:
             return part
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
@@ -141,28 +143,28 @@ class HookRunner:
         self._author = author
         self._worker = worker
 
-    def on(self, event: HookEvent, agent: Agent | None) -> tuple[Hook, ...]:
+    def find_hooks(self, event: HookEvent, agent: Agent | None) -> tuple[Hook, ...]:
         """The hooks of ``event``, in their order; the worker's alone where nobody knows the agent."""
         return (*self._worker.on(event), *(agent.hooks.on(event) if agent is not None else ()))
 
     # --- messages
 
-    async def messages(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
+    async def run_message_hooks(self, agent: Agent | None, call: ModelCall, told: RunContext[Any]) -> None:
         """Let hooks change the users' messages among ``call.fresh``. Raises ``HookError``, ``AbortError``."""
-        hooks = {event: self.on(event, agent) for event in MESSAGE_EVENTS}
+        hooks = {event: self.find_hooks(event, agent) for event in MESSAGE_EVENTS}
         if not any(hooks.values()):
             return
-        fresh, users = list(call.fresh), 0
+        fresh, users = list(call.new_messages), 0
         for place, message in enumerate(fresh):
             if not _is_user_message(message):
                 continue
             opens = call.input.iteration <= 1 and users == 0
             users += 1
             due = hooks["on_user_message"] + (() if opens else hooks["on_user_injection"])
-            fresh[place] = await self._message(due, message, (*call.prefix, *fresh[:place]), call, told)
-        self._heard(call, fresh)
+            fresh[place] = await self._run_hooks_on_message(due, message, (*call.prefix, *fresh[:place]), call, told)
+        self._set_fresh(call, fresh)
 
-    async def at_the_end(
+    async def run_message_hooks_at_end(
         self, find: Callable[[str], Agent], call: ModelCall, told: Callable[[Agent | None], Any]
     ) -> None:
         """The same for messages that are recorded with an ending. What fails withholds them; it raises nothing."""
@@ -170,21 +172,23 @@ class HookRunner:
             agent = find(call.input.agent)
         except AgentNotFoundError:
             agent = None
-        if not any(self.on(event, agent) for event in MESSAGE_EVENTS):
+        if not any(self.find_hooks(event, agent) for event in MESSAGE_EVENTS):
             return
         context: RunContext[Any] | None = None
         try:
             context = await told(agent)
-            await self.messages(agent, call, context)
+            await self.run_message_hooks(agent, call, context)
         except Exception as error:
             logger.warning("messages of run %s are withheld from its transcript: %s", call.input.context_id, error)
             why = f"{type(error).__name__} when it was recorded"
-            self._heard(call, [withhold_message(one, why) if _is_user_message(one) else one for one in call.fresh])
+            self._set_fresh(
+                call, [withhold_message(one, why) if _is_user_message(one) else one for one in call.new_messages]
+            )
         finally:
             if context is not None:
                 context.memory.close()
 
-    async def _message(
+    async def _run_hooks_on_message(
         self, hooks: Sequence[Hook], message: Message, before: Sequence[Message], call: ModelCall, told: RunContext[Any]
     ) -> Message:
         def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
@@ -201,18 +205,18 @@ class HookRunner:
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
         return changed
 
-    def _heard(self, call: ModelCall, fresh: Sequence[Message]) -> None:
-        call.fresh = fresh
-        call.heard([message for message in fresh if _is_user_message(message)])
+    def _set_fresh(self, call: ModelCall, fresh: Sequence[Message]) -> None:
+        call.new_messages = fresh
+        call.report_messages([message for message in fresh if _is_user_message(message)])
 
     # --- the answer, and errors
 
-    async def finished(
+    async def run_finish_hooks(
         self, agent: Agent, call: ModelCall, told: RunContext[Any], reply: Message, output: ModelOutput
     ) -> ModelOutput:
         """Let hooks change the answer, where ``output`` has one. Raises ``HookError``, ``AbortError``."""
         finish = output.finish
-        if finish is None or not (hooks := self.on("on_finish", agent)):
+        if finish is None or not (hooks := self.find_hooks("on_finish", agent)):
             return output
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
@@ -227,7 +231,7 @@ class HookRunner:
             "content": finish.content,
             "raw_content": reply.text,
             "output": finish.output,
-            "messages": (*call.prefix, *call.fresh, reply),
+            "messages": (*call.prefix, *call.new_messages, reply),
             "iterations": call.input.iteration,
             "ctx": told,
         }
@@ -236,9 +240,9 @@ class HookRunner:
             return output
         return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
 
-    async def asked(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> None:
+    async def run_approval_hooks(self, agent: Agent, told: RunContext[Any], output: ModelOutput) -> None:
         """Tell hooks of the calls that wait for a person. Raises ``HookError``, ``AbortError``."""
-        hooks = self.on("on_approval", agent)
+        hooks = self.find_hooks("on_approval", agent)
         for call in output.calls if hooks else ():
             how = call.approval or call.disposition
             if isinstance(how, CallbackCall) and how.around.before:
@@ -250,11 +254,11 @@ class HookRunner:
                 given = _wait_facts(call.id, call.name, call.arguments, how.expires, told, **more)
                 await run_hooks(self._author.run, hooks, given)
 
-    async def reminded(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
+    async def run_reminder_hooks(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> None:
         """Tell them again. One that fails is logged, for the run waits as it did. Raises ``AbortError``."""
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
         for one in call.input.reminders or ():
-            for hook in self.on("on_approval", agent):
+            for hook in self.find_hooks("on_approval", agent):
                 asked = arguments.get(one.call_id)
                 more: dict[str, Any] = {"hash": hash_arguments(one.call_id, one.name, asked), "reminder": one.number}
                 given = _wait_facts(one.call_id, one.name, asked, one.expires_in, told, **more)
@@ -265,12 +269,14 @@ class HookRunner:
                 except Exception as wrong:
                     logger.warning("%s", wrong)
 
-    async def waits(self, agent: Agent, call: ToolCall, output: ToolOutput, told: MakeContext) -> ToolOutput:
+    async def run_question_hooks(
+        self, agent: Agent, call: ToolCall, output: ToolOutput, told: MakeContext
+    ) -> ToolOutput:
         """Tell hooks that a tool asks, or that a client is to run the call now.
 
         One that fails makes the call an error: nobody may have heard of it.
         """
-        hooks, side = self.on("on_approval", agent), call.input.side
+        hooks, side = self.find_hooks("on_approval", agent), call.input.side
         client = side if output.cleared is not None and isinstance(side, BeforeExternalCall) and side.client else None
         asked = output.question or client
         if not hooks or asked is None:
@@ -293,9 +299,9 @@ class HookRunner:
             context.memory.close()
         return output
 
-    async def failed(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
+    async def run_error_hooks(self, agent: Agent, call: ModelCall, told: RunContext[Any], error: Exception) -> None:
         """Tell hooks of an attempt that failed. One that fails itself is logged. Raises ``AbortError``."""
-        for hook in self.on("on_error", agent):
+        for hook in self.find_hooks("on_error", agent):
             given: HookArguments = {
                 "error": error,
                 "error_type": type(error).__name__,
@@ -327,7 +333,7 @@ def _wait_facts(
 def _check_answer_type(agent: Agent, content: str) -> None:
     """Raise ``DefinitionError`` for what whoever waits for the answer could not read as the agent's output."""
     try:
-        agent.output_type.load(json.loads(content))
+        agent.output_type.load_value(json.loads(content))
     except (ValueError, ParseError) as error:
         raise DefinitionError(
             f"the answer of agent {agent.name!r} is of a type, and this is none: {error}",

@@ -41,18 +41,18 @@ class RequestBuilder:
     def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
         """``forces`` says whether all models of an agent can be made to call a tool."""
         self._author = author
-        self._forces = forces
+        self._can_force_tool = forces
 
-    async def request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
+    async def build_request(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> ModelRequest:
         """What the model is asked. Raises ``InvalidInputError`` where there is nothing to answer."""
         forcing = call.input.purpose == "force_finish"
-        if forcing and agent.finish == "tool" and not self._forces(agent):
-            call.fresh = add_answer_template(call.fresh, agent.output_type.template)
+        if forcing and agent.finish == "tool" and not self._can_force_tool(agent):
+            call.new_messages = add_answer_template(call.new_messages, agent.output_type.template)
         said = _select_request_messages(call)
         return ModelRequest(
             model=agent.model_name,
             messages=said,
-            system=await self._system(agent, told),
+            system=await self._build_system_prompt(agent, told),
             # Those of a typed answer stay as they are: other tools would make the provider's cache of no use.
             tools=() if forcing and agent.finish != "tool" else agent.specs,
             tool_choice=FINISH_TOOL if forcing and agent.finish == "tool" else None,
@@ -61,15 +61,15 @@ class RequestBuilder:
             files=call.files,
         )
 
-    async def _system(self, agent: Agent, told: RunContext[Any]) -> str | None:
+    async def _build_system_prompt(self, agent: Agent, told: RunContext[Any]) -> str | None:
         instructions = agent.instructions
         if callable(instructions):
-            instructions = await self._instructions(agent, instructions, told)
+            instructions = await self._run_instructions(agent, instructions, told)
         if agent.finish == "tag":
             return f"{instructions}\n\n{TAG_PROMPT}" if instructions else TAG_PROMPT
         return instructions or None
 
-    async def _instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
+    async def _run_instructions(self, agent: Agent, fn: Callable[..., Any], told: RunContext[Any]) -> str | None:
         name = f"instructions of agent {agent.name}"
         try:
             said = await self._author.run(name, fn, told, timeout=INSTRUCTIONS_TIMEOUT)
@@ -94,7 +94,7 @@ def add_answer_template(fresh: Sequence[Message], template: str) -> list[Message
 
 def _select_request_messages(call: ModelCall) -> list[Message]:
     """The conversation without system prompts: these are given apart."""
-    said = [message for message in (*call.prefix, *call.fresh) if message.role != "system"]
+    said = [message for message in (*call.prefix, *call.new_messages) if message.role != "system"]
     if not said:
         raise InvalidInputError(
             "there is nothing to answer: the conversation has no messages, and the turn brought none",
@@ -156,15 +156,15 @@ class ReplyReader:
 
     def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
-        self._finishing = AnswerReader(author)
+        self._answer_reader = AnswerReader(author)
 
-    async def output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
+    async def build_output(self, agent: Agent, call: ModelCall, message: Message, told: RunContext[Any]) -> ModelOutput:
         """What control needs to know of ``message``."""
         task = call.input
         wrong = find_missing_price(agent, message, inherited=task.cost_limited)
         wrong = wrong or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
         ending = (
-            await self._finishing.read(agent, call, message, told)
+            await self._answer_reader.read_reply(agent, call, message, told)
             if wrong is None
             else build_failed_outcome(message, wrong)
         )
@@ -172,8 +172,8 @@ class ReplyReader:
             text=message.text,
             calls=tuple(
                 [
-                    await self._approving.plan(agent, one, told, task.lineage)
-                    for one in await self._plan(agent, message, ending.answered)
+                    await self._approving.plan_approval(agent, one, told, task.lineage)
+                    for one in await self._plan_calls(agent, message, ending.answered)
                 ]
             ),
             finish=ending.finish,
@@ -188,11 +188,13 @@ class ReplyReader:
             limits=_build_agent_limits(agent),
         )
 
-    async def stepped(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
+    async def accept_step_answer(self, agent: Agent, stepped: StepResult, told: RunContext[Any]) -> FinalAnswer:
         """The answer of a step policy (:meth:`Finishing.stepped`)."""
-        return await self._finishing.stepped(agent, stepped, told)
+        return await self._answer_reader.accept_step_answer(agent, stepped, told)
 
-    async def _plan(self, agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
+    async def _plan_calls(
+        self, agent: Agent, message: Message, answered: Mapping[str, Disposition]
+    ) -> tuple[Call, ...]:
         """What is to become of each call. Validators of the author's run on the author's side."""
         tools = [agent.toolbox.get(part.name) for part in message.tool_calls if part.id not in answered]
         if any(tool is not None and tool.validates_by_code for tool in tools):
@@ -269,7 +271,7 @@ def plan_tool_call(agent: Agent, part: ToolCallPart) -> Call:
 def _choose_disposition(tool: Tool, part: ToolCallPart) -> Disposition:
     """Raises ``ToolError`` for arguments that do not fit."""
     if isinstance(tool, SubagentTool | RemoteTool | CallbackTool):
-        return tool.ask(part.arguments)
+        return tool.build_disposition(part.arguments)
     tool.validate(part.arguments)
     return ActivityCall(
         timeout=tool.timeout,
@@ -304,12 +306,12 @@ class IterationStage:
         self._toolsets = toolsets
         self._resources = resources
         self._memory = memory
-        self._firing = HookRunner(author, HookSet() if hooks is None else hooks)
-        self._delegating = SubagentHooks(author, self._firing.on)
-        self._stepping = StepPolicy(author, agents, self._firing)
-        self._prologue = RequestBuilder(author, forces)
-        self._approving = ApprovalGate(author, agents.find)
-        self._epilogue = ReplyReader(author, self._approving)
+        self._hook_runner = HookRunner(author, HookSet() if hooks is None else hooks)
+        self._subagent_hooks = SubagentHooks(author, self._hook_runner.find_hooks)
+        self._step_policy = StepPolicy(author, agents, self._hook_runner)
+        self._request_builder = RequestBuilder(author, forces)
+        self._approval_gate = ApprovalGate(author, agents.find)
+        self._reply_reader = ReplyReader(author, self._approval_gate)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call; an ending (``purpose="close"``) is only passed on to be recorded, and hooks alone are
@@ -319,64 +321,68 @@ class IterationStage:
         ``DefinitionError`` for overrides that do not fit it.
         """
         if call.input.purpose == "close":
-            await self._firing.at_the_end(self._agents.get, call, lambda agent: self._told(agent, call))
+            await self._hook_runner.run_message_hooks_at_end(
+                self._agents.get, call, lambda agent: self._build_run_context(agent, call)
+            )
             return ModelReply(ModelOutput(), message=None)
         if call.input.purpose == "remind":
-            await self._reminded(call)
+            await self._run_reminder(call)
             return ModelReply(ModelOutput(), message=None)
-        call.base = call.agent = self._agents.get(call.input.agent)
-        call.told = await self._told(call.agent, call)
+        call.base_agent = call.agent = self._agents.get(call.input.agent)
+        call.run_context = await self._build_run_context(call.agent, call)
         try:
             if self._toolsets is not None:
-                call.base = await self._toolsets.offered(call.base, call, call.told)
-            call.agent = call.base.overridden(call.input.overrides, self._agents.tools)
-            reply = await self._iteration(call.agent, call, call.told, next)
+                call.base_agent = await self._toolsets.add_offered_tools(call.base_agent, call, call.run_context)
+            call.agent = call.base_agent.overridden(call.input.overrides, self._agents.tools)
+            reply = await self._run_iteration(call.agent, call, call.run_context, next)
         except Exception as error:
-            await self._firing.failed(call.agent, call, call.told, error)
+            await self._hook_runner.run_error_hooks(call.agent, call, call.run_context, error)
             raise
         else:
             if call.pinned is not None:
                 reply.output = reply.output.model_copy(update={"pinned": call.pinned})
             return reply
         finally:
-            call.told.memory.close()
+            call.run_context.memory.close()
 
-    async def _reminded(self, call: ModelCall) -> None:
+    async def _run_reminder(self, call: ModelCall) -> None:
         agent = self._agents.get(call.input.agent)
-        told = await self._told(agent, call)
+        told = await self._build_run_context(agent, call)
         try:
-            await self._firing.reminded(agent, call, told)
+            await self._hook_runner.run_reminder_hooks(agent, call, told)
         finally:
             told.memory.close()
 
-    async def _iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
+    async def _run_iteration(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
         if call.input.purpose == "compact":
-            call.request = await self._prologue.request(agent, call, told)
+            call.request = await self._request_builder.build_request(agent, call, told)
             return check_summary_price(agent, await next(call), inherited=call.input.cost_limited)
-        await self._firing.messages(agent, call, told)
-        await self._delegating.after(agent, call, told)
-        stepped = await self._stepping.step(agent, call, told)
+        await self._hook_runner.run_message_hooks(agent, call, told)
+        await self._subagent_hooks.run_after_subagent(agent, call, told)
+        stepped = await self._step_policy.run_policy(agent, call, told)
         if isinstance(stepped, BranchWait):
-            return stepped.reply(call)
+            return stepped.build_reply(call)
         if stepped is not None:
             call.agent = agent = stepped.agent
         if stepped is not None and stepped.finish is not None:
-            reply = build_step_reply(agent, await self._epilogue.stepped(agent, stepped, told))
+            reply = build_step_reply(agent, await self._reply_reader.accept_step_answer(agent, stepped, told))
         else:
-            reply = await self._asked(agent, call, told, next)
+            reply = await self._ask_model(agent, call, told, next)
         assert reply.message is not None, "a model says something"
-        reply.output = await self._firing.finished(agent, call, told, reply.message, reply.output)
+        reply.output = await self._hook_runner.run_finish_hooks(agent, call, told, reply.message, reply.output)
         if stepped is not None:
-            stepped.onto(reply, call)
+            stepped.add_to_reply(reply, call)
         return reply
 
-    async def _asked(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
-        call.request = request = await self._prologue.request(agent, call, told)
+    async def _ask_model(self, agent: Agent, call: ModelCall, told: RunContext[Any], next: NextModel) -> ModelReply:
+        call.request = request = await self._request_builder.build_request(agent, call, told)
         reply = await next(call)
         assert reply.message is not None, "a model says something"
-        output = await self._epilogue.output(agent, call, reply.message, told)
-        reply.output = add_hook_plans(agent, await self._delegating.before(agent, told, output), self._firing.on)
-        await self._firing.asked(agent, told, reply.output)
+        output = await self._reply_reader.build_output(agent, call, reply.message, told)
+        reply.output = add_hook_plans(
+            agent, await self._subagent_hooks.run_before_subagent(agent, told, output), self._hook_runner.find_hooks
+        )
+        await self._hook_runner.run_approval_hooks(agent, told, reply.output)
         reply.system = request.system  # hooks changed what this call was asked, not what the agent's prompt is
         return reply
 
@@ -389,11 +395,15 @@ class IterationStage:
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Run it, if it may: rules on approvals are asked once more. Hooks are told of what it asks."""
         task = call.input
-        agent, tool = self._agents.get(task.agent), self._agents.tool(task.agent, task.name)
-        output = await self._approving.tool(agent, tool, call, next, lambda: self._told(agent, call))
-        return await self._firing.waits(agent, call, output, lambda: self._told(agent, call))
+        agent, tool = self._agents.get(task.agent), self._agents.find_tool(task.agent, task.name)
+        output = await self._approval_gate.run_tool(
+            agent, tool, call, next, lambda: self._build_run_context(agent, call)
+        )
+        return await self._hook_runner.run_question_hooks(
+            agent, call, output, lambda: self._build_run_context(agent, call)
+        )
 
-    async def _told(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
+    async def _build_run_context(self, agent: Agent | None, call: ModelCall | ToolCall) -> RunContext[Any]:
         task = call.input
         context: Any = task.context
         if agent is not None and agent.has_context:
@@ -406,5 +416,5 @@ class IterationStage:
             context=context,
             auth_context=call.auth,
             resources=self._resources(),
-            memory=self._memory(call.writes),
+            memory=self._memory(call.memory_writes),
         )

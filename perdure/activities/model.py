@@ -29,7 +29,7 @@ class ModelActivity:
     def __init__(self, provider: Callable[[Agent], Provider], cost: ComputeCost) -> None:
         """``provider`` gives the one that an agent's models are asked through, ``cost`` the price of a call in USD."""
         self._provider = provider
-        self._cost = cost
+        self._compute_cost = cost
 
     @activity.defn(name=MODEL_ACTIVITY)
     async def model(self, call: Any) -> Any:
@@ -40,14 +40,14 @@ class ModelActivity:
         """Ask the model for ``call.request``. Raises ``ProviderError``."""
         agent, request = call.agent, call.request
         assert request is not None, "the iteration stage makes the request"
-        completed, withheld = await self._contained(agent, call, request)
+        completed, withheld = await self._call_with_containment(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
-        parts = call.ids.of_reply(
+        parts = call.call_ids.assign_reply_ids(
             (part for part in completed.parts if not _is_cut_off(part, completed)), completed.origin
         )
         # The API may call it by another name than the one that is priced.
         model, asked = completed.model or agent.model_name, _find_requested_model(agent, provider)
-        cost = self._cost(provider, model, completed.usage, asked)
+        cost = self._compute_cost(provider, model, completed.usage, asked)
         message = Message(
             role="assistant",
             parts=sanitize_parts(parts),
@@ -61,7 +61,7 @@ class ModelActivity:
             raise MalformedReplyError(f"{agent.model} answered with a tool result")
         return ModelReply(ModelOutput(), message)
 
-    async def _contained(
+    async def _call_with_containment(
         self, agent: Agent, call: ModelCall, request: ModelRequest
     ) -> tuple[Completed, tuple[Withheld, ...]]:
         """The reply, and what the request was made without: of what the API refuses only the rest is asked.
@@ -69,16 +69,16 @@ class ModelActivity:
         All tries are one attempt of one activity: a refused request is not paid, and an attempt that is lost begins
         with the first again. What is withheld is recorded with the reply, or not at all.
         """
-        conversation = [*call.prefix, *call.fresh]
+        conversation = [*call.prefix, *call.new_messages]
         before = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
         texts = call.input.purpose != "compact"  # the order to sum up is none of the conversation
         contained = ContentWithholder(request.messages, before, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
-        call.asking(agent.model)
+        call.report_model(agent.model)
         while True:
             call.request = replace(request, messages=contained.messages)
             try:
-                return await self._stream(agent, call, call.request), contained.withheld
+                return await self._read_stream(agent, call, call.request), contained.withheld
             except ProviderError as error:
                 refused = refused or error
                 if not contained.withhold(error):
@@ -92,18 +92,18 @@ class ModelActivity:
                 logger.warning("run %s asks again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
 
-    async def _stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
+    async def _read_stream(self, agent: Agent, call: ModelCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. A stream without ``Completed`` was cut, and nothing of it counts."""
-        call.ids = ids = _build_call_ids(call)
+        call.call_ids = ids = _build_call_ids(call)
         events = self._provider(agent).stream(request)
         last: StreamEvent | None = None
         try:
             async for event in events:
                 last = event
                 if isinstance(event, ToolCallDelta):
-                    event = replace(event, id=ids.streamed(event.index, event.id))
+                    event = replace(event, id=ids.get_streamed_id(event.index, event.id))
                 elif isinstance(event, Restarted):
-                    ids.restart()
+                    ids.discard_streamed()
                 call.emit(event)
         except ContentFilterError as error:
             if last is not None and not isinstance(last, Restarted):
@@ -119,8 +119,8 @@ class ModelActivity:
 
 
 def _build_call_ids(call: ModelCall) -> CallIds:
-    edited = any(isinstance(step, StepTaken) and step.edited for step in call.steps)
-    return CallIds([*call.prefix, *call.fresh], call.input.scope, call.input.op, edited=edited)
+    edited = any(isinstance(step, StepTaken) and step.edited for step in call.step_events)
+    return CallIds([*call.prefix, *call.new_messages], call.input.scope, call.input.op, edited=edited)
 
 
 def _find_requested_model(agent: Agent, provider: str) -> str | None:

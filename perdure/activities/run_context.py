@@ -56,9 +56,9 @@ class AuthResolver:
         """
         if task.auth_context is not None:
             return AuthContext(json.loads(self._keys.open(task.auth_context, iter_bound_contexts(task))))
-        return None if task.auth_ref is None else AuthContext(await self._resolved(task.auth_ref, task))
+        return None if task.auth_ref is None else AuthContext(await self._resolve_reference(task.auth_ref, task))
 
-    async def _resolved(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
+    async def _resolve_reference(self, ref: str, task: CallFacts) -> Mapping[str, Any]:
         if self._resolve is None:
             raise AuthContextUnavailableError(
                 "the run was started with an auth_ref, and this worker has nothing to resolve it with",
@@ -121,11 +121,11 @@ class MemoryFactory:
 
     def __init__(self, store: Kept, waiting: Callable[[str], None] = lambda _: None) -> None:
         self._store = store
-        self._waiting = waiting
+        self._report_waiting = waiting
 
     def __call__(self, writes: MemoryWrites) -> Memory:
         """The memory of one call, which writes into ``writes``. On the worker's loop."""
-        return Memory(_StoreReader(self._store, asyncio.get_running_loop(), self._waiting), writes)
+        return Memory(_StoreReader(self._store, asyncio.get_running_loop(), self._report_waiting), writes)
 
 
 class _StoreReader:
@@ -134,27 +134,27 @@ class _StoreReader:
     def __init__(self, store: Kept, loop: asyncio.AbstractEventLoop, waiting: Callable[[str], None]) -> None:
         self._store = store
         self._loop = loop
-        self._waiting = waiting
-        self.waits = 0
+        self._report_waiting = waiting
+        self.waiting_reads = 0
         """Reads that wait for the store."""
 
     def recall(self, namespace: str, key: str) -> Future[bytes | None]:
         """One value."""
-        return self._ask(lambda: self._store.recall(namespace, key))
+        return self._submit_read(lambda: self._store.recall(namespace, key))
 
     def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
         """The first ``limit`` values under ``prefix``."""
-        return self._ask(lambda: self._store.recall_all(namespace, prefix, limit=limit))
+        return self._submit_read(lambda: self._store.recall_all(namespace, prefix, limit=limit))
 
-    def _ask(self, read: Callable[[], Awaitable[T]]) -> Future[T]:
-        answer = self._insist(read)
+    def _submit_read(self, read: Callable[[], Awaitable[T]]) -> Future[T]:
+        answer = self._read_with_retries(read)
         try:
             return asyncio.run_coroutine_threadsafe(answer, self._loop)
         except RuntimeError:  # closed: the worker has stopped
             answer.close()
             raise
 
-    async def _insist(self, read: Callable[[], Awaitable[T]]) -> T:
+    async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read as soon as the store can be read: that it cannot is no failure of the tool's. Its timeout bounds it."""
         delay, waited = _FIRST_RETRY_DELAY, False
         try:
@@ -164,14 +164,14 @@ class _StoreReader:
                 except StoreError as error:
                     if not error.retryable:
                         raise
-                    self.waits += not waited
+                    self.waiting_reads += not waited
                     waited = True
-                    self._waiting(f"{type(error).__name__}: {error}")
+                    self._report_waiting(f"{type(error).__name__}: {error}")
                     await asyncio.sleep(delay)
                     delay = min(delay * 2, _MAX_RETRY_DELAY)
                 else:
                     if waited:
-                        self._waiting("")
+                        self._report_waiting("")
                     return found
         finally:
-            self.waits -= waited
+            self.waiting_reads -= waited

@@ -51,11 +51,11 @@ class BranchWait:
     forks: tuple[BranchConversation | None, ...]
     blobs: tuple[Blob, ...]
 
-    def reply(self, call: ModelCall) -> ModelReply:
+    def build_reply(self, call: ModelCall) -> ModelReply:
         """Nothing of what the attempt did counts: the policy, and the hooks before it, run again."""
-        call.writes.clear()
+        call.memory_writes.clear()
         call.blobs += self.blobs
-        return ModelReply(ModelOutput(branches=self.branches), message=None, forks=self.forks)
+        return ModelReply(ModelOutput(branches=self.branches), message=None, branch_conversations=self.forks)
 
 
 class StepBranches:
@@ -65,50 +65,50 @@ class StepBranches:
         """``known``: the conversation, of which the first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
-        self._known = self._without_order(known)
-        self._recorded = recorded
+        self._conversation = self._drop_finish_order(known)
+        self._recorded_count = recorded
         self._forks: dict[int, tuple[BranchConversation | None, list[Blob]]] = {}
-        self._asked = len(call.branches)
-        self.branches = Branches(tuple(call.branches), self._answer)
+        self._ended_count = len(call.branches)
+        self.branches = Branches(tuple(call.branches), self._read_answer)
 
-    def begin(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
+    def begin_branch(self, step: Step, agent: Any, message: Any, model: Any, messages: Any) -> Branch:
         """``step.branch``. Raises ``DefinitionError``, ``AgentNotFoundError``, ``InvalidInputError``."""
         found = self._agents.get(_read_branch_agent(agent))
         if messages not in get_args(BranchMessages):
             raise DefinitionError(f'step.branch(messages=…) is "all" or "none", not {messages!r:.100}')
-        models = self._models(found, model)
+        models = self._read_models(found, model)
         text, typed = _read_branch_message(found, message)
         if text is None and messages == "none":
             raise DefinitionError(
                 f"a branch to agent {found.name!r} without the conversation has nothing to answer",
                 hint='Give it a message, or messages="all".',
             )
-        fork, blobs = self._fork(step, text) if messages == "all" else (None, [])
+        fork, blobs = self._build_fork(step, text) if messages == "all" else (None, [])
         asked = _build_branch_request(found.name, text, typed, models, messages)
-        branch = self.branches.begin(asked)
-        if not branch.awaited:
+        branch = self.branches.begin_branch(asked)
+        if not branch.is_awaited:
             self._forks[id(branch)] = fork, blobs
             self._check_count()
         return branch
 
-    def waits(self) -> BranchWait:
+    def build_wait(self) -> BranchWait:
         """What the policy waits for."""
-        new = self.branches.new
+        new = self.branches.new_branches
         forks = [self._forks[id(branch)] for branch in new]
         return BranchWait(
-            branches=tuple(branch.asked for branch in new),
+            branches=tuple(branch.request for branch in new),
             forks=tuple(fork for fork, _ in forks),
             blobs=tuple(blob for _, blobs in forks for blob in blobs),
         )
 
     def _check_count(self) -> None:
-        if self._asked + len(self.branches.new) > MAX_BRANCHES:
+        if self._ended_count + len(self.branches.new_branches) > MAX_BRANCHES:
             raise DefinitionError(
                 f"a step may have {MAX_BRANCHES} branches, and the policy begins one more",
                 hint="Ask an agent that has the others as subagents, or spread them over several steps.",
             )
 
-    def _models(self, agent: Agent, model: Any) -> tuple[str, ...]:
+    def _read_models(self, agent: Agent, model: Any) -> tuple[str, ...]:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
@@ -120,12 +120,12 @@ class StepBranches:
             )
         return (given,) if isinstance(given, str) else tuple(given)
 
-    def _fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:
+    def _build_fork(self, step: Step, text: str | None) -> tuple[BranchConversation | None, list[Blob]]:
         """The conversation as the policy has it now, behind as much of the transcript as it has left unchanged."""
-        call, known = self._call, self._known
-        now = self._without_order(step.messages)
+        call, known = self._call, self._conversation
+        now = self._drop_finish_order(step.messages)
         if len(now) == len(known) and all(a is b for a, b in zip(now, known, strict=True)):
-            return BranchConversation(call.head, tuple(known[self._recorded :])), []
+            return BranchConversation(call.head, tuple(known[self._recorded_count :])), []
         sent = [*now, *([] if text is None else [Message.user(text)])]
         if (why := find_conversation_problem(sent)) is not None:
             raise DefinitionError(
@@ -133,24 +133,24 @@ class StepBranches:
                 hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
             )
         edited, blobs = extract_file_blobs(adopt_edited_messages(now, known))
-        unchanged = len(edited) >= self._recorded and all(
-            a is b or a == b for a, b in zip(edited, known[: self._recorded], strict=False)
+        unchanged = len(edited) >= self._recorded_count and all(
+            a is b or a == b for a, b in zip(edited, known[: self._recorded_count], strict=False)
         )
         return (
-            BranchConversation(call.head, tuple(edited[self._recorded :]))
+            BranchConversation(call.head, tuple(edited[self._recorded_count :]))
             if unchanged
             else BranchConversation(None, tuple(edited))
         ), blobs
 
-    def _without_order(self, messages: Sequence[Message]) -> list[Message]:
+    def _drop_finish_order(self, messages: Sequence[Message]) -> list[Message]:
         """Without the engine's order to finish, which is for the agent of the run alone."""
         if self._call.input.purpose != "force_finish":
             return list(messages)
         # Behind a reply without an answer there is a reminder too, under the same id: without it the reply came last.
-        order = next((one for one in reversed(self._call.fresh) if one.id == REMINDER_ID), None)
+        order = next((one for one in reversed(self._call.new_messages) if one.id == REMINDER_ID), None)
         return [message for message in messages if message is not order]
 
-    def _answer(self, outcome: BranchOutcome) -> Any:
+    def _read_answer(self, outcome: BranchOutcome) -> Any:
         """The answer of a branch that has ended. Raises ``BranchError``."""
         what = f"the branch {outcome.said} (run {self._call.input.context_id}/{outcome.op})"
         if outcome.error_type is not None:
@@ -166,7 +166,7 @@ class StepBranches:
                 f"{what} ended without an output; the agent said: {outcome.content[:BRANCH_LABEL_CHARS]!r}"
             )
         try:
-            return kind.load(parse_output(outcome.content))
+            return kind.load_value(parse_output(outcome.content))
         except PerdureError as error:
             raise BranchError(f"{what}: {error}") from error
 
@@ -226,15 +226,15 @@ class StepResult:
     value: Any = None
     """The answer as it is before it becomes text: what output validators are given."""
 
-    def onto(self, reply: ModelReply, call: ModelCall) -> None:
+    def add_to_reply(self, reply: ModelReply, call: ModelCall) -> None:
         """Add to ``reply`` what is to be recorded with it."""
         if self.kept is not None:
             reply.output = reply.output.model_copy(update={"overrides": self.kept})
         if self.replaced is not None:
             system = [Message.system(reply.system)] if reply.system else []
-            first, *rest = [*system, *call.fresh]
-            reply.rewritten = [first.model_copy(update={"replaces": self.replaced}), *rest]
-            call.prefix, call.fresh = reply.rewritten, ()
+            first, *rest = [*system, *call.new_messages]
+            reply.rewritten_messages = [first.model_copy(update={"replaces": self.replaced}), *rest]
+            call.prefix, call.new_messages = reply.rewritten_messages, ()
 
 
 class StepPolicy:
@@ -243,14 +243,14 @@ class StepPolicy:
     def __init__(self, author: AuthorLoop, agents: Agents, firing: HookRunner) -> None:
         self._author = author
         self._agents = agents
-        self._firing = firing
+        self._hook_runner = firing
 
-    async def step(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> StepResult | BranchWait | None:
+    async def run_policy(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> StepResult | BranchWait | None:
         """Let the policy change ``call``; None where it has nothing to say. Raises ``HookError``, ``AbortError``."""
         task = call.input
         if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
             return None
-        hooks = self._firing.on("on_iteration", agent)
+        hooks = self._hook_runner.find_hooks("on_iteration", agent)
         return await _PolicyAttempt(self._agents, agent, call).run(self._author, hooks, told) if hooks else None
 
 
@@ -262,48 +262,48 @@ class _PolicyAttempt:
         self._agent = agent
         self._call = call
         self._recorded = [message for message in call.prefix if message.role != "system"]
-        self._known = [*self._recorded, *call.fresh]
+        self._conversation = [*self._recorded, *call.new_messages]
         self._blobs: list[Blob] = []
-        self._branching = StepBranches(agents, call, self._known, len(self._recorded))
-        self._inside = ArgumentsSnapshot(self._known)
+        self._step_branches = StepBranches(agents, call, self._conversation, len(self._recorded))
+        self._inside = ArgumentsSnapshot(self._conversation)
 
     async def run(
         self, author: AuthorLoop, hooks: Sequence[Hook], told: RunContext[Any]
     ) -> StepResult | BranchWait | None:
-        step = Step(self._facts())
+        step = Step(self._build_facts())
         try:
             for some in _group_hooks(hooks):
                 trial = step if some[0].on_error == "fail" else step.copy()
-                if await self._fire(author, some, trial, told):
+                if await self._fire_hooks(author, some, trial, told):
                     step = trial
                 if step.finished is not None:
                     break
         except LeftError:
-            return self._branching.waits()
+            return self._step_branches.build_wait()
         finally:
-            self._inside.put_back()
-        return self._carried_out(step)
+            self._inside.restore()
+        return self._build_step_result(step)
 
-    def _facts(self) -> StepFacts:
+    def _build_facts(self) -> StepFacts:
         task, agent = self._call.input, self._agent
-        own = self._call.base.toolbox
+        own = self._call.base_agent.toolbox
         instructions = agent.instructions
         return StepFacts(
             iteration=task.iteration - 1,
             forced=task.purpose == "force_finish",
             usage=task.used,
             cost_usd=task.cost_usd,
-            messages=tuple(self._known),
+            messages=tuple(self._conversation),
             models=agent.models,
             settings=agent.settings,
             instructions=None if callable(instructions) else instructions,
             tools=tuple(tool.name for tool in agent.toolbox),
-            known=frozenset(tool.name for tools in (own, self._agents.tools) for tool in tools),
-            result=self._result,
-            branch=self._branching.begin,
+            known_tools=frozenset(tool.name for tools in (own, self._agents.tools) for tool in tools),
+            build_result=self._build_tool_result,
+            begin_branch=self._step_branches.begin_branch,
         )
 
-    async def _fire(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
+    async def _fire_hooks(self, author: AuthorLoop, hooks: Sequence[Hook], step: Step, told: RunContext[Any]) -> bool:
         """Whether they have done it; one that is only to be logged may have failed."""
         done: list[Hook] = []
 
@@ -312,27 +312,27 @@ class _PolicyAttempt:
             return given
 
         def take(hook: Hook, _: Any, given: HookArguments) -> bool:
-            self._branching.branches.check()
-            self._check(step)
+            self._step_branches.branches.check_awaited()
+            self._check_step(step)
             show(given)
             done.append(hook)
             return step.finished is not None
 
-        run = self._branching.branches.around(author.run)
+        run = self._step_branches.branches.wrap_runner(author.run)
         await run_hooks(run, hooks, show({"step": step, "iteration": step.iteration, "ctx": told}), take)
         if not done:  # it was only logged that it failed
-            self._branching.branches.forget()
+            self._step_branches.branches.discard_new_branches()
         return bool(done)
 
-    def _check(self, step: Step) -> None:
+    def _check_step(self, step: Step) -> None:
         """Raise ``DefinitionError`` for what cannot be carried out: the error names the hook that did it."""
-        self._inside.check("step.messages[i]")
-        base, before = self._call.base, self._call.input.overrides or {}
-        changes = step.changes()
-        for some in (changes, *step.kept.values()):
+        self._inside.check_unchanged("step.messages[i]")
+        base, before = self._call.base_agent, self._call.input.overrides or {}
+        changes = step.build_changes()
+        for some in (changes, *step.kept_changes.values()):
             if some:
                 apply_override(base, merge_overrides(before, some), self._agents.tools)
-        if (found := measure_json(step.kept)) > OVERRIDE_BYTES:
+        if (found := measure_json(step.kept_changes)) > OVERRIDE_BYTES:
             raise DefinitionError(
                 f"step.keep: what is to hold from now on has {found:,} bytes as JSON and may have {OVERRIDE_BYTES:,}",
                 hint="Say it in a message, or set it before each call.",
@@ -342,28 +342,28 @@ class _PolicyAttempt:
                 "step.messages has something in it that is no Message", hint="For instance Message.user('…')."
             )
         if (
-            not _has_same_messages(step.messages, self._known)
+            not _has_same_messages(step.messages, self._conversation)
             and (why := find_conversation_problem(step.messages)) is not None
         ):
             raise DefinitionError(
                 f"step.messages cannot be sent to a model: {why}",
                 hint="A call and its result go together; step.trim(keep=20) shortens a conversation so.",
             )
-        self._finish(step)
+        self._build_finish(step)
 
-    def _finish(self, step: Step) -> FinalAnswer | None:
+    def _build_finish(self, step: Step) -> FinalAnswer | None:
         """The answer that the policy gives. Raises ``DefinitionError`` for one that is not of the output type."""
         if step.finished is None:
             return None
         kind = self._agent.output_type
         try:
-            finish = kind.finish(kind.changed(step.finished[0]))
+            finish = kind.build_finish(kind.validate_value(step.finished[0]))
         except ValueError as error:
             raise DefinitionError(f"step.finish was given what the output cannot be: {error}") from error
         # A text is an output under finish="tool" only if it was given as one, and this was.
         return finish.model_copy(update={"called": kind.is_text and self._agent.finish == "tool"})
 
-    def _result(self, before: ToolResultPart, value: Any) -> ToolResultPart:
+    def _build_tool_result(self, before: ToolResultPart, value: Any) -> ToolResultPart:
         """What a policy makes of a result: a part of the same call, or anything that a tool may return."""
         if isinstance(value, ToolResultPart):
             if value.call_id != before.call_id:
@@ -382,35 +382,35 @@ class _PolicyAttempt:
 
     # --- afterwards
 
-    def _carried_out(self, step: Step) -> StepResult | None:
-        changes, kept, finish = step.changes(), step.kept, self._finish(step)
-        same = _has_same_messages(step.messages, self._known)
+    def _build_step_result(self, step: Step) -> StepResult | None:
+        changes, kept, finish = step.build_changes(), step.kept_changes, self._build_finish(step)
+        same = _has_same_messages(step.messages, self._conversation)
         if same and not changes and not kept and finish is None:
             return None
-        replaced = None if same else self._edit(step)
-        taken = self._told_of(step, changes, replaced)
-        self._call.steps = [taken, *map(_build_injected_event, step.injected)]
+        replaced = None if same else self._apply_edit(step)
+        taken = self._build_step_event(step, changes, replaced)
+        self._call.step_events = [taken, *map(_build_injected_event, step.injected_messages)]
         overrides = merge_overrides(self._call.input.overrides or {}, changes)
-        agent = self._call.base.overridden(overrides, self._agents.tools) if changes else self._agent
-        value = None if step.finished is None else agent.output_type.changed(step.finished[0])
+        agent = self._call.base_agent.overridden(overrides, self._agents.tools) if changes else self._agent
+        value = None if step.finished is None else agent.output_type.validate_value(step.finished[0])
         return StepResult(agent, finish, LastingOverrides(**kept) if kept else None, replaced, value)
 
-    def _edit(self, step: Step) -> Replaced | None:
+    def _apply_edit(self, step: Step) -> Replaced | None:
         """Put the edited conversation into the call; what it replaces, where that was recorded already."""
         call, recorded = self._call, len(self._recorded)
-        edited, blobs = extract_file_blobs(adopt_edited_messages(step.messages, self._known))
+        edited, blobs = extract_file_blobs(adopt_edited_messages(step.messages, self._conversation))
         blobs += self._blobs
         call.blobs += blobs
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
         if _has_same_messages(edited[:recorded], self._recorded):
-            call.fresh = edited[recorded:]
+            call.new_messages = edited[recorded:]
             return None
         assert call.head is not None, "what is recorded has a head"
         before = Replaced(head=call.head, messages=len(call.prefix), kept=0)
-        call.head, call.prefix, call.fresh = None, (), edited
+        call.head, call.prefix, call.new_messages = None, (), edited
         return before
 
-    def _told_of(self, step: Step, changes: dict[str, Any], replaced: Replaced | None) -> StepTaken:
+    def _build_step_event(self, step: Step, changes: dict[str, Any], replaced: Replaced | None) -> StepTaken:
         return StepTaken(
             iteration=self._call.input.iteration,
             model=step.model if "model" in changes else None,
@@ -418,17 +418,17 @@ class _PolicyAttempt:
             instructions="instructions" in changes,
             tools_added=tuple(changes.get("add_tools", ())),
             tools_removed=tuple(changes.get("remove_tools", ())),
-            kept=tuple(scope for scope in OVERRIDE_DURATIONS if scope in step.kept),
-            results=self._changed_results(step),
-            injected=len(step.injected),
+            kept=tuple(scope for scope in OVERRIDE_DURATIONS if scope in step.kept_changes),
+            results=self._list_changed_results(step),
+            injected=len(step.injected_messages),
             edited=replaced is not None,
             head_before=replaced.head if replaced is not None else None,
             finished=step.finished is not None,
         )
 
-    def _changed_results(self, step: Step) -> tuple[str, ...]:
+    def _list_changed_results(self, step: Step) -> tuple[str, ...]:
         """Calls of the last reply whose results say something else now."""
-        before = {part.call_id: part for part in Step(self._facts()).results}
+        before = {part.call_id: part for part in Step(self._build_facts()).results}
         return tuple(one.call_id for one in step.results if before.get(one.call_id, one) != one)
 
 
@@ -454,6 +454,6 @@ def _has_same_messages(messages: Sequence[Message], others: Sequence[Message]) -
 def _build_injected_event(message: Message) -> MessageInjected:
     text, blob = message.text, None
     if len(text) * 4 > INLINE_BYTES and len(text.encode()) > INLINE_BYTES:
-        text, blob = "", Blob.of(text).ref  # the transcript keeps it there
+        text, blob = "", Blob.from_content(text).ref  # the transcript keeps it there
     files = tuple(part for part in extract_file_blobs([message])[0][0].parts if isinstance(part, FilePart))
     return MessageInjected(by=message.by, content=text, blob=blob, files=files)

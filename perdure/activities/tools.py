@@ -57,11 +57,11 @@ from .toolsets import Toolsets
 class Cancellation(Protocol):
     """Of the call in which it is made."""
 
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether nobody waits for the call any more. From any thread."""
         ...
 
-    def by_run(self) -> bool:
+    def is_from_run(self) -> bool:
         """Of a call that was cancelled: whether the run did it. Else it is the worker that stops."""
         ...
 
@@ -72,11 +72,11 @@ class ActivityCancellation:
     def __init__(self) -> None:
         self._context = contextvars.copy_context()
 
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """See :class:`Cancellation`. A context can be entered once at a time, so each look takes a copy."""
         return self._context.copy().run(activity.is_cancelled)
 
-    def by_run(self) -> bool:
+    def is_from_run(self) -> bool:
         """See :class:`Cancellation`."""
         details = activity.cancellation_details()
         return details is not None and details.cancel_requested
@@ -88,11 +88,11 @@ class TaskCancellation:
     def __init__(self) -> None:
         self._task = asyncio.current_task()
 
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """See :class:`Cancellation`."""
         return self._task is not None and self._task.cancelling() > 0
 
-    def by_run(self) -> bool:
+    def is_from_run(self) -> bool:
         """See :class:`Cancellation`."""
         return True
 
@@ -140,7 +140,7 @@ async def clear_external_call(author: AuthorLoop, tool: Tool, call: ToolCall, si
         raise ToolError(f"{call.input.name} is run in another way now: call it again")
     arguments = dict(call.arguments)
     _check_external_arguments(call.input.name, arguments)
-    await author.run(f"validators of tool {tool.name}", tool.ask, arguments)
+    await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)
     changed = None if is_same_json(arguments, call.input.arguments) else arguments
     return ToolOutput(key=call.key, status="cleared", cleared=Clearance(arguments=changed))
 
@@ -171,7 +171,7 @@ class ToolActivity:
         resources: Callable[[], Any] = lambda: None,
         heartbeat: Callable[[], Callable[..., None]] = lambda: _ignore_heartbeat,
         memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
-        cancellation: Callable[[], Cancellation] = cancellation,
+        cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
     ) -> None:
         """``heartbeat`` gives, inside an activity, the function that reports progress of it from any thread.
@@ -179,7 +179,7 @@ class ToolActivity:
         ``memory`` gives the memory of one call, ``resources`` what the lifespan yielded, ``cancellation`` whether the
         present call is to stop.
         """
-        self._cancellation = cancellation
+        self._cancellation = get_cancellation
         self._toolsets = toolsets
         self._heartbeat = heartbeat
         self._memory = memory
@@ -197,25 +197,25 @@ class ToolActivity:
         task = call.input
         agent = self._agents.get(task.agent)
         given_up, cancelled = threading.Event(), self._cancellation()
-        context = self.context(call, call.writes, lambda: given_up.is_set() or cancelled.requested())
+        context = self.context(call, call.memory_writes, lambda: given_up.is_set() or cancelled.is_requested())
         tool: Tool | None = None
         try:
             if isinstance(task.side, AfterExternalCall):
                 return build_returned_output(call, task.side)
-            tool = await self._find(agent, call, context)
+            tool = await self._find_tool(agent, call, context)
             if tool is None:  # the code changed since the model was shown the tool
                 return _build_error_output(
                     call, build_unknown_tool_text(task.name, [spec.name for spec in agent.toolbox.specs])
                 )
             if task.side is not None:
-                return await self._cleared(call, tool, task.side)
-            output = await self._execute(call, tool, _bind_tool_call(agent, tool, call, context))
-            question = context.questions.open
+                return await self._clear_external_call(call, tool, task.side)
+            output = await self._execute_tool(call, tool, _bind_tool_call(agent, tool, call, context))
+            question = context.questions.open_question
             return output if question is None else _build_question_output(call, question)
         except PerdureError as error:
             return _build_error_output(call, format_error(error), error)
         except asyncio.CancelledError:
-            if cancelled.by_run():
+            if cancelled.is_from_run():
                 return _build_cancelled_output(call, tool)
             # The worker stops: the journal has an intent and no outcome, which is the truth. The next attempt tells
             # the model so, or runs an idempotent tool again.
@@ -224,7 +224,7 @@ class ToolActivity:
             given_up.set()
             context.memory.close()
 
-    async def _cleared(self, call: ToolCall, tool: Tool, side: BeforeExternalCall) -> ToolOutput:
+    async def _clear_external_call(self, call: ToolCall, tool: Tool, side: BeforeExternalCall) -> ToolOutput:
         try:
             return await clear_external_call(self._author, tool, call, side)
         except ArgumentsError as error:
@@ -232,7 +232,7 @@ class ToolActivity:
         except Exception as error:  # of an author's validator, too
             return _build_error_output(call, format_error(error), error)
 
-    async def _find(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
+    async def _find_tool(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
         """Of the agent, of its toolsets, or of the worker. Raises ``ToolError`` for one that is another now."""
 
         async def told() -> ToolContext[Any]:
@@ -244,10 +244,10 @@ class ToolActivity:
             )
             return typed
 
-        found = await self._toolsets.tool(agent, call, told) if self._toolsets is not None else None
-        return found or self._agents.tool(call.input.agent, call.input.name)
+        found = await self._toolsets.find_tool(agent, call, told) if self._toolsets is not None else None
+        return found or self._agents.find_tool(call.input.agent, call.input.name)
 
-    async def _execute(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
+    async def _execute_tool(self, call: ToolCall, tool: Tool, work: Callable[[], Any]) -> ToolOutput:
         name = f"tool {tool.name} of agent {call.input.agent}"
         try:
             result: ResultContent = await self._author.run(name, work, timeout=tool.timeout)
@@ -284,7 +284,7 @@ class ToolActivity:
             answers=task.answers,
             heartbeat=self._heartbeat(),
             cancelled=cancelled,
-            progress=call.progress,
+            progress=call.report_progress,
         )
 
 
@@ -315,7 +315,7 @@ async def _record_file(call: ToolCall, file: File) -> FilePart:
     """A reference to ``file``, which is written with the outcome."""
     if file.data is None:
         return file.part
-    blob = await asyncio.to_thread(Blob.of, file.data)  # hashing: 20 ms for 20 MB
+    blob = await asyncio.to_thread(Blob.from_content, file.data)  # hashing: 20 ms for 20 MB
     call.blobs.append(blob)
     return FilePart(media_type=file.media_type, name=file.name, blob=blob.ref)
 
@@ -336,7 +336,7 @@ def _build_question_output(call: ToolCall, question: Question) -> ToolOutput:
             call, f"ToolError: {call.input.name} has asked {MAX_QUESTIONS} times, and asks again"
         )
     call.error = None
-    call.writes.clear()
+    call.memory_writes.clear()
     call.blobs.clear()
     return ToolOutput(key=call.key, status="asking", question=question)
 

@@ -68,10 +68,10 @@ class Toolsets:
         self._author = author
         self._load = load
         self._clock = clock
-        self._present: dict[tuple[int, Hashable], _ToolList] = {}
-        self._taken = taken
+        self._lists: dict[tuple[int, Hashable], _ToolList] = {}
+        self._list_cache = taken
 
-    async def offered(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
+    async def add_offered_tools(self, agent: Agent, call: ModelCall, told: RunContext[Any]) -> Agent:
         """``agent`` with the tools of its toolsets. A list that the run takes with this call is put into the call.
 
         Raises ``ToolsetError`` where one cannot be listed, ``DefinitionError`` for names that clash.
@@ -79,30 +79,30 @@ class Toolsets:
         if not agent.toolsets:
             return agent
         before = call.input.pinned
-        rows = await self._read(before) if before is not None else None
+        rows = await self._load_list(before) if before is not None else None
         if rows is None or any(one.on_change == "refresh" for one in agent.toolsets):
-            rows = await self._take(agent, rows, told)
-            blob = Blob.of(encode_pinned_tools(rows))
+            rows = await self._choose_lists(agent, rows, told)
+            blob = Blob.from_content(encode_pinned_tools(rows))
             if before is None or blob.hash != before.hash:
                 call.blobs.append(blob)
                 call.pinned = blob.ref
-                self._keep(blob.ref, rows)
+                self._cache_list(blob.ref, rows)
         ref = call.pinned or before
         assert ref is not None, "a list is taken or was"
         return copy_with_tools(agent, ref.hash, lambda: map(ToolsetTool, rows))
 
-    async def _take(
+    async def _choose_lists(
         self, agent: Agent, before: tuple[PinnedTool, ...] | None, told: RunContext[Any]
     ) -> tuple[PinnedTool, ...]:
         """All lists together; of a run that has taken some, only those that it takes anew, where these will do."""
         rows: list[PinnedTool] = []
         for toolset in agent.toolsets:
             if before is None:
-                rows += (await self._now(toolset, told)).rows
+                rows += (await self._fetch_current(toolset, told)).rows
                 continue
             had = [row for row in before if row.toolset == toolset.name]
             try:
-                rows += (await self._now(toolset, told)).rows if toolset.on_change == "refresh" else had
+                rows += (await self._fetch_current(toolset, told)).rows if toolset.on_change == "refresh" else had
             except (ToolsetError, DefinitionError) as error:  # the run has a list; it need not wait for another
                 logger.warning("a run of agent %s keeps its list of tools: %s", agent.name, error)
                 rows += had
@@ -115,7 +115,7 @@ class Toolsets:
             return before
         return tuple(rows)
 
-    async def tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
+    async def find_tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
         """The tool that ``call`` means, if it is of a toolset.
 
         Raises ``ToolError``, for the model, where it is not there any more, or another now, or cannot be asked for.
@@ -127,7 +127,7 @@ class Toolsets:
         if toolset is None:
             raise ToolError(f"{name} was not called: agent {agent.name!r} has no toolset {wanted!r} any more")
         try:
-            present = await self._now(toolset, await context())
+            present = await self._fetch_current(toolset, await context())
         except PerdureError as error:
             raise ToolError(f"{name} was not called: {error.message}") from error
         row = next((row for row in present.rows if row.name == name), None)
@@ -142,7 +142,7 @@ class Toolsets:
 
     async def close(self, agents: Iterable[Agent]) -> None:
         """Close the toolsets of ``agents``, and forget what they listed."""
-        self._present.clear()
+        self._lists.clear()
         for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
             try:
                 await self._author.run(f"close of toolset {toolset.name}", toolset.close, timeout=TOOLSET_TIMEOUT)
@@ -151,21 +151,21 @@ class Toolsets:
 
     # --- what there is at present
 
-    async def _now(self, toolset: Toolset, told: RunContext[Any]) -> _ToolList:
-        key = (id(toolset), await self._audience(toolset, told))
-        present = self._present.pop(key, None) or _ToolList(toolset)
-        self._present[key] = present
-        while len(self._present) > MAX_LISTS:
-            self._present.pop(next(iter(self._present)))
+    async def _fetch_current(self, toolset: Toolset, told: RunContext[Any]) -> _ToolList:
+        key = (id(toolset), await self._fetch_audience(toolset, told))
+        present = self._lists.pop(key, None) or _ToolList(toolset)
+        self._lists[key] = present
+        while len(self._lists) > MAX_LISTS:
+            self._lists.pop(next(iter(self._lists)))
         asked = present.asked
         async with present.asking:
             if present.asked != asked and (failed := present.failed) is not None:  # while we waited; all would wait on
                 raise ToolsetError(failed.message, hint=failed.hint)
             if present.changes != toolset.changes or self._clock() >= present.until:
-                await self._ask(present, told)
+                await self._list_tools(present, told)
         return present
 
-    async def _audience(self, toolset: Toolset, told: RunContext[Any]) -> Hashable:
+    async def _fetch_audience(self, toolset: Toolset, told: RunContext[Any]) -> Hashable:
         if type(toolset).audience is Toolset.audience:
             return None
         try:
@@ -178,7 +178,7 @@ class Toolsets:
             ) from error
         return audience
 
-    async def _ask(self, present: _ToolList, told: RunContext[Any]) -> None:
+    async def _list_tools(self, present: _ToolList, told: RunContext[Any]) -> None:
         toolset, changes = present.toolset, present.toolset.changes
         try:
             name = f"list of toolset {toolset.name}"
@@ -200,15 +200,15 @@ class Toolsets:
 
     # --- what runs have taken
 
-    async def _read(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
-        found = self._taken.get(ref.hash)
+    async def _load_list(self, ref: BlobRef) -> tuple[PinnedTool, ...]:
+        found = self._list_cache.get(ref.hash)
         if found is None:
             found = decode_pinned_tools(await self._load(ref))
-            self._keep(ref, found)
+            self._cache_list(ref, found)
         return found
 
-    def _keep(self, ref: BlobRef, rows: tuple[PinnedTool, ...]) -> None:
-        self._taken.put(ref.hash, rows, _PARSED_FACTOR * ref.size)
+    def _cache_list(self, ref: BlobRef, rows: tuple[PinnedTool, ...]) -> None:
+        self._list_cache.put(ref.hash, rows, _PARSED_FACTOR * ref.size)
 
 
 def _describe_toolset_error(error: Exception) -> str:

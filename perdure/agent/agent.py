@@ -101,9 +101,9 @@ class Agent(Typed):
         self.instructions: Instructions = validate_instructions(name, instructions)
         self.context = context
         """The declared type of ``ctx.context``; None without one."""
-        self._context = None if context is None else ContextType(name, context)
+        self._context_type = None if context is None else ContextType(name, context)
         given = validate_list(name, "tools", tools, "[search, refund]")
-        called = [one for one in given if isinstance(one, SubagentTool) and not one.chosen]
+        called = [one for one in given if isinstance(one, SubagentTool) and not one.is_chosen_by_model]
         own = tuple(_validate_subagents(name, subagents))
         self.toolbox = Toolbox([*given, *map(build_subagent_tool, own)])
         self.toolsets = validate_toolsets(name, toolsets)
@@ -113,7 +113,7 @@ class Agent(Typed):
         self.settings = validate_mapping(name, "settings", settings)
         self.provider_options = validate_mapping(name, "provider_options", provider_options)
         check_agent_settings(self)
-        self._declare(input, output, finish, parse_retries, output_validators)
+        self._set_types(input, output, finish, parse_retries, output_validators)
         self.on_limit: OnLimit = validate_choice(name, "on_limit", on_limit, get_args(OnLimit))
         self.limits = validate_agent_limits(name, limits)
         hooks = validate_hook_list(f"agent {name!r}", hooks)
@@ -182,8 +182,8 @@ class Agent(Typed):
 
         Raises ``InvalidInputError`` that names the field.
         """
-        if self._context is not None:
-            return self._context.check(context)
+        if self._context_type is not None:
+            return self._context_type.check(context)
         return {} if context is None else validate_plain_context(self.name, context)
 
     def read_context(self, context: Mapping[str, Any] | None) -> Any:
@@ -191,12 +191,12 @@ class Agent(Typed):
 
         Raises ``InvalidInputError``. Validators of the author's run in it.
         """
-        return context if self._context is None else self._context.read(context)
+        return context if self._context_type is None else self._context_type.read(context)
 
     @property
     def has_context(self) -> bool:
         """Whether it declares a context type."""
-        return self._context is not None
+        return self._context_type is not None
 
     def overridden(self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None) -> Agent:
         """The agent with what ``override`` changes, checked as a definition is; itself where nothing changes.

@@ -104,9 +104,8 @@ def _build_schema_type(schema: Any, where: str, depth: int) -> Any:
     bounds = {_FIELD_CONSTRAINTS[name]: schema[name] for name in schema if name in _FIELD_CONSTRAINTS}
     _check_constraints(where, list if kinds == "array" else _SCALAR_TYPES.get(kinds), bounds)
     if kinds == "array":
-        return _annotate_type(
-            list[_build_schema_type(schema.get("items", {}), f"{where}.items", depth + 1)], said | bounds
-        )  # type: ignore[misc]  # a type made at run time
+        items: Any = _build_schema_type(schema.get("items", {}), f"{where}.items", depth + 1)
+        return _annotate_type(list[items], said | bounds)
     return _annotate_type(
         _build_object_type(schema, where, depth) if kinds == "object" else _SCALAR_TYPES[kinds], said | bounds
     )

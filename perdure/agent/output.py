@@ -44,16 +44,18 @@ class OutputType:
         self.is_text = kind is str
         """Whether an answer is text, and no JSON."""
         if kind is None or isinstance(kind, BaseModel | Mapping | list | str) or inspect.isroutine(kind):
-            raise self._wrong("is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …")
+            raise self._build_output_type_error(
+                "is a value", "Give a type: a pydantic model, a dataclass, list[str], int, …"
+            )
         try:
             tool = _build_text_finish_form() if self.is_text else _build_finish_form(kind)
         except Exception as error:  # a type's own schema hook may raise anything
             why = str(error).strip().partition("\n")[0]
-            raise self._wrong(
+            raise self._build_output_type_error(
                 f"has no JSON Schema: {why}", "A pydantic model, a dataclass, a TypedDict, or a plain type has one."
             ) from error
-        self._adapter, self._given = tool.adapter, tool.given
-        self.inside = tool.inside
+        self._adapter, self._arguments_adapter = tool.adapter, tool.arguments_adapter
+        self.inside = tool.wrapper_field
         """The one argument that is the answer; None where all arguments together are."""
         self.schema = tool.schema
         """JSON Schema of the tool's arguments."""
@@ -62,10 +64,10 @@ class OutputType:
         self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
         """The tool, as the model sees it."""
 
-    def read(self, arguments: Mapping[str, Any]) -> Any:
+    def read_arguments(self, arguments: Mapping[str, Any]) -> Any:
         """The value that a model gave. Validators of the author's run in it. Raises ``OutputError``."""
         try:
-            found = self._given.validate_json(_encode_finish_arguments(arguments))
+            found = self._arguments_adapter.validate_json(_encode_finish_arguments(arguments))
         except ValidationError as error:
             title = f"the arguments of {FINISH_TOOL} are not valid:"
             raise OutputError(explain_validation_error(error, title, self.schema.get("properties", {}))) from error
@@ -88,7 +90,7 @@ class OutputType:
         """What a model without ``tool_choice`` is to fill in."""
         return build_template(self.schema, TEMPLATE_ROOT)
 
-    def changed(self, value: Any) -> Any:
+    def validate_value(self, value: Any) -> Any:
         """``value``, which code of the author's gave, as one of the type. Raises ``OutputError``."""
         try:
             return self._adapter.validate_python(value)
@@ -99,7 +101,7 @@ class OutputType:
         except Exception as error:  # a validator of the author's
             raise OutputError(f"it is no {self._name}: {type(error).__name__}: {error}") from error
 
-    def finish(self, value: Any) -> FinalAnswer:
+    def build_finish(self, value: Any) -> FinalAnswer:
         """``value`` as the answer of a turn. Raises ``OutputError`` for what no JSON can carry."""
         if self.is_text:
             return FinalAnswer(content=clean_text(value), called=True)
@@ -111,7 +113,7 @@ class OutputType:
             raise OutputError(f"the answer must be plain JSON: {why}")
         return FinalAnswer(content=json.dumps(plain, ensure_ascii=False), called=True, typed=True)
 
-    def load(self, plain: Any) -> Any:
+    def load_value(self, plain: Any) -> Any:
         """A ``Response.output``, plain JSON, as a value of the type. Raises ``ParseError``."""
         if plain is None or self.is_text:
             return plain  # without output: the turn was stopped, or ended at a limit
@@ -123,7 +125,7 @@ class OutputType:
                 hint="The run may have been served by other code. client.run(id).result() gives it as plain JSON.",
             ) from error
 
-    def _wrong(self, why: str, hint: str) -> DefinitionError:
+    def _build_output_type_error(self, why: str, hint: str) -> DefinitionError:
         return DefinitionError(f"agent {self._agent!r}: output={self._name:.100} {why}", hint=hint)
 
 
@@ -131,9 +133,9 @@ class OutputType:
 class _FinishForm:
     adapter: TypeAdapter[Any]
     """Of the type; ``given`` reads the arguments, ``schema`` is theirs."""
-    given: TypeAdapter[Any]
+    arguments_adapter: TypeAdapter[Any]
     schema: dict[str, Any]
-    inside: str | None
+    wrapper_field: str | None
 
 
 def _build_finish_form(kind: Any) -> _FinishForm:
@@ -192,7 +194,7 @@ class OutputValidator:
     name: str
     takes_context: bool
 
-    def arguments(self, output: Any, context: Any) -> tuple[Any, ...]:
+    def build_arguments(self, output: Any, context: Any) -> tuple[Any, ...]:
         """What ``fn`` is called with."""
         return (output, context) if self.takes_context else (output,)
 
@@ -246,11 +248,11 @@ class Typed:
 
     name: str
 
-    def _declare(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
+    def _set_types(self, input: Any, output: Any, finish: Any, parse_retries: Any, validators: Any) -> None:
         """Check and keep what the agent was given. Raises ``DefinitionError``."""
         self.input = input
         """The declared type of what a run is asked; ``str`` is text and files."""
-        self._input = None if input is str else ContextType(self.name, input, "input")
+        self._input_type = None if input is str else ContextType(self.name, input, "input")
         self.output = output
         """The declared type of the answers."""
         self.output_type = OutputType(self.name, output)
@@ -271,42 +273,42 @@ class Typed:
     @property
     def takes_input(self) -> bool:
         """Whether it declares an input type."""
-        return self._input is not None
+        return self._input_type is not None
 
     def check_input(self, value: Any) -> dict[str, Any]:
         """``value``, a mapping or an instance of the agent's input type, as the plain JSON that a run is given.
 
         Raises ``InvalidInputError`` that names the field.
         """
-        if self._input is None:
+        if self._input_type is None:
             raise InvalidInputError(
                 f"agent {self.name!r} takes text and files, not {value!r:.100}",
                 hint=f"Declare what it takes: Agent({self.name!r}, …, input={type(value).__name__}).",
             )
-        return self._input.check(value)
+        return self._input_type.check(value)
 
     def render_input(self, plain: Mapping[str, Any]) -> str:
         """What the model is shown of an input: the value with its defaults, as XML. Validators of the author's run in
         it. Raises ``InvalidInputError``."""
-        if self._input is None:
+        if self._input_type is None:
             raise InvalidInputError(
                 f"agent {self.name!r} declares no input type, and was given one",
                 hint="Send it a message: text, or texts and files.",
             )
-        adapter = self._input.adapter
-        whole = adapter.dump_python(self._input.read(plain), mode="json", by_alias=True, round_trip=True)
+        adapter = self._input_type.adapter
+        whole = adapter.dump_python(self._input_type.read(plain), mode="json", by_alias=True, round_trip=True)
         return to_xml(whole, adapter.json_schema())
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema of the input type: an object."""
-        assert self._input is not None, "an agent with an input type"
-        schema: dict[str, Any] = remove_titles(self._input.adapter.json_schema(schema_generator=PlainSchema))
+        assert self._input_type is not None, "an agent with an input type"
+        schema: dict[str, Any] = remove_titles(self._input_type.adapter.json_schema(schema_generator=PlainSchema))
         return {"type": "object", "properties": {}, **schema}
 
     def read_output(self, plain: Any) -> Any:
         """A ``Response.output`` as plain JSON (of ``client.run(id)``, or of another language) as a value of the agent's
         output type. Raises ``ParseError``."""
-        return self.output_type.load(plain)
+        return self.output_type.load_value(plain)
 
 
 def validate_finish_protocol(name: str, output: OutputType, finish: Any) -> FinishProtocol:
@@ -334,23 +336,3 @@ def _validate_parse_retries(name: str, value: Any) -> int:
             hint="For instance parse_retries=2.",
         )
     return value
-
-
-# ---
-# Typed input and output: what a run is asked and answers as values of the author's types, and as XML for models.
-#
-# :mod:`.output` is the ``__finish__`` tool, :mod:`.typed` what an agent declares; :mod:`.xml` and :mod:`.xml_reader`
-# are
-# both ways between values and what stands in a message.
-
-
-__all__ = [
-    "OutputError",
-    "OutputType",
-    "OutputValidator",
-    "Typed",
-    "filled_in",
-    "from_xml",
-    "template",
-    "to_xml",
-]

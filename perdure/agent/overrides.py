@@ -32,7 +32,7 @@ _MAX_CACHED_COPIES = 64
 class OverrideCache(dict[str, "Agent"]):
     """The changed copies of an agent, by what is changed: so many, for overrides come from outside."""
 
-    def made(self, key: str, make: Callable[[], Agent]) -> Agent:
+    def get_or_create(self, key: str, make: Callable[[], Agent]) -> Agent:
         """That of ``key``, made if there is none."""
         found = self.get(key)
         if found is None:
@@ -49,7 +49,7 @@ def get_overridden_agent(agent: Agent, override: Override | Mapping[str, Any], w
     key = json.dumps(plain, sort_keys=True, default=repr)
     if worker is not None and (added := plain.get("add_tools")):
         key += repr([id(worker.get(name)) for name in added])  # a copy keeps its tools, and so their ids
-    return _get_override_cache(agent).made(key, lambda: apply_override(agent, override, worker))
+    return _get_override_cache(agent).get_or_create(key, lambda: apply_override(agent, override, worker))
 
 
 def _get_override_cache(agent: Agent) -> OverrideCache:
@@ -87,7 +87,7 @@ def copy_with_tools(agent: Agent, key: str, tools: Callable[[], Iterable[Tool]])
         made.toolsets = ()
         return made
 
-    return _get_override_cache(agent).made(key, make)
+    return _get_override_cache(agent).get_or_create(key, make)
 
 
 def _copy_agent(agent: Agent) -> Agent:

@@ -49,11 +49,11 @@ class ValueSchema:
         """Which kinds of JSON may stand here."""
 
     @classmethod
-    def of(cls, schema: Mapping[str, Any]) -> ValueSchema:
+    def from_schema(cls, schema: Mapping[str, Any]) -> ValueSchema:
         """The root of ``schema``."""
         return cls([schema], schema.get("$defs", {}))
 
-    def child(self, name: str) -> ValueSchema:
+    def get_child(self, name: str) -> ValueSchema:
         """What may stand under ``name`` in an object."""
         named = [branch["properties"][name] for branch in self.branches if name in branch.get("properties", {})]
         if not named:
@@ -61,7 +61,7 @@ class ValueSchema:
             named = [schema for schema in others if isinstance(schema, Mapping)]
         return ValueSchema(map(_as_schema_mapping, named), self._defs)
 
-    def item(self, index: int) -> ValueSchema:
+    def get_item(self, index: int) -> ValueSchema:
         """What may stand at ``index`` of an array."""
         schemas = []
         for branch in self.branches:
@@ -72,7 +72,7 @@ class ValueSchema:
                 schemas.append(branch["items"])
         return ValueSchema(map(_as_schema_mapping, schemas), self._defs)
 
-    def default(self) -> str | None:
+    def get_default_kind(self) -> str | None:
         """The kind of a value of which nothing is said; None where it cannot be told."""
         kinds = self.kinds - {"null"}
         if len(kinds) == 1:
@@ -142,7 +142,7 @@ _MAX_TEMPLATE_DEPTH = 6
 
 def to_xml(value: Any, schema: Mapping[str, Any] | None = None, root: str = "input") -> str:
     """``value``, plain JSON of ``schema``, as an element ``root``."""
-    return "\n".join(_write_element(root, "", value, ValueSchema.of(schema or {}), ""))
+    return "\n".join(_write_element(root, "", value, ValueSchema.from_schema(schema or {}), ""))
 
 
 def _write_element(name: str, said: str, value: Any, shape: ValueSchema, indent: str) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _write_element(name: str, said: str, value: Any, shape: ValueSchema, indent:
     if kind == "null":
         yield f'{indent}<{name}{said} type="null"/>'
         return
-    if kind != shape.default():
+    if kind != shape.get_default_kind():
         said += f' type="{kind}"'
     if kind not in ("object", "array"):
         attribute, text = _encode_scalar(value)
@@ -162,10 +162,10 @@ def _write_element(name: str, said: str, value: Any, shape: ValueSchema, indent:
     yield f"{indent}<{name}{said}>"
     if kind == "object":
         for key, inner in value.items():
-            yield from _write_element(*_encode_key(key), inner, shape.child(key), indent + "  ")
+            yield from _write_element(*_encode_key(key), inner, shape.get_child(key), indent + "  ")
     else:
         for index, inner in enumerate(value):
-            yield from _write_element(ITEM_ELEMENT, "", inner, shape.item(index), indent + "  ")
+            yield from _write_element(ITEM_ELEMENT, "", inner, shape.get_item(index), indent + "  ")
     yield f"{indent}</{name}>"
 
 
@@ -196,7 +196,7 @@ def build_template(schema: Mapping[str, Any], root: str) -> str:
     """What a model is to fill in: every element of ``schema``, with what is said of it as attributes."""
     return "\n".join(
         _write_template_element(
-            root, _write_description_attributes(schema), ValueSchema.of(schema), "", _MAX_TEMPLATE_DEPTH
+            root, _write_description_attributes(schema), ValueSchema.from_schema(schema), "", _MAX_TEMPLATE_DEPTH
         )
     )
 
@@ -209,10 +209,12 @@ def _write_template_element(name: str, said: str, shape: ValueSchema, indent: st
             for key, schema in branch["properties"].items():
                 element, keyed = _encode_key(key)
                 about = _write_description_attributes(schema, optional=key not in required)
-                inner += _write_template_element(element, keyed + about, shape.child(key), indent + "  ", levels - 1)
+                inner += _write_template_element(
+                    element, keyed + about, shape.get_child(key), indent + "  ", levels - 1
+                )
         elif "items" in branch or "prefixItems" in branch:
             about = ' description="once for each"'
-            inner += _write_template_element(ITEM_ELEMENT, about, shape.item(0), indent + "  ", levels - 1)
+            inner += _write_template_element(ITEM_ELEMENT, about, shape.get_item(0), indent + "  ", levels - 1)
     kinds = " or ".join(dict.fromkeys(describe_schema_type(branch) for branch in shape.branches)) or "anything"
     opening = f'{indent}<{name} type="{_escape_attribute(kinds)}"{said}>'
     if not inner:
@@ -241,7 +243,7 @@ _NAMED_CHARACTERS = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 @dataclass(slots=True)
 class _XmlNode:
     name: str
-    said: dict[str, str]
+    attributes: dict[str, str]
     start: int
     """Where its content begins; ``end`` is where that ends."""
     end: int = -1
@@ -253,23 +255,23 @@ def from_xml(text: str, schema: Mapping[str, Any] | None = None, root: str = "in
     nodes = [node for node in _parse_elements(text) if node.name == root]
     if len(nodes) != 1:
         raise ValueError(f"the text is not one <{root}> element")
-    return _XmlReader(text, exact=True).value(nodes[0], ValueSchema.of(schema or {}))
+    return _XmlReader(text, exact=True).read_value(nodes[0], ValueSchema.from_schema(schema or {}))
 
 
 def parse_filled_template(text: str, schema: Mapping[str, Any], root: str) -> Any:
     """What a model wrote into the template of ``schema``: the last element ``root``, else its elements alone, where all
     are there that have to be. None where ``text`` has neither."""
-    nodes, shape, reader = _parse_elements(text), ValueSchema.of(schema), _XmlReader(text, exact=False)
+    nodes, shape, reader = _parse_elements(text), ValueSchema.from_schema(schema), _XmlReader(text, exact=False)
     roots = [node for node in _flatten_nodes(nodes) if node.name == root]
     if roots:
-        return reader.value(roots[-1], shape)
+        return reader.read_value(roots[-1], shape)
     names = {node.name for node in nodes}
     required = set(schema.get("required", ()))
     known = names & set(schema.get("properties", {}))
     if not known or not required <= names:
         return None
     kept = [node for node in nodes if node.name in known]
-    return reader.value(_XmlNode(root, {}, 0, len(text), kept), shape)
+    return reader.read_value(_XmlNode(root, {}, 0, len(text), kept), shape)
 
 
 def _flatten_nodes(nodes: list[_XmlNode]) -> list[_XmlNode]:
@@ -331,87 +333,87 @@ class _XmlReader:
         self._text = text
         self._exact = exact
 
-    def value(self, node: _XmlNode, shape: ValueSchema) -> Any:
+    def read_value(self, node: _XmlNode, shape: ValueSchema) -> Any:
         """What ``node`` says, as far as it can be read; a text where it cannot."""
-        match self._kind(node, shape):
+        match self._resolve_kind(node, shape):
             case "null":
                 return None
             case "object":
-                return self._object(node, shape)
+                return self._read_object(node, shape)
             case "array":
-                return self._array(node, shape)
+                return self._read_array(node, shape)
             case "number":
-                return self._json(node, int | float)
+                return self._read_json_scalar(node, int | float)
             case "boolean":
-                return self._json(node, bool)
+                return self._read_json_scalar(node, bool)
             case _:
-                return self._string(node)
+                return self._read_string(node)
 
-    def _kind(self, node: _XmlNode, shape: ValueSchema) -> str:
-        said = node.said.get("type", "")
+    def _resolve_kind(self, node: _XmlNode, shape: ValueSchema) -> str:
+        said = node.attributes.get("type", "")
         said = "number" if said == "integer" else said
         if said in (JSON_KINDS if self._exact else shape.kinds):
             return said
         if self._exact:
-            return shape.default() or "string"
-        return self._meant(node, shape)
+            return shape.get_default_kind() or "string"
+        return self._guess_kind(node, shape)
 
-    def _meant(self, node: _XmlNode, shape: ValueSchema) -> str:
-        text, kinds = self._string(node), shape.kinds
+    def _guess_kind(self, node: _XmlNode, shape: ValueSchema) -> str:
+        text, kinds = self._read_string(node), shape.kinds
         if not text and "null" in kinds:
             return "null"
         if "array" in kinds and any(child.name == ITEM_ELEMENT for child in node.children):
             return "array"
         if "object" in kinds and node.children:
             return "object"
-        if (default := shape.default()) is not None:
+        if (default := shape.get_default_kind()) is not None:
             return default
         return next((kind for kind in ("number", "boolean") if kind in kinds), "string")
 
-    def _object(self, node: _XmlNode, shape: ValueSchema) -> Any:
-        if not node.children and not self._exact and (text := self._string(node)):
+    def _read_object(self, node: _XmlNode, shape: ValueSchema) -> Any:
+        if not node.children and not self._exact and (text := self._read_string(node)):
             return _load_json_of_kind(text, dict)
         found: dict[str, list[_XmlNode]] = {}
         for child in node.children:
             found.setdefault(_decode_key(child), []).append(child)
-        return {key: self._one(nodes, shape.child(key)) for key, nodes in found.items()}
+        return {key: self._read_property(nodes, shape.get_child(key)) for key, nodes in found.items()}
 
-    def _one(self, nodes: list[_XmlNode], shape: ValueSchema) -> Any:
+    def _read_property(self, nodes: list[_XmlNode], shape: ValueSchema) -> Any:
         """A model may write an element once for each item of a list."""
         if (
             len(nodes) > 1
             and "array" in shape.kinds
             and not any(node.children for node in nodes if _has_item_elements(node))
         ):
-            return [self.value(node, shape.item(index)) for index, node in enumerate(nodes)]
-        return self.value(nodes[-1], shape)
+            return [self.read_value(node, shape.get_item(index)) for index, node in enumerate(nodes)]
+        return self.read_value(nodes[-1], shape)
 
-    def _array(self, node: _XmlNode, shape: ValueSchema) -> Any:
-        if not node.children and not self._exact and (text := self._string(node)):
+    def _read_array(self, node: _XmlNode, shape: ValueSchema) -> Any:
+        if not node.children and not self._exact and (text := self._read_string(node)):
             return _load_json_of_kind(text, list)
-        return [self.value(child, shape.item(index)) for index, child in enumerate(node.children)]
+        return [self.read_value(child, shape.get_item(index)) for index, child in enumerate(node.children)]
 
-    def _json(self, node: _XmlNode, kind: Any) -> Any:
-        text = self._string(node).strip()
+    def _read_json_scalar(self, node: _XmlNode, kind: Any) -> Any:
+        text = self._read_string(node).strip()
         try:
             found = json.loads(text.lower() if kind is bool else text)
         except ValueError:
             return text
         return found if isinstance(found, kind) else text
 
-    def _string(self, node: _XmlNode) -> str:
+    def _read_string(self, node: _XmlNode) -> str:
         """All that stands in it, also what looks like elements."""
         text = _unescape_references(self._text[node.start : node.end])
-        if node.said.get("encoding") == "json":
+        if node.attributes.get("encoding") == "json":
             decoded = _load_json_of_kind(text, str)
             return decoded if isinstance(decoded, str) else text
         return text if self._exact else text.strip()
 
 
 def _decode_key(node: _XmlNode) -> str:
-    if node.name == ENTRY_ELEMENT and "json-key" in node.said:
-        return str(_load_json_of_kind(node.said["json-key"], str))
-    return node.said.get("key", node.name) if node.name == ENTRY_ELEMENT else node.name
+    if node.name == ENTRY_ELEMENT and "json-key" in node.attributes:
+        return str(_load_json_of_kind(node.attributes["json-key"], str))
+    return node.attributes.get("key", node.name) if node.name == ENTRY_ELEMENT else node.name
 
 
 def _has_item_elements(node: _XmlNode) -> bool:

@@ -48,7 +48,7 @@ class AgentModule:
     resolve_auth: AuthFunction | None = None
     """Its function ``resolve_auth``, if it has one (see ``Worker``)."""
 
-    def agent(self, name: str) -> Agent:
+    def get_agent(self, name: str) -> Agent:
         """The agent of that name. Raises ``InvalidInputError``, which names the ones there are."""
         found = next((agent for agent in self.agents if agent.name == name), None)
         if found is None:

@@ -168,7 +168,7 @@ async def _list_candidate_ids(client: Client, prefix: str) -> set[str]:
         if len(_drop_subagent_ids(ids)) > _RUN_IDS_SHOWN:
             return ids
     if client.store_url is not None:
-        ids.update(row.context_id for row in await (await client.store()).runs(limit=_STORE_ROWS_SEARCHED))
+        ids.update(row.context_id for row in await (await client.store()).list_runs(limit=_STORE_ROWS_SEARCHED))
     return ids
 
 

@@ -80,20 +80,20 @@ class Reloader:
             while not stop.is_set():
                 # Taken before it is loaded: what changes meanwhile is loaded again.
                 before, begun = take_snapshot(self._files), time.time_ns()
-                await self._load()
+                await self._start_worker()
                 # Files that this load was the first to name were not looked at before it: their times tell.
                 now = {
                     path: (0, 0) if state[0] > begun else state for path, state in take_snapshot(self._files).items()
                 }
-                await self._changed(now | {path: before[path] for path in now.keys() & before}, stop)
+                await self._wait_for_change(now | {path: before[path] for path in now.keys() & before}, stop)
         finally:
             if self._current is not None:
                 await self._current.stop(within=_WORKER_STOP_SECONDS)
 
-    async def _changed(self, before: FileSnapshot, stop: asyncio.Event) -> None:
+    async def _wait_for_change(self, before: FileSnapshot, stop: asyncio.Event) -> None:
         """Until a file is not as it was, or the worker has ended by itself."""
         while not stop.is_set() and take_snapshot(self._files) == before:
-            if self._current is not None and not self._current.alive:
+            if self._current is not None and not self._current.is_running:
                 _print_status("stopped", "the worker ended; starting another", "red")
                 self._current = None
                 await asyncio.sleep(FILE_POLL_SECONDS)
@@ -103,7 +103,7 @@ class Reloader:
             except TimeoutError:
                 continue
 
-    async def _load(self) -> None:
+    async def _start_worker(self) -> None:
         """Start a worker on the files as they are. If they do not work, the one that serves goes on."""
         from ..embedded.process import ChildProcess
 
@@ -113,29 +113,29 @@ class Reloader:
             "perdure.cli.dev_worker", self._file, *place, self._client.store_url, *self._folder
         )
         try:
-            said = await child.says()
+            said = await child.read_report()
         except BaseException:
             await child.kill()
             raise
         if said is None or said["event"] != "serving":
             await child.stop(within=_WORKER_STOP_SECONDS)
-            self._broken(said)
+            self._print_load_error(said)
             return
         previous, self._current = self._current, child
         self._files = _list_watched_paths(self._file, said["files"])
-        self._serving(said["agents"], again=previous is not None)
-        child.relay()
+        self._print_serving(said["agents"], again=previous is not None)
+        child.relay_output()
         if previous is not None:
             await previous.stop(within=_WORKER_STOP_SECONDS)
 
-    def _serving(self, agents: list[str], *, again: bool) -> None:
+    def _print_serving(self, agents: list[str], *, again: bool) -> None:
         count = len(self._files)
         files = f"watching {count} file{'s' if count > 1 else ''}"
         _print_status("reloaded" if again else "  serving", f"{', '.join(agents) or 'no agents yet'}; {files}", "green")
         if not again and agents:
             _print_status("  try", f'perdure run {agents[0]} "…" --task-queue {self._client.task_queue}')
 
-    def _broken(self, said: dict[str, Any] | None) -> None:
+    def _print_load_error(self, said: dict[str, Any] | None) -> None:
         if said is None:
             _print_status("broken", "the worker ended while it loaded the file", "red")
         else:

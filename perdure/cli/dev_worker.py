@@ -74,7 +74,7 @@ async def _serve_queues(
         ]
         async with AsyncExitStack() as stack:
             # Opened here too, as in Worker: a store or a lifespan that fails is an error now.
-            await stack.enter_async_context(plugin.engine.running(client.temporal, queue))
+            await stack.enter_async_context(plugin.engine.serve(client.temporal, queue))
             for worker in workers:
                 await stack.enter_async_context(worker)
             report_to_parent("serving", agents=[agent.name for agent in agents], files=_list_files_to_watch(file))

@@ -48,7 +48,7 @@ def _check_encryption_keys() -> Iterator[Finding]:
     from ..encryption import KEYS_VARIABLE, KeyRing
 
     try:
-        ids = KeyRing.given().ids
+        ids = KeyRing.from_environment().ids
     except RuntimeSetupError as error:
         yield Finding("encryption", "fail", error.message, error.hint)
         return

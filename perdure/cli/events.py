@@ -63,13 +63,13 @@ class EventPrinter:
         self._open = False
         """Whether the last line of text is not ended yet."""
 
-    def show(self, event: Event) -> None:
+    def print_event(self, event: Event) -> None:
         """Write what there is to say of it."""
         if piece := self._live.feed(event):
             self._text.write(render_text(piece))
             self._text.flush()
             self._open = not piece.endswith("\n")
-        lines = list(self._of_subagent(event) if event.path else self._lines(event))
+        lines = list(self._format_subagent_event(event) if event.path else self._format_event(event))
         if event.path and not lines:
             return
         if event.type == "model.completed" or lines:
@@ -85,110 +85,112 @@ class EventPrinter:
             self._text.flush()
             self._open = False
 
-    def _of_subagent(self, event: Event) -> Iterator[str]:
+    def _format_subagent_event(self, event: Event) -> Iterator[str]:
         if self._brief and event.type not in _BRIEF_EVENT_TYPES:
             return
-        who = self._styled(f"[{format_subagent_path(event)}]", "dim")
+        who = self._apply_style(f"[{format_subagent_path(event)}]", "dim")
         if event.type == "model.completed" and event.text.strip() and not self._brief:
             yield f"{who} {_format_excerpt(event.text)}"
-        for line in self._lines(event):
+        for line in self._format_event(event):
             yield f"{who} {line}"
 
-    def _lines(self, event: Event) -> Iterator[str]:
+    def _format_event(self, event: Event) -> Iterator[str]:
         match event.type:
             case "run":
-                yield from self._run(event)
+                yield from self._format_run_event(event)
             case "turn":
-                yield from self._turn(event)
+                yield from self._format_turn_event(event)
             case "message.injected":
                 if not self._brief:
-                    yield self._styled(
+                    yield self._apply_style(
                         f"user {event.by or ''}".rstrip() + f": {_format_excerpt(event.content) or '…'}", "cyan"
                     )
             case "message.withheld":
-                yield self._styled(_format_withheld(event), "yellow")
+                yield self._apply_style(_format_withheld(event), "yellow")
             case "model.completed":
                 for call in format_calls(event):
-                    yield self._styled(call, "blue")
+                    yield self._apply_style(call, "blue")
             case "model.retracted":
-                yield self._styled(format_retraction(event.reason), "yellow")
+                yield self._apply_style(format_retraction(event.reason), "yellow")
             case "tool.progress":
-                yield self._styled(f"… {escape_line(event.name)}: {escape_line(event.message)}", "dim")
+                yield self._apply_style(f"… {escape_line(event.name)}: {escape_line(event.message)}", "dim")
             case "tool.completed":
-                yield self._result(event)
+                yield self._format_tool_result(event)
             case "approval.requested":
                 said = "…" if event.arguments is None else format_arguments(event.arguments)
                 waits = f"? {escape_line(event.name)}({escape_line(said)}) waits for approval: {event.call_id}"
-                yield self._styled(waits, "yellow")
+                yield self._apply_style(waits, "yellow")
             case "approval.reminded":
                 again = (
                     f"? {escape_line(event.name)} still waits for approval: {event.call_id} (reminder {event.number})"
                 )
-                yield self._styled(again, "yellow")
+                yield self._apply_style(again, "yellow")
             case "approval.decided":
-                yield self._styled(
+                yield self._apply_style(
                     f"({event.decision}: {escape_line(event.name)}{_format_decision_details(event)})", "yellow"
                 )
             case "approval.revoked":
-                yield self._styled(_format_revocation(event), "yellow")
+                yield self._apply_style(_format_revocation(event), "yellow")
             case "question.asked":
                 asks = (
                     f"asks: {_format_excerpt(event.question)}" if event.kind == "question" else "waits for its result"
                 )
-                yield self._styled(f"? {escape_line(event.name)} {asks} ({event.call_id})", "yellow")
+                yield self._apply_style(f"? {escape_line(event.name)} {asks} ({event.call_id})", "yellow")
             case "question.answered":
                 said = json.dumps(event.value, ensure_ascii=False) if event.error is None else f"no: {event.error}"
                 by = f" by {escape_line(event.by)}" if event.by else ""
-                yield self._styled(f"(answered: {escape_line(event.name)}{by}: {_format_excerpt(said)})", "yellow")
+                yield self._apply_style(f"(answered: {escape_line(event.name)}{by}: {_format_excerpt(said)})", "yellow")
             case "step":
-                yield self._styled(_format_step(event), "yellow")
+                yield self._apply_style(_format_step(event), "yellow")
             case "branch.started":
                 asked = "…" if event.blob is not None else _format_excerpt(event.message)
-                yield self._styled(f"⑂ {escape_line(event.agent)}{f': {asked}' if asked else ''}", "blue")
+                yield self._apply_style(f"⑂ {escape_line(event.agent)}{f': {asked}' if asked else ''}", "blue")
             case "branch.completed":
-                yield self._branch(event)
+                yield self._format_branch_result(event)
             case "compacted":
-                yield self._styled(_format_compaction(event), "yellow")
+                yield self._apply_style(_format_compaction(event), "yellow")
             case "limit":
-                yield self._styled(f"({format_limit(event)})", "yellow")
+                yield self._apply_style(f"({format_limit(event)})", "yellow")
             case "error":
                 when = "" if event.retry_in is None else f" in {event.retry_in:,.0f} s"
                 then = "" if event.final else f" (it is tried again{when})"
-                yield self._styled(f"error: {event.error_type}: {_format_excerpt(event.error)}{then}", "red")
+                yield self._apply_style(f"error: {event.error_type}: {_format_excerpt(event.error)}{then}", "red")
 
-    def _run(self, event: RunEvent) -> Iterator[str]:
+    def _format_run_event(self, event: RunEvent) -> Iterator[str]:
         ordinary = ("started", "waiting", "completed")
         if event.state in ordinary and self._brief:
             return
         said = ": ".join(part for part in (event.error_type, event.error or event.reason) if part)
         style = "dim" if event.state in ordinary else "yellow"
-        yield self._styled(f"run {event.state.replace('_', ' ')}{f' ({_format_excerpt(said)})' if said else ''}", style)
+        yield self._apply_style(
+            f"run {event.state.replace('_', ' ')}{f' ({_format_excerpt(said)})' if said else ''}", style
+        )
 
-    def _turn(self, event: TurnEvent) -> Iterator[str]:
+    def _format_turn_event(self, event: TurnEvent) -> Iterator[str]:
         if event.unanswered:
-            yield self._styled(f"({format_unanswered(event.unanswered)})", "yellow")
+            yield self._apply_style(f"({format_unanswered(event.unanswered)})", "yellow")
         if self._brief and event.state in ("started", "completed"):
             return
         cost = "" if event.cost_usd is None else f", ${event.cost_usd:.4f}"
         took = f" ({event.usage.total_tokens:,} tokens{cost})" if event.state == "completed" else ""
-        yield self._styled(f"turn {event.state}{took}", "dim")
+        yield self._apply_style(f"turn {event.state}{took}", "dim")
 
-    def _result(self, event: ToolCompleted) -> str:
+    def _format_tool_result(self, event: ToolCompleted) -> str:
         said = _format_excerpt(event.content) if event.blob is None else f"{event.blob.size:,} bytes"
         files = "".join(f" [{file.name or file.media_type}]" for file in event.files)
         mark, style = ("✗", "red") if event.is_error else ("←", "dim")
         by = f" (answered by {escape_line(event.answered_by)})" if event.answered_by else ""
-        return self._styled(f"{mark} {escape_line(event.name)}{by}: {said}{files}", style)
+        return self._apply_style(f"{mark} {escape_line(event.name)}{by}: {said}{files}", style)
 
-    def _branch(self, event: BranchCompleted) -> str:
+    def _format_branch_result(self, event: BranchCompleted) -> str:
         if event.error_type is not None:
-            return self._styled(
+            return self._apply_style(
                 f"✗ {escape_line(event.agent)}: {event.error_type}: {_format_excerpt(event.error or '')}", "red"
             )
         said = _format_excerpt(event.content) if event.blob is None else f"{event.blob.size:,} bytes"
-        return self._styled(f"← {escape_line(event.agent)}: {said}", "dim")
+        return self._apply_style(f"← {escape_line(event.agent)}: {said}", "dim")
 
-    def _styled(self, text: str, style: str) -> str:
+    def _apply_style(self, text: str, style: str) -> str:
         return style_text(text, style, on=self._colour)
 
 
@@ -308,7 +310,7 @@ def events(
             found = run.turn(turn) if turn is not None else run
             async for event in found.events(after, wait=follow, children=children):
                 if output is OutputFormat.TEXT:
-                    lines.show(event)
+                    lines.print_event(event)
                 elif output is OutputFormat.JSONL:
                     print_json(event.model_dump(mode="json", exclude_none=True), output=output)
                     sys.stdout.flush()

@@ -189,7 +189,7 @@ def _build_event_callback(output: OutputFormat) -> EventCallback:
     if output is OutputFormat.JSONL:
         return lambda event: print_json(event.model_dump(mode="json", exclude_none=True), output=output)
     text = sys.stderr if output is OutputFormat.JSON else sys.stdout
-    return EventPrinter(text, sys.stderr, colour=can_colour_stdout(), brief=True).show
+    return EventPrinter(text, sys.stderr, colour=can_colour_stdout(), brief=True).print_event
 
 
 def _print_id(id: str, output: OutputFormat) -> None:

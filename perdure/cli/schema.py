@@ -102,7 +102,7 @@ def _load_one_agent(file: str, name: str | None) -> Agent:
 
     loaded = load_agent_module(file)
     if name is not None:
-        return loaded.agent(name)
+        return loaded.get_agent(name)
     if len(loaded.agents) > 1:
         names = ", ".join(agent.name for agent in loaded.agents)
         raise InvalidInputError(f"{file} has several agents", hint=f"Name one with --agent: {names}.")

@@ -55,7 +55,7 @@ class RunDetails:
     status: Status
     messages: list[Message] | None
     """None where this machine cannot read the transcript; ``note`` says why."""
-    whole: list[Message] | None = None
+    full_messages: list[Message] | None = None
     """With what summaries stand for, where that is more."""
     artifacts: list[Artifact] = field(default_factory=list)
     children: list[SubagentRun] = field(default_factory=list)
@@ -68,26 +68,26 @@ class RunDetails:
     ui: str | None = None
 
     @property
-    def _said(self) -> list[Message]:
-        return self.whole or self.messages or []
+    def _all_messages(self) -> list[Message]:
+        return self.full_messages or self.messages or []
 
     @property
     def replies(self) -> list[Message]:
         """What models said."""
-        return [message for message in self._said if message.role == "assistant"]
+        return [message for message in self._all_messages if message.role == "assistant"]
 
     @property
     def usage(self) -> Usage:
         """Tokens, of the transcript if it is there: a closed run's status has none."""
         from ..types.messages import Usage
 
-        counted = [message.usage for message in self._said if message.usage is not None]
+        counted = [message.usage for message in self._all_messages if message.usage is not None]
         return sum(counted, Usage()) if counted else self.status.usage
 
     @property
     def cost(self) -> float | None:
         """Dollars; None where no call had a price."""
-        prices = [message.cost_usd for message in self._said if message.cost_usd is not None]
+        prices = [message.cost_usd for message in self._all_messages if message.cost_usd is not None]
         return sum(prices) if prices else self.status.cost_usd
 
 
@@ -126,7 +126,7 @@ async def read_run_details(client: Client, run: Run, *, full: bool = False) -> R
     try:
         shown.messages = await run.transcript(full=full)
         if not full and any(message.replaces for message in shown.messages):
-            shown.whole = await run.transcript(full=True)
+            shown.full_messages = await run.transcript(full=True)
         shown.artifacts = await run.artifacts()
         shown.children = await list_subagent_runs(run)
         shown.decided = await list_decisions(run, status.decided)
@@ -304,7 +304,7 @@ async def read_run_status(run: Run) -> Status:
     try:
         return await run.status()
     except RunNotFoundError:
-        row = await (await run.store()).run(run.id)
+        row = await (await run.store()).get_run(run.id)
         if row is None:
             hint = LIST_HINT
             raise RunNotFoundError(f"there is no run {run.id!r}", hint=hint) from None

@@ -54,7 +54,7 @@ class OutgoingMessage:
     message_id: str
     agent: str | None
     """Opens the conversation, if there is none of this id."""
-    opening: dict[str, Any]
+    conversation_options: dict[str, Any]
     """What a conversation is opened with: ``context`` and ``idle_timeout``."""
 
 
@@ -114,7 +114,7 @@ async def _send_message(client: Client, letter: OutgoingMessage) -> Turn:
     if letter.agent is not None:
         run = client.run(letter.id)
         sending = client.send(
-            letter.agent, letter.content, id=letter.id, message_id=letter.message_id, **letter.opening
+            letter.agent, letter.content, id=letter.id, message_id=letter.message_id, **letter.conversation_options
         )
     else:
         run = await find_run(client, letter.id)

@@ -53,7 +53,7 @@ async def open_client_for_agent(
 
     log_to_stderr()
     loaded = load_agent_module(file)
-    found = loaded.agent(agent)
+    found = loaded.get_agent(agent)
     queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with (
         open_client(server, start_server=True, task_queue=queue, actor=actor) as client,

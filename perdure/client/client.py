@@ -59,7 +59,7 @@ class KeptMemory:
         """The value, ``default`` where there is none. Raises ``InvalidInputError``, ``StoreError``."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
-        body = await (await self._known()).recall(namespace, key)
+        body = await (await self._open_existing_store()).recall(namespace, key)
         return default if body is None else json.loads(body)
 
     async def put(self, namespace: str, key: str, value: Any) -> None:
@@ -73,13 +73,13 @@ class KeptMemory:
     async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these."""
         check_memory_list(namespace, prefix, limit)
-        found = await (await self._known()).recall_all(namespace, prefix, limit=limit)
+        found = await (await self._open_existing_store()).recall_all(namespace, prefix, limit=limit)
         return {key: json.loads(body) for key, body in found.items()}
 
     async def _write(self, write: MemoryWrite) -> None:
         await (await self._store(create=True)).commit(Commit(memory=[write]))
 
-    async def _known(self) -> Store:
+    async def _open_existing_store(self) -> Store:
         """A value that is not found where there is no store would be taken for one that was never put."""
         store = await self._store()
         if not store.store_id:
@@ -173,7 +173,7 @@ class Client(ScheduleClient):
         nothing encrypts ``auth_context``.
         """
         context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
-        sent = None if message is None else await self.as_message(check_message_input(agent, message), by=by)
+        sent = None if message is None else await self.build_user_message(check_message_input(agent, message), by=by)
         start = await build_start_input(
             self,
             agent,
@@ -291,10 +291,10 @@ class Client(ScheduleClient):
             return decode_file_data(part)
         if part.blob is None:
             raise InvalidInputError(f"the file is not kept: it is at {part.url}", hint="Fetch it from there.")
-        found = await Chain(await self.store()).files([Message(role="user", parts=(part,))])
+        found = await Chain(await self.store()).load_files([Message(role="user", parts=(part,))])
         return found[part.blob.hash]
 
-    async def as_message(
+    async def build_user_message(
         self,
         content: MessageInput | None,
         id: str | None = None,

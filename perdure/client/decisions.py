@@ -207,7 +207,7 @@ async def _send_update_once(
             raise asyncio.CancelledError from error
         raise build_unreachable_error(run.client.temporal, unheard) from error
     except RPCError as error:
-        raise run.translated(error) from None
+        raise run.translate_rpc_error(error) from None
 
 
 # ---

@@ -71,15 +71,15 @@ class LiveText:
         elif isinstance(event, ModelDelta) and event.kind == "text":
             # Someone who comes in the middle of a reply has not seen what stands before.
             self._said = self._said[: event.offset] + event.text
-            return self._piece()
+            return self._take_piece()
         elif isinstance(event, ModelCompleted):
             self._said = self.reply = event.text
-            piece = self._piece(whole=True)
+            piece = self._take_piece(whole=True)
             self._of = None
             return piece
         return ""
 
-    def _piece(self, *, whole: bool = False) -> str:
+    def _take_piece(self, *, whole: bool = False) -> str:
         said, shown = self._said, self._shown
         if said.startswith(shown):
             self._shown = said
@@ -110,7 +110,7 @@ class PartialArguments:
         self._earlier = earlier
         self._arguments: dict[int, str] = {}
 
-    async def read(self, event: Event) -> Event:
+    async def fill_partial(self, event: Event) -> Event:
         """``event``, of a tool call's delta with ``partial``."""
         if isinstance(event, ModelStarted | ModelCompleted | ModelRetracted):
             self._arguments.clear()
@@ -195,84 +195,86 @@ class EventReader:
         self._patience = patience
         self._partials: dict[str, PartialArguments] = {}
 
-    async def rows(self) -> Sequence[EventRow]:
+    async def read_rows(self) -> Sequence[EventRow]:
         """The next ones, none where there are none; :meth:`event` takes them."""
-        return await self._page(self._context_id, self._after, children=self._children)
+        return await self._read_page(self._context_id, self._after, children=self._children)
 
-    async def event(self, row: EventRow) -> Event | None:
+    async def build_event(self, row: EventRow) -> Event | None:
         """The event of the next row, where it is one that this reader reads."""
         self._after = row.seq
         self._seen = max(self._seen, row.seq)
         if self._task_id is not None and (row.path[0].task_id if row.path else row.task_id) != self._task_id:
             return None
-        event = self._event(row)
+        event = self._decode_row(row)
         if event is None:
             return None
-        partials = self._partials.setdefault(event.context_id, PartialArguments(self._earlier))
+        partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
         if event.type == "run" and event.state not in ("started", "waiting", "paused"):
             del self._partials[event.context_id]  # a run may have begun many others
-        return await partials.read(await self._filled(event))
+        return await partials.fill_partial(await self._load_long_text(event))
 
-    async def untold(self, end: RunEvent) -> RunEvent | None:
+    async def build_unrecorded_end(self, end: RunEvent) -> RunEvent | None:
         """``end`` as the event behind the last one, for a run whose events do not say yet that it has ended so.
 
         It is not stored, so a conversation that is opened again gives its number to another event. None where the
         events say it, or where ``after`` is behind it.
         """
-        latest = await self._insist(lambda: self._store.changed(self._context_id, 0, 0.0))
+        latest = await self._retry_read(lambda: self._store.wait_for_event(self._context_id, 0, 0.0))
         behind, told = max(0, latest - _LOOKBACK_EVENTS), ""
-        while rows := await self._page(self._context_id, behind, children=False):
+        while rows := await self._read_page(self._context_id, behind, children=False):
             behind = rows[-1].seq
             told = next(
-                (event.state for row in reversed(rows) if isinstance(event := self._event(row), RunEvent)), told
+                (event.state for row in reversed(rows) if isinstance(event := self._decode_row(row), RunEvent)), told
             )
         if latest + 1 <= self._after or told == end.state:
             return None
         event = decode_event(self._context_id, latest + 1, None, end.type, encode_event_body(end), ())
         return event if isinstance(event, RunEvent) else None
 
-    async def more(self, over: asyncio.Future[Any]) -> None:
+    async def wait_for_more(self, over: asyncio.Future[Any]) -> None:
         """Wait until there may be more, or ``over`` is done."""
-        changed = asyncio.ensure_future(self._changed())
+        changed = asyncio.ensure_future(self._wait_for_change())
         try:
             await asyncio.wait([changed, over], return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
             await asyncio.gather(changed, return_exceptions=True)
 
-    async def _changed(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Others are numbered together with what is read here: whoever waits has looked up to ``_seen``."""
         try:
-            latest = await self._store.changed(self._context_id, self._seen, STORE_WAIT_SECONDS)
+            latest = await self._store.wait_for_event(self._context_id, self._seen, STORE_WAIT_SECONDS)
             self._seen = max(latest, self._seen)
         except StoreError:  # the next read waits for it, or says what is wrong
             await asyncio.sleep(0.1)
 
-    async def _page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
-        return await self._insist(lambda: self._store.events(of, after=after, limit=EVENTS_PER_PAGE, children=children))
+    async def _read_page(self, of: str, after: int, *, children: bool) -> Sequence[EventRow]:
+        return await self._retry_read(
+            lambda: self._store.read_events(of, after=after, limit=EVENTS_PER_PAGE, children=children)
+        )
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_read(self, ask: Callable[[], Awaitable[T]]) -> T:
         return await retry_store_read(ask, self._patience)
 
-    def _event(self, row: EventRow) -> Event | None:
+    def _decode_row(self, row: EventRow) -> Event | None:
         of = row.child or self._context_id
         return decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans, row.path)
 
-    async def _filled(self, event: Event) -> Event:
+    async def _load_long_text(self, event: Event) -> Event:
         """A reply or an answer that is too long for its event, whole."""
         if isinstance(event, ModelCompleted | TurnEvent) and event.blob is not None:
             where = "text" if isinstance(event, ModelCompleted) else "content"
-            text = await self._text(event.blob)
+            text = await self._load_blob(event.blob)
             return event if text is None else event.model_copy(update={where: text, "blob": None})
         return event
 
-    async def _text(self, blob: BlobRef) -> str | None:
+    async def _load_blob(self, blob: BlobRef) -> str | None:
         try:
-            return await self._insist(lambda: self._chain.resolve_blob(blob))
+            return await self._retry_read(lambda: self._chain.resolve_blob(blob))
         except TranscriptCorruptedError:  # it stays a reference: nobody shall be kept from what comes behind
             return None
 
-    async def _earlier(self, event: ModelDelta) -> list[ModelDelta]:
+    async def _read_earlier_deltas(self, event: ModelDelta) -> list[ModelDelta]:
         """Deltas of the same run before ``event``, back to where its call begins.
 
         Each has a character at least, so they are not far, unless other runs have taken numbers among them.
@@ -280,16 +282,16 @@ class EventReader:
         back = event.offset + _LOOKBACK_EVENTS
         while True:
             behind = max(0, event.seq - 1 - back)
-            found = [one async for one in self._own(event, behind)]
+            found = [one async for one in self._iter_earlier_events(event, behind)]
             begun = any(isinstance(one, ModelStarted) or _is_call_start(one, event) for one in found)
             if begun or not behind:
                 return [one for one in found if isinstance(one, ModelDelta)]
             back *= 4
 
-    async def _own(self, event: ModelDelta, behind: int) -> AsyncIterator[Event]:
+    async def _iter_earlier_events(self, event: ModelDelta, behind: int) -> AsyncIterator[Event]:
         """Events of the run of ``event`` before it."""
         of = event.context_id
-        while behind < event.seq - 1 and (rows := await self._page(of, behind, children=False)):
+        while behind < event.seq - 1 and (rows := await self._read_page(of, behind, children=False)):
             for row in rows:
                 read = decode_event(of, row.seq, row.task_id, row.type, row.body, row.spans)
                 if read is not None and row.seq < event.seq:

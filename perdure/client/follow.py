@@ -74,11 +74,11 @@ _CATCH_UP_EVENTS = 500
 class EventLogState:
     """What the last events of a run say."""
 
-    waits: dict[str, PendingKind] = field(default_factory=dict)
+    pending_calls: dict[str, PendingKind] = field(default_factory=dict)
     """Calls that wait for a person, by id."""
-    begins: dict[str, str] = field(default_factory=dict)
+    starting_children: dict[str, str] = field(default_factory=dict)
     """Runs that calls, by id, are to begin."""
-    paused: str | None = None
+    paused_at: str | None = None
     """When the run had to pause: ISO 8601, UTC."""
 
 
@@ -108,7 +108,7 @@ async def wait_for_pause(run: Run) -> None:
     """Wait until ``run`` knows of the pause that its events tell of, where there is a worker to ask."""
 
     async def look() -> None:
-        if (paused := (await _read_event_log_state(run)).paused) is None:
+        if (paused := (await _read_event_log_state(run)).paused_at) is None:
             return
         status = await run.status()
         running = status.state == "running" and status.since is not None
@@ -123,7 +123,7 @@ async def is_child_start_pending(run: Run) -> bool:
     """Whether the run above ``run`` tells of it: it is begun as soon as that has heard of the call."""
     above = run.id.rpartition("/")[0]
     told = await _read_event_log_state(run, above) if above else EventLogState()
-    return run.id in [child for call_id, child in told.begins.items() if call_id not in told.waits]
+    return run.id in [child for call_id, child in told.starting_children.items() if call_id not in told.pending_calls]
 
 
 async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
@@ -138,7 +138,7 @@ async def is_unheard(run: Run, status: Status, *, approval: bool) -> bool:
     return any(
         (kind == "approval") == approval
         and (unanswered or (call_id not in past and (call_id in known) == (status.doing == "tools")))
-        for call_id, kind in (await _read_event_log_state(run)).waits.items()
+        for call_id, kind in (await _read_event_log_state(run)).pending_calls.items()
     )
 
 
@@ -150,8 +150,8 @@ async def _read_event_log_state(run: Run, of: str | None = None) -> EventLogStat
     rows: list[EventRow] = []
     try:
         store = await run.store()
-        behind = max(await store.changed(of, 0, 0.0) - _CATCH_UP_EVENTS, 0)
-        while page := await store.events(of, after=behind, limit=_CATCH_UP_EVENTS, children=False):
+        behind = max(await store.wait_for_event(of, 0, 0.0) - _CATCH_UP_EVENTS, 0)
+        while page := await store.read_events(of, after=behind, limit=_CATCH_UP_EVENTS, children=False):
             rows += page
             behind = page[-1].seq
     except PerdureError:
@@ -166,16 +166,16 @@ def _build_event_log_state(events: Iterable[Event]) -> EventLogState:
     for event in events:
         match event:
             case ApprovalRequested(call_id=call_id):
-                told.waits[call_id] = "approval"
+                told.pending_calls[call_id] = "approval"
             case QuestionAsked(call_id=call_id, kind=kind):
-                told.waits[call_id] = kind
+                told.pending_calls[call_id] = kind
             case ApprovalDecided(call_id=call_id) | QuestionAnswered(call_id=call_id) | ToolCompleted(call_id=call_id):
-                told.waits.pop(call_id, None)
-                told.begins.pop(call_id, None)
+                told.pending_calls.pop(call_id, None)
+                told.starting_children.pop(call_id, None)
             case ToolStarted(call_id=call_id, child_context_id=str(child)):
-                told.begins[call_id] = child
+                told.starting_children[call_id] = child
             case RunEvent(state="paused", at=at):
-                told.paused = at
+                told.paused_at = at
             case ModelStarted() | RunEvent() | TurnEvent():  # all calls before it have their results
                 told = EventLogState()
             case _:
@@ -264,7 +264,7 @@ async def _record_run_end(run: Run, store: Store, end: RunEnd) -> bool:
 
 async def check_run_store(run: Run, store: Store, patience: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` where the store does not know the run because that is kept in another one."""
-    if await retry_store_read(lambda: store.run(run.id), patience) is None:
+    if await retry_store_read(lambda: store.get_run(run.id), patience) is None:
         run.check_store((await run.status()).store_id, store.store_id, store.place)
 
 
@@ -274,7 +274,7 @@ async def _wait_for_workflow_close(run: Run) -> None:
     except WorkflowFailureError:
         pass
     except RPCError as error:
-        raise run.translated(error) from error
+        raise run.translate_rpc_error(error) from error
 
 
 async def _build_end_event(run: Run, seen: WorkflowExecutionDescription, state: EndState) -> RunEvent:
@@ -287,7 +287,7 @@ async def _build_end_event(run: Run, seen: WorkflowExecutionDescription, state: 
         cause = build_run_error(run.id, error)
         return RunEvent(state=state, error_type=type(cause).__name__, error=cause.message)
     except RPCError as error:
-        raise run.translated(error) from error
+        raise run.translate_rpc_error(error) from error
     return RunEvent(state=state)
 
 
@@ -312,7 +312,7 @@ async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: b
     async with aclosing(_read_events_until(over, reader, wait=wait)) as events:
         async for event in events:
             yield event
-    if (end := over.result()) is not None and (untold := await reader.untold(end.event)) is not None:
+    if (end := over.result()) is not None and (untold := await reader.build_unrecorded_end(end.event)) is not None:
         yield untold
 
 
@@ -351,15 +351,15 @@ async def _read_events_until(over: asyncio.Future[Any], reader: EventReader, *, 
             last = over.done()
             if last:
                 over.result()
-            while rows := await reader.rows():
+            while rows := await reader.read_rows():
                 for row in rows:
-                    if (event := await reader.event(row)) is not None:
+                    if (event := await reader.build_event(row)) is not None:
                         yield event
                 if len(rows) < EVENTS_PER_PAGE and not last:
                     break
             if last:
                 return
-            await reader.more(over)
+            await reader.wait_for_more(over)
     finally:
         over.cancel()
         await asyncio.gather(over, return_exceptions=True)
@@ -379,7 +379,7 @@ async def _find_or_wait_for_end(run: Run, store: Store, *, wait: bool) -> RunEnd
         try:
             await run.describe()
         except RunNotFoundError as unknown:
-            if await store.run(run.id) is not None or await store.events(run.id, limit=1):
+            if await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1):
                 return False  # long ago
             if wait and await is_child_start_pending(run):
                 raise NotHeardYet(unknown) from None

@@ -92,10 +92,10 @@ async def start_fork(
     if head is None and at != 0:
         raise InvalidInputError(f"run {run.id!r} has said nothing yet", hint="Fork it after its first reply; or at=0.")
     found = await find_fork_point(store, head, at, results)
-    given = await client.as_message(message, uuid.uuid4().hex, by=by) if message is not None else None
+    given = await client.build_user_message(message, uuid.uuid4().hex, by=by) if message is not None else None
     if given is not None:
         start["message"] = given.model_dump(mode="json", exclude_none=True)
-    elif not found.answered:
+    elif not found.is_answered:
         start["message"] = {"content": None, "by": by or client.actor}
     changes = merge_overrides(start.get("override") or {}, _build_fork_override(model, override))
     start |= {"override": changes or None, "history": await _write_fork_head(store, found), "store_id": store.store_id}
@@ -138,7 +138,7 @@ def _build_fork_override(
 
 async def _find_fork_head(run: Run, store: Store) -> str | None:
     """Where the conversation ends now. One that has said nothing yet has what it was started on."""
-    row = await store.run(run.id)
+    row = await store.get_run(run.id)
     if row is not None:
         return row.head
     status = await run.status()
@@ -165,17 +165,17 @@ async def _read_fork_start(run: Run, store: Store) -> tuple[dict[str, Any], str]
                 }, begun.task_queue.name
             break
     except RPCError as error:
-        row = await store.run(run.id) if error.status == RPCStatusCode.NOT_FOUND else None
+        row = await store.get_run(run.id) if error.status == RPCStatusCode.NOT_FOUND else None
         if row is None:
-            raise run.translated(error) from error
+            raise run.translate_rpc_error(error) from error
         return {"agent": row.agent}, run.client.task_queue
     raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
 
 
 async def _write_fork_head(store: Store, found: ForkPoint) -> str | None:
     """The head that the fork begins at: at most one new node, whatever the length of the conversation."""
-    if not found.extra:
-        return found.base
-    node, blobs = Chain(store).extend(found.base, found.extra)
-    await store.commit(Commit(nodes=[node], blobs=blobs))
+    if not found.extra_messages:
+        return found.base_head
+    node, blobs = Chain(store).extend(found.base_head, found.extra_messages)
+    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
     return node.hash

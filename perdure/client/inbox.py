@@ -101,17 +101,17 @@ class PendingCall:
         always: bool = False,
     ) -> DecidedApproval:
         """See ``Run.approve``."""
-        return await self._decide("approve", by=by, comment=comment, arguments=arguments, always=always)
+        return await self._send_decision_for_call("approve", by=by, comment=comment, arguments=arguments, always=always)
 
     async def deny(self, *, by: str | None = None, comment: str | None = None) -> DecidedApproval:
         """See ``Run.deny``."""
-        return await self._decide("deny", by=by, comment=comment)
+        return await self._send_decision_for_call("deny", by=by, comment=comment)
 
     async def answer(self, value: Any = None, *, error: str | None = None, by: str | None = None) -> DecidedApproval:
         """See ``Run.answer``."""
         return await answer_pending_call(self.run, self.call_id, value, error=error, by=by, **self._looked_at())
 
-    async def _decide(self, decision: str, **said: Any) -> DecidedApproval:
+    async def _send_decision_for_call(self, decision: str, **said: Any) -> DecidedApproval:
         return await decide_pending_call(self.run, self.call_id, decision, **self._looked_at(), **said)
 
     def _looked_at(self) -> dict[str, Any]:

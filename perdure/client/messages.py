@@ -73,14 +73,16 @@ async def deliver_message(
     """
     client = run.client
     if message_id is not None and run.has_store:
-        known = await (await run.store()).turn_of(run.id, message_id)
+        known = await (await run.store()).find_message_turn(run.id, message_id)
         if known is not None:  # also by an execution that has ended since, which Temporal's own check would miss
             return Turn(run, known)
     if task_id is not None and run.has_store:
-        named = await (await run.store()).turn(run.id, task_id)
+        named = await (await run.store()).get_turn(run.id, task_id)
         if named is not None and named.status != "running":  # of an execution that is over, maybe: its row stays
             task_id = None
-    sent = await client.as_message(message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override)
+    sent = await client.build_user_message(
+        message, message_id or uuid.uuid4().hex, by=by, task_id=task_id, override=override
+    )
     sent = sent.model_copy(update=dict(auth or {}))
     if start is None:
         seen = await run.describe()
@@ -103,7 +105,7 @@ async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str,
     attributes = await build_start_attributes(run.client.temporal, start["agent"])
     for attempt in range(_MAX_DELIVERIES):
         if attempt and run.has_store:  # taken by the execution that ended just then, before it could say so
-            known = await (await run.store()).turn_of(run.id, str(sent.id))
+            known = await (await run.store()).find_message_turn(run.id, str(sent.id))
             if known is not None:
                 return known
         operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
@@ -136,7 +138,7 @@ async def _send_message_with_start(run: Run, sent: UserMessage, start: dict[str,
                 attributes = TypedSearchAttributes.empty
                 continue
             if error.status not in _RETRYABLE_DELIVERY_STATUSES or "amespace" in error.message:
-                raise run.translated(error) from error
+                raise run.translate_rpc_error(error) from error
         else:
             return str(taken["task_id"])
     raise RunError(f"run {run.id!r} ended {_MAX_DELIVERIES} times while a message was on its way to it")
@@ -158,7 +160,7 @@ async def _wait_for_closing_execution(
     except WorkflowFailureError:
         pass
     except RPCError as gone:
-        raise run.translated(gone) from gone
+        raise run.translate_rpc_error(gone) from gone
 
 
 def _restore_cancellation() -> None:
@@ -183,7 +185,7 @@ async def wait_for_closed_status(run: Run) -> Status | None:
         except (WorkflowFailureError, TimeoutError):
             pass
         except RPCError as gone:
-            raise run.translated(gone) from gone
+            raise run.translate_rpc_error(gone) from gone
         finally:
             watch.cancel()
         seen = await run.describe()
@@ -194,7 +196,7 @@ async def _is_failure_recorded(run: Run, seen: WorkflowExecutionDescription) -> 
     if not run.has_store:
         return False
     try:
-        row = await (await run.store()).run(run.id)
+        row = await (await run.store()).get_run(run.id)
     except PerdureError:
         return False  # what Temporal says counts then
     if row is None or row.status not in ("failed", "cancelled"):
@@ -216,7 +218,7 @@ async def build_reopen_start(run: Run) -> dict[str, Any]:
     start = {name: raw[name] for name in Start.model_fields if raw.get(name) is not None}
     if run.has_store:
         store = await run.store()
-        row = await store.run(run.id)
+        row = await store.get_run(run.id)
         recorded = recorded or (row is not None and row.scope.startswith(scope))
         if store.store_id:
             start.setdefault("store_id", store.store_id)
@@ -340,7 +342,7 @@ async def upload_content(client: Client, content: Content) -> tuple[UploadedCont
     if client.store_url is None:
         _raise_store_needed(said, blobs)
     store = await client.store(create=True)
-    await store.commit(Commit(blobs=blobs))
+    await store.commit(Commit(read_blobs=blobs))
     return said, store.store_id
 
 
@@ -355,7 +357,7 @@ async def _upload_parts(content: list[str | File], blobs: list[Blob]) -> tuple[C
         elif piece.data is None:
             parts.append(piece.part)
         else:
-            blob = await asyncio.to_thread(Blob.of, piece.data)
+            blob = await asyncio.to_thread(Blob.from_content, piece.data)
             blobs.append(blob)
             parts.append(FilePart(media_type=piece.media_type, name=piece.name, blob=blob.ref))
     return tuple(parts)
@@ -364,7 +366,7 @@ async def _upload_parts(content: list[str | File], blobs: list[Blob]) -> tuple[C
 def _upload_long_text(text: str, room: int, blobs: list[Blob]) -> TextPart:
     if len(text) * 4 <= room or len(text.encode()) <= room:
         return TextPart(text=text)
-    blob = Blob.of(text)
+    blob = Blob.from_content(text)
     blobs.append(blob)
     return TextPart(blob=blob.ref)
 
@@ -376,6 +378,7 @@ def _raise_store_needed(said: UploadedContent, blobs: list[Blob]) -> None:
         )
     size = sum(len(blob.body) for blob in blobs)
     raise InvalidInputError(
-        f"the message has {size:,} bytes; more than {MAX_INLINE_BYTES:,} go by way of the store, and this client has none",
+        f"the message has {size:,} bytes; more than {MAX_INLINE_BYTES:,} go by way of the store, "
+        "and this client has none",
         hint=STORE_HINT,
     )

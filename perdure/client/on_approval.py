@@ -141,11 +141,11 @@ class ApprovalHandler:
         self._known: set[tuple[str, str | None]] = set()
         self._idle = how == "wait" or not _can_agent_wait(agent)
 
-    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_while_deciding(self, work: Coroutine[Any, Any, T]) -> T:
         """What ``work`` comes to. Raises ``ApprovalPendingError`` where nobody is to decide here."""
         if self._idle:
             return await work
-        working, looking = asyncio.ensure_future(work), asyncio.ensure_future(self._look())
+        working, looking = asyncio.ensure_future(work), asyncio.ensure_future(self._poll_pending_calls())
         try:
             await asyncio.wait([working, looking], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -156,19 +156,19 @@ class ApprovalHandler:
             looking.cancel()
             await asyncio.gather(working, looking, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _poll_pending_calls(self) -> None:
         delay = _PENDING_POLL_FIRST_DELAY
         while True:
             with suppress(*_TRANSIENT_POLL_ERRORS):
                 for one in await list_pending_calls_of_run(self._run):
                     if _build_pending_key(one) not in self._known:
-                        await self._decide(one)
+                        await self._decide_call(one)
                         self._known.add(_build_pending_key(one))
                         delay = _PENDING_POLL_FIRST_DELAY
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, _PENDING_POLL_MAX_DELAY)
 
-    async def _prompted(self, one: PendingCall) -> Any:
+    async def _prompt_until_decided(self, one: PendingCall) -> Any:
         """What is typed; None as soon as somebody else has decided."""
         asking = asyncio.ensure_future(prompt_for_call(one))
         try:
@@ -183,7 +183,7 @@ class ApprovalHandler:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    async def _decide(self, one: PendingCall) -> None:
+    async def _decide_call(self, one: PendingCall) -> None:
         match self._how:
             case "raise":
                 raise _build_approval_pending_error(one)
@@ -192,7 +192,7 @@ class ApprovalHandler:
                     raise _build_approval_pending_error(one)
                 said: Any = True
             case "prompt":
-                said = await self._prompted(one)
+                said = await self._prompt_until_decided(one)
             case _:
                 assert callable(self._how), "else nothing is looked at"
                 said = self._how(one)

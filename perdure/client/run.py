@@ -111,7 +111,7 @@ class Run:
         except WorkflowFailureError as error:
             raise build_run_error(self.id, error) from error
         except RPCError as error:
-            raise self.translated(error) from error
+            raise self.translate_rpc_error(error) from error
         finally:
             watch.cancel()
         return await self.with_messages(Response.model_validate(raw))
@@ -142,12 +142,12 @@ class Run:
     async def with_messages(self, response: Response) -> Response:
         """``response`` with what only the store has, where this client has it. Raises ``StoreMismatchError``,
         ``ParseError``."""
-        whole = await self._whole(response) if self.has_store else response
+        whole = await self._load_response(response) if self.has_store else response
         if self._read_output is None or not whole.typed or whole.blob is not None:
             return whole
         return whole.model_copy(update={"output": self._read_output(whole.output)})
 
-    async def _whole(self, response: Response) -> Response:
+    async def _load_response(self, response: Response) -> Response:
         store = await self.store()
         self.check_store(response.store_id, store.store_id, store.place)
         chain = Chain(store)
@@ -163,7 +163,7 @@ class Run:
         Raises ``TranscriptUnavailableError`` without a store, ``StoreMismatchError`` with another than the run's.
         """
         store = await self.client.store()
-        row = await store.run(self.id)
+        row = await store.get_run(self.id)
         if row is not None:
             head = row.head
         else:
@@ -200,17 +200,17 @@ class Run:
         """What the run is at, or waits for, and the reason where it is stuck. Raises ``RunNotFoundError``."""
         seen = await self.describe()
         if (closed := build_closed_status(seen)) is not None:
-            return closed.model_copy(update=await self._recorded() | await self._ended(closed))
+            return closed.model_copy(update=await self._read_recorded_status() | await self._read_closed_result(closed))
         reason = await find_pending_reason(self.client, seen)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # in this very moment
             return await self.status()
         except PerdureError as error:
-            return await self._unanswered(seen, reason or _describe_missing_answer(error))
+            return await self._build_unanswered_status(seen, reason or _describe_missing_answer(error))
         return status if status.reason or not reason else status.model_copy(update={"reason": reason})
 
-    async def _unanswered(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
+    async def _build_unanswered_status(self, seen: WorkflowExecutionDescription, reason: str) -> Status:
         """What Temporal and the store know of an open run for which no worker answers."""
         told = attribute_of(seen, STATUS_ATTRIBUTE)
         known: dict[str, Any] = {
@@ -219,23 +219,23 @@ class Run:
             "approvals": await read_pending_memo(seen) or (),
         }
         try:
-            known |= await self._recorded()
+            known |= await self._read_recorded_status()
         except PerdureError as error:  # the store is away too
             logger.debug("the store cannot tell of run %s: %s", self.id, error)
         return Status.model_validate({"context_id": self.id, "reason": reason, **known})
 
-    async def _recorded(self) -> dict[str, Any]:
+    async def _read_recorded_status(self) -> dict[str, Any]:
         """What the store knows of a closed run."""
         if self.client.store_url is None:
             return {}
-        row = await (await self.client.store()).run(self.id)
+        row = await (await self.client.store()).get_run(self.id)
         if row is None:
             return {}
         took = Response.model_validate_json(row.result or b"{}")
         known: dict[str, Any] = {"head": row.head, "iteration": row.iterations, "agent": row.agent}
         return known | {"usage": took.usage, "cost_usd": took.cost_usd, "unanswered": took.unanswered}
 
-    async def _ended(self, closed: Status) -> dict[str, Any]:
+    async def _read_closed_result(self, closed: Status) -> dict[str, Any]:
         """What its result says of a run that has ended, which its description does not."""
         if closed.state == "cancelled" or closed.reason is not None:
             return {}
@@ -246,7 +246,7 @@ class Run:
             cause = build_run_error(self.id, error)
             return {"reason": f"{type(cause).__name__}: {cause}"}
         except RPCError as error:
-            raise self.translated(error) from error
+            raise self.translate_rpc_error(error) from error
         known = ("task_id", "head", "store_id", "usage", "cost_usd", "unanswered")
         return {"iteration": response.iterations} | {name: getattr(response, name) for name in known}
 
@@ -293,7 +293,9 @@ class Run:
         loop = asyncio.get_running_loop()
         until = loop.time() + ANSWER_TIMEOUT.total_seconds()
         while True:
-            cause = await self._refusal({"view": view, "task_id": task_id, "asker": asker}, until - loop.time())
+            cause = await self._read_update_refusal(
+                {"view": view, "task_id": task_id, "asker": asker}, until - loop.time()
+            )
             if cause.type == READ_ERROR_TYPE and cause.details:
                 details = cause.details[0]
                 if shared or details["asker"] == asker:
@@ -304,7 +306,7 @@ class Run:
             else:  # it has not read its input yet
                 await asyncio.sleep(_INPUT_RETRY_SECONDS)
 
-    async def _refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
+    async def _read_update_refusal(self, asked: dict[str, Any], within: float) -> ApplicationError:
         """How the update ``read`` was refused."""
         # Not the run's own handle: somebody may have opened it again since, and the update is of the last execution.
         latest = self.client.temporal.get_workflow_handle(self.id)
@@ -324,10 +326,10 @@ class Run:
                 f"no worker answers for run {self.id!r}", hint="`perdure show` and its worker's log say more."
             ) from error
         except RPCError as error:
-            raise self.translated(error) from error
+            raise self.translate_rpc_error(error) from error
         raise AssertionError("the update is never accepted")
 
-    async def query_ended(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
+    async def query_closed_execution(self, run_id: str, view: Literal["status", "turn"], *args: Any) -> Any:
         """Query an execution that has ended: it has no workflow task any more that a query could wedge.
 
         None where no worker answers. Empty where one does, and cannot say: the run had not begun, or was terminated
@@ -351,9 +353,9 @@ class Run:
                 self.client.temporal, f"nothing for {_SERVER_TIMEOUT.total_seconds():g} s"
             ) from None
         except RPCError as error:
-            raise self.translated(error) from error
+            raise self.translate_rpc_error(error) from error
 
-    def translated(self, error: RPCError) -> PerdureError:
+    def translate_rpc_error(self, error: RPCError) -> PerdureError:
         """What Temporal's refusal means here."""
         return translate_rpc_error(self.client.temporal, self.id, error)
 
@@ -463,7 +465,7 @@ class Run:
             # The handle may be of an execution that has failed since, and somebody else has opened the run again.
             await self.client.temporal.get_workflow_handle(self.id).cancel(reason=f"by {by or self.client.actor}")
         except RPCError as error:
-            raise self.translated(error) from error
+            raise self.translate_rpc_error(error) from error
 
     async def fork(
         self,
@@ -570,7 +572,7 @@ class Run:
         return await revoke_approval(self, tool, by)
 
     async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
-        sent = await self.client.as_message(message, id, by=by)
+        sent = await self.client.build_user_message(message, id, by=by)
         if sent.store_id is not None:  # the run would refuse it, and nobody would hear of that
             self.check_store((await self.status()).store_id, sent.store_id)
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
@@ -579,7 +581,7 @@ class Run:
         try:
             await self.handle.signal(name, args=args)
         except RPCError as error:
-            raise self.translated(error) from error
+            raise self.translate_rpc_error(error) from error
 
 
 def _describe_missing_answer(error: PerdureError) -> str:

@@ -187,21 +187,21 @@ class Schedule:
         try:
             return await _build_schedule_status(self.client.temporal, await self.handle.describe())
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
     async def pause(self, *, note: str | None = None, by: str | None = None) -> None:
         """It begins nothing until it is resumed, unless it is triggered. ``note`` says why."""
         try:
-            await self.handle.pause(note=self._note("paused", note, by))
+            await self.handle.pause(note=self._build_note("paused", note, by))
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
     async def resume(self, *, note: str | None = None, by: str | None = None) -> None:
         """Go on. What was due meanwhile is not made up for: see :meth:`backfill`."""
         try:
-            await self.handle.unpause(note=self._note("resumed", note, by))
+            await self.handle.unpause(note=self._build_note("resumed", note, by))
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
     async def trigger(self, *, overlap: Overlap | None = None) -> None:
         """Begin a run now, also while it is paused. With the overlap policy "skip", while the last run is not over,
@@ -209,7 +209,7 @@ class Schedule:
         try:
             await self.handle.trigger(overlap=None if overlap is None else get_overlap_policy(overlap))
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
     async def backfill(self, start: datetime, end: datetime, *, overlap: Overlap = "buffer_all") -> None:
         """Begin the runs that were due after ``start`` and up to ``end``, as if it were then; both with a time zone."""
@@ -222,14 +222,14 @@ class Schedule:
         try:
             await self.handle.backfill(ScheduleBackfill(start, end, get_overlap_policy(overlap)))
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
     async def delete(self) -> None:
         """Take it away. Runs that it has begun go on."""
         try:
             await self.handle.delete()
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
     async def runs(self, *, limit: int = 50) -> list[RunSummary]:
         """The runs that it has begun, the newest first, as Temporal's list has them: a new one is in it after a moment,
@@ -237,12 +237,12 @@ class Schedule:
         try:
             return await list_runs_of_schedule(self.client, self.id, limit)
         except RPCError as error:
-            raise self._translated(error) from error
+            raise self._translate_rpc_error(error) from error
 
-    def _note(self, verb: str, note: str | None, by: str | None) -> str:
+    def _build_note(self, verb: str, note: str | None, by: str | None) -> str:
         return clean_text(f"{verb} by {by or self.client.actor}{f': {note}' if note else ''}")
 
-    def _translated(self, error: RPCError) -> PerdureError:
+    def _translate_rpc_error(self, error: RPCError) -> PerdureError:
         return translate_schedule_error(self.client.temporal, self.id, error)
 
 
@@ -379,7 +379,7 @@ class ScheduleClient:
         start = await build_start_input(
             client,
             agent,
-            await client.as_message(check_message_input(agent, message), by=by),
+            await client.build_user_message(check_message_input(agent, message), by=by),
             mode=mode,
             context=context,
             history=history,

@@ -167,13 +167,13 @@ async def _write_history(
     store = await client.store(create=True)
     chain = Chain(store)
     try:
-        await chain.files(messages)
+        await chain.load_files(messages)
     except TranscriptCorruptedError as error:
         raise InvalidInputError(f"history: a file of it: {error.message}", hint="Give its bytes: File(data).") from None
     # What a summary stands for is another conversation's, and may be in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = chain.extend(None, messages)
-    await store.commit(Commit(nodes=[node], blobs=blobs))
+    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
     return node.hash, store.store_id
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 async def find_last_turn(store: Store, seen: WorkflowExecutionDescription) -> str | None:
     """The ``task_id`` of the run's last turn; None where it began none, or only before it was opened again."""
-    row = await retry_store_read(lambda: store.run(seen.id))
+    row = await retry_store_read(lambda: store.get_run(seen.id))
     began = seen.raw_description.workflow_execution_info.first_run_id
     if row is not None and not row.scope.startswith(began):  # nothing was recorded since
         return None
@@ -67,7 +67,9 @@ async def _iter_turn_ids(store: Store, context_id: str) -> AsyncGenerator[str | 
 
 
 async def _read_own_events(store: Store, context_id: str, after: int) -> Sequence[EventRow]:
-    return await retry_store_read(lambda: store.events(context_id, after=after, limit=EVENTS_PER_PAGE, children=False))
+    return await retry_store_read(
+        lambda: store.read_events(context_id, after=after, limit=EVENTS_PER_PAGE, children=False)
+    )
 
 
 _STORE_POLL_FIRST_DELAY, _STORE_POLL_MAX_DELAY = 0.02, 0.2
@@ -93,21 +95,21 @@ class Turn:
         try:
             seen = await self.run.describe()
         except ServerUnreachableError:
-            return self._running()
+            return self._build_running_status()
         except RunNotFoundError:  # long ago
-            if (recorded := await self._recorded()) is not None:
+            if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
             raise
         if build_closed_status(seen) is not None:
-            return await self._of_closed(seen)
+            return await self._read_status_of_closed_run(seen)
         try:
             status = TurnStatus.model_validate(await self.run.ask_workflow("turn", self.task_id))
         except RunClosedError:  # in this very moment
             return await self.status()
         except PerdureError:  # no worker answers
-            return await self._unasked()
+            return await self._read_status_without_worker()
         if status.state == "unknown":  # too long ago, or of an earlier execution
-            return await self._recorded() or await self._left(status)
+            return await self._read_recorded_status() or await self._build_abandoned_status(status)
         self.task_id = self.task_id or status.task_id
         return status
 
@@ -119,7 +121,7 @@ class Turn:
         """
         watch = asyncio.ensure_future(self.run.warn_without_worker())
         try:
-            return await self._result()
+            return await self._wait_for_response()
         finally:
             watch.cancel()
 
@@ -135,7 +137,7 @@ class Turn:
         """Whether the turn has ended for good. Raises ``RunNotFoundError`` for a turn that nobody knows."""
         status = await self.status()
         if status.state == "unknown":
-            raise self._unknown(status)
+            raise self._build_unknown_turn_error(status)
         return status.state != "running"
 
     async def interrupt(
@@ -144,19 +146,19 @@ class Turn:
         """See :meth:`Run.interrupt`: what is interrupted is the turn that is under way."""
         await self.run.interrupt(message, id=id, by=by)
 
-    async def _result(self) -> Response:
+    async def _wait_for_response(self) -> Response:
         delay, answered = _WORKFLOW_POLL_FIRST_DELAY, False
         while True:
             status = await self.status()
             if status.state != "running":
-                return await self._ended(status)
+                return await self._build_response(status)
             if self.run.has_store and not answered:
-                answered = await self._change()
+                answered = await self._wait_for_store_change()
             else:  # also where the workflow does not know the answer yet, or it was not the last one
                 await asyncio.sleep(delay)
                 delay = min(delay * 1.5, _WORKFLOW_POLL_MAX_DELAY)
 
-    async def _ended(self, status: TurnStatus) -> Response:
+    async def _build_response(self, status: TurnStatus) -> Response:
         if status.state == "completed" and status.response is not None:
             return await self.run.with_messages(status.response)
         if status.state == "failed":
@@ -164,54 +166,60 @@ class Turn:
         if status.state == "cancelled":
             why = f"run {self.run.id!r} was cancelled before this turn had its answer"
             raise RunCancelledError(status.error or why)
-        raise self._unknown(status)
+        raise self._build_unknown_turn_error(status)
 
-    def _unknown(self, status: TurnStatus) -> RunNotFoundError:
+    def _build_unknown_turn_error(self, status: TurnStatus) -> RunNotFoundError:
         hint = f"perdure events {self.run.id} shows the turns that it had."
         if not self.run.has_store:
             hint = "A turn of long ago is in the store: give this client store_url=…."
         return RunNotFoundError(f"run {self.run.id!r} has no turn {status.task_id!r}", hint=hint)
 
-    def _running(self) -> TurnStatus:
+    def _build_running_status(self) -> TurnStatus:
         return TurnStatus(task_id=self.task_id or "", state="running")
 
-    async def _unasked(self) -> TurnStatus:
+    async def _read_status_without_worker(self) -> TurnStatus:
         """How the turn of an open run stands, where nobody answers for its workflow.
 
         The store has an answer as soon as the model has given it. It is the turn's only when the workflow knows it
         too: until then a message may join the turn, and have an answer of its own.
         """
-        if (recorded := await self._recorded()) is None:
-            return self._running()
+        if (recorded := await self._read_recorded_status()) is None:
+            return self._build_running_status()
         seen = await self.run.describe()  # after the store was read: by now the call that wrote it may be pending
         busy = seen.raw_description.pending_activities or await has_unhandled_events(self.run.client.temporal, seen)
-        return self._running() if busy else recorded
+        return self._build_running_status() if busy else recorded
 
-    async def _of_closed(self, seen: WorkflowExecutionDescription) -> TurnStatus:
+    async def _read_status_of_closed_run(self, seen: WorkflowExecutionDescription) -> TurnStatus:
         """How a turn of a run stands that has ended. Without a word on it (terminated, timed out, refused) the turn is
         over as the run is."""
-        if (recorded := await self._recorded()) is not None:
+        if (recorded := await self._read_recorded_status()) is not None:
             return recorded
         latest = await find_last_turn(await self.run.store(), seen) if self.run.has_store else None
         if self.task_id is None:
             self.task_id = latest
-            if (recorded := await self._recorded()) is not None:
+            if (recorded := await self._read_recorded_status()) is not None:
                 return recorded
         known, said = latest is not None and self.task_id == latest, None
         if not known:
-            said = await self.run.query_ended(str(seen.run_id), "turn", *([self.task_id] if self.task_id else []))
+            said = await self.run.query_closed_execution(
+                str(seen.run_id), "turn", *([self.task_id] if self.task_id else [])
+            )
         if said and (status := TurnStatus.model_validate(said)).state != "running":
             if status.state == "unknown":
-                return await self._left(status)
+                return await self._build_abandoned_status(status)
             self.task_id = self.task_id or status.task_id
             return status
         last = self.run.client.temporal.get_workflow_handle(self.run.id, run_id=seen.run_id)
-        over = await self._over_as_its_run(last, self._running())
+        over = await self._build_status_from_run_end(last, self._build_running_status())
         if not self.run.has_store:  # where nobody answers, nobody can say whether it had its answer before a failure
-            return over if over.state == "completed" or said is not None else self._running()
-        return over if over.state != "running" else await self._left(over.model_copy(update={"state": "unknown"}))
+            return over if over.state == "completed" or said is not None else self._build_running_status()
+        return (
+            over
+            if over.state != "running"
+            else await self._build_abandoned_status(over.model_copy(update={"state": "unknown"}))
+        )
 
-    async def _over_as_its_run(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
+    async def _build_status_from_run_end(self, last: WorkflowHandle[Any, Any], status: TurnStatus) -> TurnStatus:
         """``status``, or what the end of the run says of a turn that it ended, or that was the last one."""
         try:
             response = Response.model_validate(await last.result(follow_runs=False))
@@ -225,14 +233,14 @@ class Turn:
         self.task_id = response.task_id
         return TurnStatus(task_id=response.task_id, state="completed", response=response)
 
-    async def _left(self, status: TurnStatus) -> TurnStatus:
+    async def _build_abandoned_status(self, status: TurnStatus) -> TurnStatus:
         """A turn that the store knows, and that the execution which had it never ended."""
-        if not await self._begun():
+        if not await self._is_turn_recorded():
             return status
         why = f"run {self.run.id!r} was ended before this turn had its answer, and has been opened again since"
         return TurnStatus(task_id=status.task_id, state="cancelled", error=why)
 
-    async def _change(self) -> bool:
+    async def _wait_for_store_change(self) -> bool:
         """Until the store says that the turn has ended (True), or it is time to ask the workflow again.
 
         Looking there costs the workers nothing. What the workflow says is what counts: a message may extend the turn.
@@ -240,27 +248,29 @@ class Turn:
         until = asyncio.get_running_loop().time() + _WORKFLOW_POLL_SECONDS
         delay = _STORE_POLL_FIRST_DELAY
         while asyncio.get_running_loop().time() < until:
-            row = await self._row()
+            row = await self._read_turn_row()
             if row is not None and row.status != "running":
                 return True
             await asyncio.sleep(delay)
             delay = min(delay * 1.3, _STORE_POLL_MAX_DELAY)
         return False
 
-    async def _row(self) -> TurnRow | None:
+    async def _read_turn_row(self) -> TurnRow | None:
         if self.task_id is None or not self.run.has_store:
             return None
-        return await (await self.run.store()).turn(self.run.id, self.task_id)
+        return await (await self.run.store()).get_turn(self.run.id, self.task_id)
 
-    async def _begun(self) -> bool:
+    async def _is_turn_recorded(self) -> bool:
         """Whether the store knows the turn; one that was cut off in its first model call has no row."""
         if self.task_id is None or not self.run.has_store:
             return False
-        return await self._row() is not None or await has_turn(await self.run.store(), self.run.id, self.task_id)
+        return await self._read_turn_row() is not None or await has_turn(
+            await self.run.store(), self.run.id, self.task_id
+        )
 
-    async def _recorded(self) -> TurnStatus | None:
+    async def _read_recorded_status(self) -> TurnStatus | None:
         """What the store says of a turn that has ended."""
-        row = await self._row()
+        row = await self._read_turn_row()
         if row is None or row.status == "running":
             return None
         said: dict[str, Any] = {"task_id": row.task_id, "state": row.status}

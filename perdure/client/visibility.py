@@ -141,7 +141,7 @@ async def list_runs(
             if matched >= limit:
                 break
     if client.store_url is not None and len(found) < limit and status not in _OPEN_STATUSES:
-        for row in await (await client.store()).runs(agent=agent, status=status, limit=limit):
+        for row in await (await client.store()).list_runs(agent=agent, status=status, limit=limit):
             started = datetime.fromisoformat(row.created_at)
             if row.context_id not in known:  # Temporal knows better: a terminated run tells the store nothing
                 found[row.context_id] = RunSummary(row.context_id, row.agent, row.status, started)
@@ -258,7 +258,7 @@ async def find_agent_name(client: Client, seen: WorkflowExecution) -> str:
     if named or client.store_url is None:
         return named
     try:
-        row = await (await client.store()).run(seen.id)
+        row = await (await client.store()).get_run(seen.id)
     except StoreError:
         return ""
     return row.agent if row is not None else ""

@@ -32,52 +32,56 @@ class AuditLog(HookSet):
 
     def __init__(self, path: str | os.PathLike[str], *, content: bool = True, on_error: OnError = "fail") -> None:
         self.path = Path(path)
-        self._content = content
+        self._writes_content = content
         functions: dict[HookEvent, Any] = {
-            "on_user_message": self._message,
-            "before_llm_call": self._asked,
-            "after_llm_call": self._said,
-            "before_tool_call": self._called,
-            "after_tool_call": self._done,
-            "on_finish": self._finished,
-            "on_error": self._failed,
+            "on_user_message": self._record_user_message,
+            "before_llm_call": self._record_model_request,
+            "after_llm_call": self._record_model_reply,
+            "before_tool_call": self._record_tool_call,
+            "after_tool_call": self._record_tool_result,
+            "on_finish": self._record_finish,
+            "on_error": self._record_error,
         }
         super().__init__(
             [hook(event, name="audit_log", on_error=on_error)(function) for event, function in functions.items()]
         )
 
-    def _message(self, message: Message, ctx: RunContext[Any]) -> None:
-        self._write("message", ctx, id=message.id, by=message.by, **self._text(message.text))
+    def _record_user_message(self, message: Message, ctx: RunContext[Any]) -> None:
+        self._append_line("message", ctx, id=message.id, by=message.by, **self._build_text_fields(message.text))
 
-    def _asked(self, model: str, messages: tuple[Message, ...], ctx: RunContext[Any]) -> None:
-        self._write("model.asked", ctx, model=model, messages=len(messages))
+    def _record_model_request(self, model: str, messages: tuple[Message, ...], ctx: RunContext[Any]) -> None:
+        self._append_line("model.asked", ctx, model=model, messages=len(messages))
 
-    def _said(self, reply: Message, ctx: RunContext[Any]) -> None:
+    def _record_model_reply(self, reply: Message, ctx: RunContext[Any]) -> None:
         calls = [{"id": one.id, "name": one.name} for one in reply.tool_calls]
         tokens = reply.usage.total_tokens if reply.usage is not None else 0
-        self._write("model.said", ctx, model=reply.model, tokens=tokens, calls=calls, **self._text(reply.text))
+        self._append_line(
+            "model.said", ctx, model=reply.model, tokens=tokens, calls=calls, **self._build_text_fields(reply.text)
+        )
 
-    def _called(self, name: str, arguments: dict[str, Any], call_id: str, ctx: RunContext[Any]) -> None:
-        self._write("tool.called", ctx, tool=name, call_id=call_id, **self._text(arguments, "arguments"))
+    def _record_tool_call(self, name: str, arguments: dict[str, Any], call_id: str, ctx: RunContext[Any]) -> None:
+        self._append_line(
+            "tool.called", ctx, tool=name, call_id=call_id, **self._build_text_fields(arguments, "arguments")
+        )
 
-    def _done(self, result: ToolResultPart, ctx: RunContext[Any]) -> None:
-        said = self._text(result.content)
-        self._write("tool.done", ctx, tool=result.name, call_id=result.call_id, error=result.is_error, **said)
+    def _record_tool_result(self, result: ToolResultPart, ctx: RunContext[Any]) -> None:
+        said = self._build_text_fields(result.content)
+        self._append_line("tool.done", ctx, tool=result.name, call_id=result.call_id, error=result.is_error, **said)
 
-    def _finished(self, content: str, ctx: RunContext[Any]) -> None:
-        self._write("finished", ctx, **self._text(content))
+    def _record_finish(self, content: str, ctx: RunContext[Any]) -> None:
+        self._append_line("finished", ctx, **self._build_text_fields(content))
 
-    def _failed(self, error: Exception, name: str, attempt: int, ctx: RunContext[Any]) -> None:
-        said = self._text(str(error))
-        self._write("error", ctx, activity=name, attempt=attempt, error_type=type(error).__name__, **said)
+    def _record_error(self, error: Exception, name: str, attempt: int, ctx: RunContext[Any]) -> None:
+        said = self._build_text_fields(str(error))
+        self._append_line("error", ctx, activity=name, attempt=attempt, error_type=type(error).__name__, **said)
 
-    def _text(self, text: Any, name: str = "text") -> dict[str, Any]:
-        if self._content:
+    def _build_text_fields(self, text: Any, name: str = "text") -> dict[str, Any]:
+        if self._writes_content:
             return {name: text}
         plain = text if isinstance(text, str) else json.dumps(text, sort_keys=True, ensure_ascii=False, default=str)
         return {f"{name}_sha256": hashlib.sha256(plain.encode(errors="replace")).hexdigest()}
 
-    def _write(self, event: str, ctx: RunContext[Any], **facts: Any) -> None:
+    def _append_line(self, event: str, ctx: RunContext[Any], **facts: Any) -> None:
         run = {"run_id": ctx.run_id, "task_id": ctx.task_id, "agent": ctx.agent, "iteration": ctx.iteration}
         line = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "event": event, **run, **facts}
         with _open_locked_file(self.path) as file:
@@ -321,9 +325,9 @@ class TokenCollector(HookSet):
 
     def __init__(self, namespace: str = "tokens") -> None:
         self.namespace = namespace
-        super().__init__([hook("after_llm_call", name="TokenCollector")(self._add)])
+        super().__init__([hook("after_llm_call", name="TokenCollector")(self._add_usage)])
 
-    async def _add(self, usage: Usage, cost_usd: float | None, ctx: RunContext) -> None:
+    async def _add_usage(self, usage: Usage, cost_usd: float | None, ctx: RunContext) -> None:
         sums = await self.of(ctx.memory, ctx.run_id)
         found = {"calls": 1, **usage.model_dump(), "cost_usd": cost_usd or 0.0}
         await ctx.memory.put(self.namespace, ctx.run_id, {name: sums.get(name, 0) + n for name, n in found.items()})
@@ -342,9 +346,9 @@ class ToolUsage(HookSet):
 
     def __init__(self, namespace: str = "tool_usage") -> None:
         self.namespace = namespace
-        super().__init__([hook("after_tool_call", name="ToolUsage")(self._note)])
+        super().__init__([hook("after_tool_call", name="ToolUsage")(self._record_call)])
 
-    async def _note(self, name: str, result: ToolResultPart, ctx: ToolContext) -> None:
+    async def _record_call(self, name: str, result: ToolResultPart, ctx: ToolContext) -> None:
         call = {"tool": name, "error": result.is_error}
         await ctx.memory.put(self.namespace, f"{ctx.run_id}#{ctx.idempotency_key}", call)
 

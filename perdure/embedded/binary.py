@@ -152,7 +152,7 @@ class Binary:
 class FailedAttempt:
     """A way that was tried and why it failed."""
 
-    way: str
+    method: str
     reason: str
 
 
@@ -261,7 +261,7 @@ async def _fetch_binary(home: Home, failures: list[FailedAttempt], report: Progr
         shutil.rmtree(leftover, ignore_errors=True)
     for way in FETCH_METHODS:
         report(way.title)
-        with home.guard():
+        with home.translate_errors():
             folder = Path(tempfile.mkdtemp(dir=home.bin, prefix=".fetch-"))
         try:
             fetched = await way.run(folder, report)
@@ -277,7 +277,7 @@ async def _fetch_binary(home: Home, failures: list[FailedAttempt], report: Progr
 
 def _build_not_found_error(failures: list[FailedAttempt]) -> ServerNotFoundError:
     tried = [FailedAttempt("PERDURE_TEMPORAL_CLI", "not set"), *failures]
-    lines = "\n".join(f"  {number}. {each.way}: {each.reason}" for number, each in enumerate(tried, 1))
+    lines = "\n".join(f"  {number}. {each.method}: {each.reason}" for number, each in enumerate(tried, 1))
     return ServerNotFoundError(
         f"no Temporal dev server was found or could be fetched:\n{lines}",
         hint="Install the Temporal CLI (https://docs.temporal.io/cli) or Go (https://go.dev/dl), let "

@@ -102,7 +102,7 @@ class Home:
         Raises:
             RuntimeSetupError: the path is a file, or may not be written.
         """
-        with self.guard():
+        with self.translate_errors():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.root == DEFAULT_HOME.expanduser() or all(
                 path.name.startswith(_OWN_FILE_PREFIXES) for path in self.root.iterdir()
@@ -119,20 +119,20 @@ class Home:
         Raises:
             RuntimeSetupError: it could not be written.
         """
-        with self.guard(), tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
+        with self.translate_errors(), tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Turn what the file system refuses inside into a RuntimeSetupError with a way out."""
         try:
             yield
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._build_unusable_error(error) from error
 
-    def _unusable(self, error: OSError) -> RuntimeSetupError:
+    def _build_unusable_error(self, error: OSError) -> RuntimeSetupError:
         # FileExistsError is what mkdir says of a file in its place; its own text would mislead.
         blocker = error.filename if isinstance(error, FileExistsError | NotADirectoryError) else None
         reason = f"{blocker} is not a directory" if blocker else (error.strerror or str(error))

@@ -49,11 +49,11 @@ class ChildProcess:
         return self._process.pid
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.returncode is None
 
-    async def says(self) -> dict[str, Any] | None:
+    async def read_report(self) -> dict[str, Any] | None:
         """The next thing it reports; None when it has ended. Whatever else it prints goes to our stdout."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
@@ -66,9 +66,9 @@ class ChildProcess:
             sys.stdout.flush()
         return None
 
-    def relay(self) -> None:
+    def relay_output(self) -> None:
         """From now on all that it prints goes to our stdout."""
-        self._relay = asyncio.ensure_future(self.says())
+        self._relay = asyncio.ensure_future(self.read_report())
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

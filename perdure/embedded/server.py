@@ -156,7 +156,7 @@ def read_record(home: Home) -> ServerInfo | None:
 def write_record(home: Home, record: ServerInfo) -> None:
     """Replace the record in one step: a reader sees the old one or the new one."""
     fresh = home.server_file.with_suffix(".json.new")  # writers hold the server lock, so one name does
-    with home.guard():
+    with home.translate_errors():
         with open(fresh, "w", opener=open_private) as file:
             file.write(json.dumps(asdict(record), indent=2) + "\n")
         fresh.replace(home.server_file)
@@ -295,7 +295,7 @@ def _spawn_server(home: Home, binary: Binary, database_fd: int, ports: tuple[int
     )
     # At once, so that a server whose starter is killed now is found again.
     holder = json.dumps({"pid": pid, "start_token": record.start_token}).encode()
-    with home.guard():
+    with home.translate_errors():
         os.ftruncate(database_fd, 0)
         os.pwrite(database_fd, holder, 0)
     write_record(home, record)

@@ -38,34 +38,34 @@ class Branch:
     """
 
     def __init__(self, branches: Branches, asked: BranchRequest, answer: Callable[[], Any] | None) -> None:
-        self.asked = asked
+        self.request = asked
         self._branches = branches
-        self._answer = answer
-        self.awaited = answer is not None
+        self._read_answer = answer
+        self.is_awaited = answer is not None
         """Whether the policy waits for it, or need not."""
 
     def __repr__(self) -> str:
-        return f"<Branch {self.asked.said}>"
+        return f"<Branch {self.request.said}>"
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._wait().__await__()
+        return self._wait_for_answer().__await__()
 
     def result(self) -> Any:
         """The answer, for a policy that is a plain ``def``: begin all that are to run in parallel before you ask."""
-        self.awaited = True
-        if self._answer is None:
-            self._branches.leave()
-        return self._answered()
+        self.is_awaited = True
+        if self._read_answer is None:
+            self._branches.leave_policy()
+        return self._get_answer()
 
-    async def _wait(self) -> Any:
-        self.awaited = True
-        if self._answer is None:
-            await self._branches.held()
-        return self._answered()
+    async def _wait_for_answer(self) -> Any:
+        self.is_awaited = True
+        if self._read_answer is None:
+            await self._branches.wait_until_left()
+        return self._get_answer()
 
-    def _answered(self) -> Any:
-        assert self._answer is not None, "nobody comes here before the answer"
-        return self._answer()
+    def _get_answer(self) -> Any:
+        assert self._read_answer is not None, "nobody comes here before the answer"
+        return self._read_answer()
 
 
 class Branches:
@@ -74,74 +74,74 @@ class Branches:
     def __init__(self, recorded: tuple[BranchOutcome, ...], answer: Callable[[BranchOutcome], Any]) -> None:
         """``answer`` gives a recorded branch's answer, or raises."""
         self._unclaimed = list(recorded)
-        self._answer = answer
-        self.new: list[Branch] = []
+        self._read_answer = answer
+        self.new_branches: list[Branch] = []
         """Those that nobody has answered, of the policy that runs."""
-        self.left = False
+        self.is_left = False
         """A policy waits for them."""
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         """Whether we have cancelled it, to leave the policy."""
-        self._held: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
 
-    def begin(self, asked: BranchRequest) -> Branch:
+    def begin_branch(self, asked: BranchRequest) -> Branch:
         """The branch of ``asked``: one of the recorded ones, or a new one."""
         for place, outcome in enumerate(self._unclaimed):
             if outcome.key == asked.key:
                 del self._unclaimed[place]
-                return Branch(self, asked, partial(self._answer, outcome))
+                return Branch(self, asked, partial(self._read_answer, outcome))
         branch = Branch(self, asked, None)
-        self.new.append(branch)
+        self.new_branches.append(branch)
         return branch
 
     # --- waiting, on the author's side
 
-    def leave(self) -> None:
+    def leave_policy(self) -> None:
         """Leave a policy that waits. Raises ``DefinitionError`` where it asks for another branch than before."""
         if self._unclaimed:
-            raise self._another()
-        self.left = True
+            raise self._build_changed_branch_error()
+        self.is_left = True
         raise NotAnsweredError
 
-    async def held(self) -> None:
+    async def wait_until_left(self) -> None:
         """Wait until the policy is left. Raises as :meth:`leave`."""
-        if self.left:  # it goes on in spite of being cancelled
+        if self.is_left:  # it goes on in spite of being cancelled
             raise NotAnsweredError
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.get_loop() is not loop:  # a loop of the author's own (asyncio.run)
-            self.leave()
+            self.leave_policy()
         waiting = loop.create_future()
-        self._held.append(waiting)
-        if len(self._held) == 1:
-            loop.call_soon(self._look, LOOP_PASSES)
+        self._waiters.append(waiting)
+        if len(self._waiters) == 1:
+            loop.call_soon(self._cancel_after_passes, LOOP_PASSES)
         await waiting
 
-    def _look(self, turns: int) -> None:
+    def _cancel_after_passes(self, turns: int) -> None:
         """Let it ask for more, and then cancel it."""
         task = self._task
         if task is None or task.done():
             return
         if turns:
-            task.get_loop().call_soon(self._look, turns - 1)
+            task.get_loop().call_soon(self._cancel_after_passes, turns - 1)
         elif self._unclaimed:
-            task.get_loop().call_later(REPEAT_REQUEST_SECONDS, self._look_again, len(self._unclaimed))
+            task.get_loop().call_later(REPEAT_REQUEST_SECONDS, self._check_repeated_requests, len(self._unclaimed))
         else:
-            self.left = self._cancelled = True
+            self.is_left = self._cancelled = True
             task.cancel()
 
-    def _look_again(self, unclaimed: int) -> None:
+    def _check_repeated_requests(self, unclaimed: int) -> None:
         if len(self._unclaimed) < unclaimed:  # it goes on asking
-            self._look(LOOP_PASSES)
+            self._cancel_after_passes(LOOP_PASSES)
             return
-        for waiting in self._release():
-            waiting.set_exception(self._another())
+        for waiting in self._take_waiters():
+            waiting.set_exception(self._build_changed_branch_error())
 
-    def _release(self) -> list[asyncio.Future[None]]:
-        held, self._held = self._held, []
+    def _take_waiters(self) -> list[asyncio.Future[None]]:
+        held, self._waiters = self._waiters, []
         return [one for one in held if not one.done()]
 
-    def _another(self) -> DefinitionError:
-        asked = next(one.asked.said for one in self.new if one.awaited)
+    def _build_changed_branch_error(self) -> DefinitionError:
+        asked = next(one.request.said for one in self.new_branches if one.is_awaited)
         return DefinitionError(
             f"the policy asks for the branch {asked}, where it asked for {self._unclaimed[0].said} when it ran before",
             hint="A policy runs again from its start when a branch has answered, and has to ask for the same: "
@@ -151,43 +151,43 @@ class Branches:
 
     # --- around a policy
 
-    def around(self, run: AuthorRunner) -> AuthorRunner:
+    def wrap_runner(self, run: AuthorRunner) -> AuthorRunner:
         """``run``, which raises ``LeftError`` where a policy waits, whatever the policy makes of that."""
 
         async def contained(name: str, fn: Callable[..., Any], *args: Any) -> Any:
-            inside = self._on_loop if inspect.iscoroutinefunction(fn) else self._in_thread
+            inside = self._call_async_policy if inspect.iscoroutinefunction(fn) else self._call_sync_policy
             try:
                 value = await run(name, inside, fn, *args)
             except Exception:
-                if not self.left:
+                if not self.is_left:
                     raise
-            if self.left:
+            if self.is_left:
                 raise LeftError
             return value
 
         return contained
 
-    def forget(self) -> None:
+    def discard_new_branches(self) -> None:
         """The policy has failed, and that is only logged: what it asked for is not asked for."""
-        self.new.clear()
+        self.new_branches.clear()
 
-    def check(self) -> None:
+    def check_awaited(self) -> None:
         """Raise ``DefinitionError`` for a branch that was begun, and nobody waited for; or not until it was left, as
         with a timeout of its own or a task left behind: the step would go on as if nothing had been asked."""
-        if self.new and not self.left:
+        if self.new_branches and not self.is_left:
             raise DefinitionError(
-                f"the policy began the branch {self.new[0].asked.said} and did not wait for its answer",
+                f"the policy began the branch {self.new_branches[0].request.said} and did not wait for its answer",
                 hint="Write await step.branch(…), without a timeout around it, or in a plain def "
                 "step.branch(…).result().",
             )
 
-    def _in_thread(self, fn: Callable[..., Any], *args: Any) -> Any:
+    def _call_sync_policy(self, fn: Callable[..., Any], *args: Any) -> Any:
         try:
             return fn(*args)
         except NotAnsweredError:
             return None
 
-    async def _on_loop(self, fn: Callable[..., Any], *args: Any) -> Any:
+    async def _call_async_policy(self, fn: Callable[..., Any], *args: Any) -> Any:
         self._task = task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         try:
@@ -202,5 +202,5 @@ class Branches:
             self._task = None
             if self._cancelled:
                 task.uncancel()
-            for waiting in self._release():
+            for waiting in self._take_waiters():
                 waiting.cancel()

@@ -34,7 +34,7 @@ def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...]
     def kept(part: Part) -> Part:
         if not isinstance(part, FilePart) or part.data is None:
             return part
-        blobs.append(Blob.of(decode_file_data(part)))
+        blobs.append(Blob.from_content(decode_file_data(part)))
         return part.model_copy(update={"data": None, "blob": blobs[-1].ref})
 
     return tuple(
@@ -53,23 +53,23 @@ class ArgumentsSnapshot:
     """The arguments of calls as they were: the one thing in a message that can be changed in place."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._before = [
+        self._packed_arguments = [
             (part, _marshal_arguments(part.arguments)) for message in messages for part in message.tool_calls
         ]
 
-    def put_back(self) -> list[str]:
+    def restore(self) -> list[str]:
         """Undo what was changed. Names of the tools whose calls were."""
         changed = []
-        for part, before in self._before:
+        for part, before in self._packed_arguments:
             if before is not None and _marshal_arguments(part.arguments) != before:
                 changed.append(part.name)
                 part.arguments.clear()
                 part.arguments.update(marshal.loads(before))  # noqa: S302  # we have written it ourselves
         return changed
 
-    def check(self, where: str) -> None:
+    def check_unchanged(self, where: str) -> None:
         """Undo it, and raise ``DefinitionError`` that says what to do instead, to the messages ``where``."""
-        if changed := self.put_back():
+        if changed := self.restore():
             raise DefinitionError(
                 f"the arguments of a call of {changed[0]} were changed inside their message, which nobody would record",
                 hint=f"Put another message in its place: {where} = message.model_copy(update={{'parts': …}}).",
@@ -130,9 +130,9 @@ async def run_hooks(
             await _run_group_in_time(run, group)
             if group.stopped:
                 return
-            rest = rest[group.at :]
+            rest = rest[group.position :]
     finally:
-        inside.put_back()
+        inside.restore()
 
 
 def _snapshot_arguments(hooks: Sequence[Hook], given: HookArguments) -> ArgumentsSnapshot:
@@ -171,86 +171,88 @@ class _HookGroup:
         inside: ArgumentsSnapshot,
     ) -> None:
         self.hooks = hooks
-        self.at = 0
+        self.position = 0
         """The place of the one that runs, or runs next."""
-        self.began: float | None = None
+        self.started_at: float | None = None
         """When that began; None while the first waits for a thread, which counts for nothing."""
         self.stopped = False
         """Those behind are not to run."""
         self.abandoned = False
         """One took too long. It may still run somewhere, and counts no longer."""
-        self._given = given
-        self._take = take
-        self._undo = undo
-        self._inside = inside
+        self._arguments = given
+        self._return_handler = take
+        self._undo_handler = undo
+        self._snapshot = inside
 
-    def time(self) -> float:
+    def get_remaining_seconds(self) -> float:
         """Seconds that the one that runs may still take. While it waits for the store, none go by."""
-        running, now = self.hooks[self.at :], time.monotonic()
+        running, now = self.hooks[self.position :], time.monotonic()
         if not running:
             return 1.0
-        if self.began is not None and getattr(getattr(self._given.get("ctx"), "memory", None), "waits", False):
-            self.began = now
-        return (now if self.began is None else self.began) + running[0].timeout - now
+        if self.started_at is not None and getattr(getattr(self._arguments.get("ctx"), "memory", None), "waits", False):
+            self.started_at = now
+        return (now if self.started_at is None else self.started_at) + running[0].timeout - now
 
     @property
-    def hook(self) -> Hook:
+    def current_hook(self) -> Hook:
         """The one that runs."""
-        return self.hooks[self.at]
+        return self.hooks[self.position]
 
-    async def asynchronous(self) -> None:
+    async def run_async_hooks(self) -> None:
         """Run them on the author's loop. They are named in its warning of what blocks it."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        for hook in self._rest():
+        for hook in self._iterate_remaining():
             task.set_name(f"hook {hook.name}")
             try:
-                self._took(await self._call(hook))
+                self._handle_returned(await self._call_hook(hook))
             except Exception as error:
-                self.failed(hook, error)
+                self.handle_failure(hook, error)
 
-    def plain(self) -> _PendingAwaitable | None:
+    def run_sync_hooks(self) -> _PendingAwaitable | None:
         """Run them in a thread; what one of them left to be awaited, if so."""
-        for hook in self._rest():
+        for hook in self._iterate_remaining():
             try:
-                value = self._call(hook)
+                value = self._call_hook(hook)
                 if isinstance(value, Awaitable):  # a partial, a lambda, a decorator around a coroutine function
                     return _PendingAwaitable(value)
-                self._took(value)
+                self._handle_returned(value)
             except Exception as error:
-                self.failed(hook, error)
+                self.handle_failure(hook, error)
         return None
 
-    async def left(self, left: _PendingAwaitable) -> None:
+    async def await_returned(self, left: _PendingAwaitable) -> None:
         """Await it on the author's loop."""
         try:
-            self._took(await left.value)
+            self._handle_returned(await left.value)
         except Exception as error:
-            self.failed(self.hook, error)
+            self.handle_failure(self.current_hook, error)
 
-    def failed(self, hook: Hook, error: Exception) -> None:
+    def handle_failure(self, hook: Hook, error: Exception) -> None:
         """Raise what is to be raised, or log it: then those behind do not see what it has changed in place."""
         _raise_or_log_failure(hook, error)
-        self._inside.put_back()
-        self._undo(self._given)
+        self._snapshot.restore()
+        self._undo_handler(self._arguments)
 
-    def _rest(self) -> Iterator[Hook]:
-        while self.at < len(self.hooks) and not self.stopped and not self.abandoned:
-            self.began = time.monotonic()
-            yield self.hook
-            self.at += not self.abandoned
+    def _iterate_remaining(self) -> Iterator[Hook]:
+        while self.position < len(self.hooks) and not self.stopped and not self.abandoned:
+            self.started_at = time.monotonic()
+            yield self.current_hook
+            self.position += not self.abandoned
 
-    def _call(self, hook: Hook) -> Any:
-        return hook.fn(**{name: self._given[name] for name in hook.takes})
+    def _call_hook(self, hook: Hook) -> Any:
+        return hook.fn(**{name: self._arguments[name] for name in hook.takes})
 
-    def _took(self, value: Any) -> None:
-        if isinstance(value, Veto) and self.hook.event not in VETOABLE_EVENTS:
+    def _handle_returned(self, value: Any) -> None:
+        if isinstance(value, Veto) and self.current_hook.event not in VETOABLE_EVENTS:
             can = ", ".join(VETOABLE_EVENTS)
-            raise HookError(f"{_describe_hook(self.hook)} returned a Veto, and there is nothing to veto: {can} can")
+            raise HookError(
+                f"{_describe_hook(self.current_hook)} returned a Veto, and there is nothing to veto: {can} can"
+            )
         if not self.abandoned:
-            if _sees_messages(self.hook):
-                self._inside.check("messages[i]")
-            self.stopped = bool(self._take(self.hook, value, self._given))
+            if _sees_messages(self.current_hook):
+                self._snapshot.check_unchanged("messages[i]")
+            self.stopped = bool(self._return_handler(self.current_hook, value, self._arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,25 +268,27 @@ async def _run_group_in_time(run: AuthorRunner, group: _HookGroup) -> None:
                 await _run_group(run, group)
     except TimeoutError:
         group.abandoned = True
-        group.failed(group.hook, TimeoutError(f"it did not return within {group.hook.timeout:g} s"))
-        group.at += 1
+        group.handle_failure(
+            group.current_hook, TimeoutError(f"it did not return within {group.current_hook.timeout:g} s")
+        )
+        group.position += 1
     except asyncio.CancelledError:
         group.abandoned = True  # a thread goes on to its end: not to the hooks behind it
         raise
 
 
 async def _run_group(run: AuthorRunner, group: _HookGroup) -> None:
-    name = f"hook {group.hook.name}"
+    name = f"hook {group.current_hook.name}"
     try:
-        left = await run(name, group.asynchronous if group.hook.is_async else group.plain)
+        left = await run(name, group.run_async_hooks if group.current_hook.is_async else group.run_sync_hooks)
         if isinstance(left, _PendingAwaitable):
-            await run(name, group.left, left)
-            group.at += 1
+            await run(name, group.await_returned, left)
+            group.position += 1
     except (HookError, AbortError):
         raise
     except Exception as error:  # it was none when it was raised (sys.exit): it ended the task, or the thread's job
-        group.failed(group.hook, error)
-        group.at += 1
+        group.handle_failure(group.current_hook, error)
+        group.position += 1
 
 
 @contextmanager
@@ -294,7 +298,7 @@ def _enforce_hook_timeout(group: _HookGroup, limit: asyncio.Timeout) -> Iterator
     waiting: list[asyncio.TimerHandle] = []
 
     def look() -> None:
-        left = group.time()
+        left = group.get_remaining_seconds()
         if left <= 0:
             limit.reschedule(clock.time())
         else:  # one behind it may have less time

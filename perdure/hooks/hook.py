@@ -240,11 +240,11 @@ class HookSet:
 
     def add(self, *hooks: Hook) -> None:
         """Behind those that are there. Raises ``DefinitionError`` for what is no hook."""
-        self._set((*self.all, *validate_hooks("hooks", hooks)))
+        self._replace_hooks((*self.all, *validate_hooks("hooks", hooks)))
 
     def clear(self, event: HookEvent | None = None) -> None:
         """Take those of ``event`` out, or all."""
-        self._set(tuple(one for one in self.all if event is not None and one.event != event))
+        self._replace_hooks(tuple(one for one in self.all if event is not None and one.event != event))
 
     def on(self, event: HookEvent) -> tuple[Hook, ...]:
         """Those of ``event``."""
@@ -262,7 +262,7 @@ class HookSet:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {', '.join(f'{one.name} on {one.event}' for one in self.all) or 'none'}>"
 
-    def _set(self, hooks: tuple[Hook, ...]) -> None:
+    def _replace_hooks(self, hooks: tuple[Hook, ...]) -> None:
         by_event: dict[HookEvent, tuple[Hook, ...]] = {}
         for one in hooks:
             by_event[one.event] = (*by_event.get(one.event, ()), one)

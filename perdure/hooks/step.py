@@ -23,9 +23,9 @@ class Results(MutableSequence[ToolResultPart]):
 
     def __init__(self, messages: list[Message], result: Callable[[ToolResultPart, Any], ToolResultPart]) -> None:
         self._messages = messages
-        self._result = result
+        self._build_result = result
 
-    def _places(self) -> list[tuple[int, int]]:
+    def _find_positions(self) -> list[tuple[int, int]]:
         last = max((n for n, one in enumerate(self._messages) if one.role == "assistant"), default=-1)
         return [
             (at, place)
@@ -34,43 +34,43 @@ class Results(MutableSequence[ToolResultPart]):
             if isinstance(part, ToolResultPart)
         ]
 
-    def _parts(self) -> list[ToolResultPart]:
-        return [cast(ToolResultPart, self._messages[at].parts[place]) for at, place in self._places()]
+    def _get_result_parts(self) -> list[ToolResultPart]:
+        return [cast(ToolResultPart, self._messages[at].parts[place]) for at, place in self._find_positions()]
 
     def __len__(self) -> int:
-        return len(self._places())
+        return len(self._find_positions())
 
     def __iter__(self) -> Iterator[ToolResultPart]:
-        return iter(self._parts())
+        return iter(self._get_result_parts())
 
     @overload
     def __getitem__(self, index: int) -> ToolResultPart: ...
     @overload
     def __getitem__(self, index: slice) -> list[ToolResultPart]: ...
     def __getitem__(self, index: int | slice) -> ToolResultPart | list[ToolResultPart]:
-        return self._parts()[index]
+        return self._get_result_parts()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """``value``: a part of the same call, or anything that a tool may return."""
         if isinstance(index, slice):
-            raise self._fixed()
-        at, place = self._places()[index]
+            raise self._build_fixed_length_error()
+        at, place = self._find_positions()[index]
         message = self._messages[at]
         parts = list(message.parts)
-        parts[place] = self._result(cast(ToolResultPart, parts[place]), value)
+        parts[place] = self._build_result(cast(ToolResultPart, parts[place]), value)
         self._messages[at] = message.model_copy(update={"parts": tuple(parts)})
 
     def __delitem__(self, index: Any) -> None:
-        raise self._fixed()
+        raise self._build_fixed_length_error()
 
     def insert(self, index: int, value: Any) -> None:
         """Refused: every call has one result."""
-        raise self._fixed()
+        raise self._build_fixed_length_error()
 
     def __repr__(self) -> str:
-        return repr(self._parts())
+        return repr(self._get_result_parts())
 
-    def _fixed(self) -> DefinitionError:
+    def _build_fixed_length_error(self) -> DefinitionError:
         return DefinitionError(
             "every call has one result: step.results can be changed one by one, not made longer or shorter",
             hint='For instance step.results[0] = "(left out)".',
@@ -95,11 +95,11 @@ class StepFacts:
     settings: Mapping[str, Any]
     instructions: str | None
     tools: tuple[str, ...]
-    known: frozenset[str]
+    known_tools: frozenset[str]
     """Names of all tools that can be offered."""
-    result: Callable[[ToolResultPart, Any], ToolResultPart]
+    build_result: Callable[[ToolResultPart, Any], ToolResultPart]
     """A tool's result with what a policy says instead."""
-    branch: Callable[[Step, Any, Any, Any, Any], Branch] | None = None
+    begin_branch: Callable[[Step, Any, Any, Any, Any], Branch] | None = None
     """Begins a branch: what :meth:`Step.branch` was given."""
 
 
@@ -178,7 +178,7 @@ class Step:
     @property
     def results(self) -> Results:
         """What they came to, in their order: ``step.results[0] = "shorter"`` changes what the model is told."""
-        return Results(self.messages, self._facts.result)
+        return Results(self.messages, self._facts.build_result)
 
     def set_result(self, call_id: str, value: Any) -> None:
         """Change what the model is told of a call of the reply: to anything that a tool may return."""
@@ -219,13 +219,13 @@ class Step:
 
     def add_tool(self, name: str) -> None:
         """Offer a tool: one of the agent's that is not offered, or one that the worker was given (``tools=[…]``)."""
-        self._check_known(name)
+        self._check_known_tool(name)
         if name not in self._tools:
             self._tools = (*self._tools, name)
 
     def remove_tool(self, name: str) -> None:
         """Offer it no longer. A call of it that the model makes all the same is refused."""
-        self._check_known(name)
+        self._check_known_tool(name)
         self._tools = tuple(one for one in self._tools if one != name)
 
     def inject(self, content: Content) -> None:
@@ -244,7 +244,7 @@ class Step:
         """What has changed so far of model, settings, instructions and tools holds for the rest of the turn, or run."""
         if scope not in ("turn", "run"):
             raise DefinitionError(f"step.keep is for the rest of the 'turn' or the 'run', not {scope!r}")
-        self._kept[scope] = merge_overrides(self._kept.get(scope, {}), self.changes())
+        self._kept[scope] = merge_overrides(self._kept.get(scope, {}), self.build_changes())
 
     def branch(
         self,
@@ -265,8 +265,8 @@ class Step:
         to ask for the same: then the answer is there. Several run in parallel with ``asyncio.gather``. Raises
         ``BranchError`` where the branch ends without an answer, ``DefinitionError`` for what cannot be asked.
         """
-        assert self._facts.branch is not None, "the engine can begin branches"
-        return self._facts.branch(self, agent, message, model, messages)
+        assert self._facts.begin_branch is not None, "the engine can begin branches"
+        return self._facts.begin_branch(self, agent, message, model, messages)
 
     # --- instead of it
 
@@ -292,7 +292,7 @@ class Step:
         other._kept, other._injected = dict(self._kept), list(self._injected)
         return other
 
-    def changes(self) -> dict[str, Any]:
+    def build_changes(self) -> dict[str, Any]:
         """What is other than it was, as plain JSON of a ``StepOverride``."""
         facts, changes = self._facts, cast(dict[str, Any], {})
         if not isinstance(self.settings, Mapping):
@@ -317,18 +317,18 @@ class Step:
         return changes
 
     @property
-    def kept(self) -> dict[str, dict[str, Any]]:
+    def kept_changes(self) -> dict[str, dict[str, Any]]:
         """What is to hold for the rest of the turn and of the run."""
         return {scope: changes for scope, changes in self._kept.items() if changes}
 
     @property
-    def injected(self) -> list[Message]:
+    def injected_messages(self) -> list[Message]:
         """The injected messages that are still there."""
         return [one for one in self._injected if any(one is message for message in self.messages)]
 
-    def _check_known(self, name: str) -> None:
-        if name not in self._facts.known:
-            there = ", ".join(sorted(self._facts.known)) or "none"
+    def _check_known_tool(self, name: str) -> None:
+        if name not in self._facts.known_tools:
+            there = ", ".join(sorted(self._facts.known_tools)) or "none"
             raise DefinitionError(
                 f"there is no tool {name!r}",
                 hint=f"There is: {there}. Other tools are given to the worker: Worker(…, tools=[{name}]).",

@@ -93,7 +93,7 @@ def apply_child_ended(state: RunState, raw: Any) -> None:
         return
     _count_background_usage(state, row, said.used)
     # What was said to it as it ended may have kept it going: its last answer counts, until one is collected.
-    if not row.runs and (row.collected or row.stopped or said.state != "completed"):
+    if not row.is_running and (row.collected or row.stopped or said.state != "completed"):
         return
     row.state = said.state
     row.blob = said.blob
@@ -107,7 +107,7 @@ def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOu
 
     ``lost``: it could not say anything, nor close its transcript.
     """
-    if not row.runs:
+    if not row.is_running:
         return
     response, used = ended.response, ended.response or ended.used
     if used is not None:
@@ -163,10 +163,10 @@ def answer_collect_calls(state: RunState) -> None:
         row = find_background_run(state, how.handle)
         if row is None:
             apply_result(state, pending.op, build_error_result(pending, _build_unknown_handle_text(state, how.handle)))
-        elif not row.runs and not can_fit_result(state, row.text):
+        elif not row.is_running and not can_fit_result(state, row.text):
             said = f"not collected: with the answer of {row.handle} those of this reply are too long: collect it apart"
             apply_result(state, pending.op, build_error_result(pending, said))
-        elif not row.runs:
+        elif not row.is_running:
             row.collected = True
             apply_result(state, pending.op, _build_collect_result(pending, row))
         elif not how.wait:
@@ -189,7 +189,7 @@ def find_tell_target(state: RunState, pending: ToolCallState, handle: str) -> Ba
     row = find_background_run(state, handle)
     if row is None:
         apply_tell_result(state, pending, _build_unknown_handle_text(state, handle))
-    elif not row.runs:
+    elif not row.is_running:
         apply_tell_result(state, pending, f"not delivered: {row.handle} ({row.agent}) has ended: collect its answer")
     else:
         return row
@@ -210,7 +210,7 @@ def _find_capacity_problem(state: RunState, at_once: int) -> str | None:
     if len(busy) >= at_once:
         names = ", ".join(row.handle for row in busy)
         return f"not started: {len(busy)} agents run in background, and no more may at once: collect one ({names})"
-    waiting = [row for row in state.background if not row.runs and not row.collected]
+    waiting = [row for row in state.background if not row.is_running and not row.collected]
     if (
         sum(measure_json(row.text) for row in waiting) > UNCOLLECTED_BYTES
         or len(waiting) + len(busy) >= MAX_BACKGROUND_ROWS

@@ -47,7 +47,7 @@ def drop_branches(state: RunState) -> None:
 
 def list_active_background_runs(state: RunState) -> list[BackgroundRun]:
     """Those that have not ended, as far as is known."""
-    return [row for row in state.background if row.runs]
+    return [row for row in state.background if row.is_running]
 
 
 def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
@@ -82,7 +82,7 @@ def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
         if is_waiting_for_background(one) and isinstance(how := one.call.disposition, CollectCall)
     ]
     found = [find_background_run(state, handle) for handle in dict.fromkeys(handles)]
-    return [row for row in found if row is not None and row.runs]
+    return [row for row in found if row is not None and row.is_running]
 
 
 def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:

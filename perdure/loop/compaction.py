@@ -261,7 +261,7 @@ class _AgeThreshold:
     after: int
     every: int
 
-    def old(self, replies: int) -> int:
+    def count_old_replies(self, replies: int) -> int:
         return max(0, (replies - self.after) // self.every * self.every)
 
 
@@ -277,64 +277,68 @@ class ConversationView:
         self._clear = _AgeThreshold(clear.after, clear.every or clear.after) if clear else None
         self._keep = cut.keep if cut else 0
         self._window = _ConversationWindow(ways.window, tighter) if ways.window else None
-        self.read: list[Message] = []
+        self.all_messages: list[Message] = []
         """What it has read."""
         self._sent: list[Message] = []
         self._replies: list[int] = []
         """Where they stand."""
         self._cut_to = self._cleared_to = 0
 
-    def feed(self, messages: Iterable[Message]) -> None:
+    def add_messages(self, messages: Iterable[Message]) -> None:
         """Read on."""
         for message in messages:
-            self.read.append(message)
+            self.all_messages.append(message)
             self._sent.append(message)
             if message.role == "assistant":
-                self._replies.append(len(self.read) - 1)
+                self._replies.append(len(self.all_messages) - 1)
             if self._window is not None:
-                self._window.add(message)
+                self._window.add_message(message)
             if message.role == "assistant":
-                self._age()
+                self._shorten_old_messages()
             if self._window is not None:
-                self._window.slide()
+                self._window.slide_start()
 
     def copy(self) -> ConversationView:
         """One that reads on for itself."""
         other = copy.copy(self)
-        other.read, other._sent, other._replies = self.read.copy(), self._sent.copy(), self._replies.copy()
+        other.all_messages, other._sent, other._replies = (
+            self.all_messages.copy(),
+            self._sent.copy(),
+            self._replies.copy(),
+        )
         other._window = self._window.copy() if self._window is not None else None
         return other
 
-    def view(self) -> list[Message]:
+    def build_sent_messages(self) -> list[Message]:
         """What a model is sent now."""
-        return self._sent.copy() if self._window is None else self._window.of(self._sent)
+        return self._sent.copy() if self._window is None else self._window.select_messages(self._sent)
 
     @property
     def can_tighten(self) -> bool:
         """Whether a narrower window would leave out more."""
         return self._window is not None and self._window.can_slide
 
-    def _age(self) -> None:
+    def _shorten_old_messages(self) -> None:
         """A reply more: what has become old by it."""
         count = len(self._replies)
-        if self._cut is not None and (old := self._cut.old(count)):
+        if self._cut is not None and (old := self._cut.count_old_replies(count)):
             end = self._replies[old - 1] + 1
             for place in range(self._cut_to, end):
-                if self.read[place].role == "assistant":
-                    self._put(place, truncate_message(self._sent[place], self._keep))
+                if self.all_messages[place].role == "assistant":
+                    self._replace_sent(place, truncate_message(self._sent[place], self._keep))
             self._cut_to = max(self._cut_to, end)
-        if self._clear is not None and (old := self._clear.old(count)):
+        if self._clear is not None and (old := self._clear.count_old_replies(count)):
             end = self._replies[old]  # the results of a reply stand before the next one
             for place in range(self._cleared_to, end):
-                if self.read[place].role == "tool":
-                    self._put(place, clear_tool_results(self._sent[place]))
+                if self.all_messages[place].role == "tool":
+                    self._replace_sent(place, clear_tool_results(self._sent[place]))
             self._cleared_to = max(self._cleared_to, end)
 
-    def _put(self, place: int, message: Message) -> None:
+    def _replace_sent(self, place: int, message: Message) -> None:
         if message is not self._sent[place]:
             self._sent[place] = message
             if self._window is not None:
-                self._window.put(place, message)
+                self._window.replace_message(place, message)
 
 
 class _ConversationWindow:
@@ -366,9 +370,9 @@ class _ConversationWindow:
     @property
     def can_slide(self) -> bool:
         """Whether there is anything left to leave out."""
-        return any(True for _ in self._beginnings())
+        return any(True for _ in self._iter_starts())
 
-    def add(self, message: Message) -> None:
+    def add_message(self, message: Message) -> None:
         """A message more."""
         if self._first is None and message.role == "user":
             self._first = len(self._roles)
@@ -388,7 +392,7 @@ class _ConversationWindow:
         self._size = had
         self._ratio = min(3.0, max(0.5, had / self._kept))
 
-    def put(self, place: int, message: Message) -> None:
+    def replace_message(self, place: int, message: Message) -> None:
         """The message at ``place`` is sent in another form."""
         if self._most_tokens is None:
             return
@@ -398,25 +402,25 @@ class _ConversationWindow:
             self._kept -= less
             self._size = max(0.0, self._size - less)
 
-    def slide(self) -> None:
+    def slide_start(self) -> None:
         """Leave out what is too much, and more, so that the next time is far off."""
         most = self._most_messages
-        if most is not None and self._messages_from(self._start) > most:
-            self._begin_at(next((p for p in self._beginnings() if self._messages_from(p) <= most // 2), None))
+        if most is not None and self._count_messages_from(self._start) > most:
+            self._set_start(next((p for p in self._iter_starts() if self._count_messages_from(p) <= most // 2), None))
         if self._most_tokens is not None and self._size > self._most_tokens:
-            self._begin_at(self._of_half(self._most_tokens))
+            self._set_start(self._find_half_start(self._most_tokens))
 
-    def _of_half(self, most_tokens: int) -> int | None:
+    def _find_half_start(self, most_tokens: int) -> int | None:
         """The first beginning from which there are half of ``most_tokens``."""
         kept, seen = self._kept, self._start
-        for place in self._beginnings():
+        for place in self._iter_starts():
             kept -= sum(self._tokens[p] for p in range(seen, place) if p != self._first)
             seen = place
             if kept * self._ratio <= most_tokens / 2:
                 return place
         return None
 
-    def of(self, sent: Sequence[Message]) -> list[Message]:
+    def select_messages(self, sent: Sequence[Message]) -> list[Message]:
         """What is in the window, of ``sent``."""
         start, first = self._start, self._first
         if start == 0:
@@ -425,23 +429,23 @@ class _ConversationWindow:
         head = [sent[first]] if first is not None and first < start else []
         return [*head, *([_build_window_note(left_out)] if left_out else []), *sent[start:]]
 
-    def _begin_at(self, place: int | None) -> None:
+    def _set_start(self, place: int | None) -> None:
         """Begin at ``place``; where nothing is short enough, at the last place that there is."""
-        last = next((p for p in range(len(self._roles) - 1, self._start, -1) if self._may_begin(p)), self._start)
+        last = next((p for p in range(len(self._roles) - 1, self._start, -1) if self._can_start_at(p)), self._start)
         self._start = last if place is None else place
         if self._most_tokens is not None:
             apart = self._tokens[self._first] if self._first is not None and self._first < self._start else 0
             self._kept = apart + sum(self._tokens[self._start :])
             self._size = self._kept * self._ratio
 
-    def _beginnings(self) -> Iterator[int]:
-        return (place for place in range(self._start + 1, len(self._roles)) if self._may_begin(place))
+    def _iter_starts(self) -> Iterator[int]:
+        return (place for place in range(self._start + 1, len(self._roles)) if self._can_start_at(place))
 
-    def _may_begin(self, place: int) -> bool:
+    def _can_start_at(self, place: int) -> bool:
         """A result stays with its call."""
         return self._roles[place] != "tool"
 
-    def _messages_from(self, start: int) -> int:
+    def _count_messages_from(self, start: int) -> int:
         apart = self._first is not None and self._first < start
         return len(self._roles) - start + apart
 

@@ -76,7 +76,7 @@ class ContentWithholder:
         if self._resent:
             self._base, self._resent = self._resent, {}
             return True
-        units = [unit for unit in self._new_units() if unit.withheld.key not in self._base]
+        units = [unit for unit in self._list_new_units() if unit.withheld.key not in self._base]
         if error.refused is not None and not self._named:
             named = [unit for unit in units if unit.digests & error.refused]
             named = [unit for unit in named if unit.withheld.kind == "file"] or named
@@ -85,16 +85,16 @@ class ContentWithholder:
             if named:  # an error that begins to name something has lost what the trial left out
                 self._base |= self._trial | (_build_withheld(named, error) if len(named) == 1 else {})
                 self._trial, self._named = {}, len(named) > 1
-                self._queue = self._trials(named) if self._named else None
+                self._queue = self._iter_trials(named) if self._named else None
                 if not self._named:
                     return True
         if self._queue is None:
-            self._queue = self._trials(self._suspects(units, error))
+            self._queue = self._iter_trials(self._list_suspects(units, error))
         trial = next(self._queue, ())
         self._trial = _build_withheld(trial, error)
         return bool(trial)
 
-    def _new_units(self) -> list[WithholdableUnit]:
+    def _list_new_units(self) -> list[WithholdableUnit]:
         """What no reply stands behind, the newest first."""
         replied = max((at for at, message in enumerate(self._messages) if _is_model_reply(message)), default=-1)
         return [
@@ -103,14 +103,14 @@ class ContentWithholder:
             for unit in reversed(list(_iter_withholdable_units(message)))
         ]
 
-    def _suspects(self, units: Sequence[WithholdableUnit], error: ProviderError) -> Sequence[WithholdableUnit]:
+    def _list_suspects(self, units: Sequence[WithholdableUnit], error: ProviderError) -> Sequence[WithholdableUnit]:
         """What to try where the error names nothing."""
         suspects = [unit for unit in units if unit.withheld.kind == "file"]
         if self._texts and isinstance(error, ContentFilterError):
             suspects += [unit for unit in units if unit.withheld.kind != "file"]
         return suspects
 
-    def _trials(self, units: Sequence[WithholdableUnit]) -> Iterator[Sequence[WithholdableUnit]]:
+    def _iter_trials(self, units: Sequence[WithholdableUnit]) -> Iterator[Sequence[WithholdableUnit]]:
         for unit in units[: MAX_WITHHOLD_TRIES - self._tries]:
             yield (unit,)
         if len(units) > 1:

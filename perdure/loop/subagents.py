@@ -128,7 +128,8 @@ def apply_child_outcome(state: RunState, pending: ToolCallState, ended: ChildOut
         return
     said = None if response.blob is not None else response.content
     if not can_fit_result(state, said):
-        text = f"too long: with the answer of {build_child_run_id(state, pending)} those of this reply are: ask fewer at once"
+        child = build_child_run_id(state, pending)
+        text = f"too long: with the answer of {child} those of this reply are: ask fewer at once"
         apply_result(state, pending.op, build_error_result(pending, text))
         return
     result = NewResult(call_id=call.id, name=call.name, text=said, blob=response.blob)

@@ -42,24 +42,24 @@ class CallIds:
         self._streamed: dict[int, _StreamedCallId] = {}
         self._final: set[str] = set()
 
-    def streamed(self, index: int, given: str) -> str:
+    def get_streamed_id(self, index: int, given: str) -> str:
         """The id of the call at place ``index`` of the stream. It stays the one that its first piece was shown with."""
         known = self._streamed.get(index)
         if known is None:
-            known = self._streamed[index] = _StreamedCallId(self._new(given), given)
+            known = self._streamed[index] = _StreamedCallId(self._create_id(given), given)
         known.given = given or known.given
         return known.id
 
-    def restart(self) -> None:
+    def discard_streamed(self) -> None:
         """Another model is asked; what was streamed does not count."""
         self._streamed.clear()
 
-    def of_reply(self, parts: Iterable[Part], origin: str) -> list[Part]:
+    def assign_reply_ids(self, parts: Iterable[Part], origin: str) -> list[Part]:
         """``parts`` of the whole reply, each call under its id. ``origin`` is where a provider's id may go back to."""
         fixed, given = list[Part](), {""}
         for part in parts:
             if isinstance(part, ToolCallPart):
-                call_id = self._shown(part.id) or self._new(part.id)
+                call_id = self._take_streamed_id(part.id) or self._create_id(part.id)
                 self._final.add(call_id)
                 # Two calls of one reply cannot go back under one id: their results would not tell which is whose.
                 goes_back = call_id != part.id and part.id not in given
@@ -72,24 +72,24 @@ class CallIds:
             fixed.append(part)
         return fixed
 
-    def of_hook(self, parts: Iterable[Part]) -> list[Part]:
+    def assign_hook_ids(self, parts: Iterable[Part]) -> list[Part]:
         """``parts`` of a reply that a hook has changed: calls that it has put in get ids too."""
         left, fixed = set(self._final), list[Part]()
         for part in parts:
             if isinstance(part, ToolCallPart):
                 if part.id not in left:
-                    part = part.model_copy(update={"id": self._new(part.id), "provider_id": None})
+                    part = part.model_copy(update={"id": self._create_id(part.id), "provider_id": None})
                 left.discard(part.id)
                 self._final.add(part.id)
             fixed.append(part)
         return fixed
 
-    def _shown(self, given: str) -> str | None:
+    def _take_streamed_id(self, given: str) -> str | None:
         """The id under which the call that the provider names ``given`` was streamed."""
         index = next((index for index, one in self._streamed.items() if one.given == given), None)
         return None if index is None else self._streamed.pop(index).id
 
-    def _read(self) -> None:
+    def _read_taken_ids(self) -> None:
         """Read the conversation, which may be long: a reply without calls does not need it."""
         for message in self._said:
             if message.role == "assistant":
@@ -98,9 +98,9 @@ class CallIds:
                 self._rewritten = True
         self._said = ()
 
-    def _new(self, given: str) -> str:
+    def _create_id(self, given: str) -> str:
         if self._said:
-            self._read()
+            self._read_taken_ids()
         call_id = given
         if self._rewritten or not _PORTABLE_CALL_ID.fullmatch(given) or given in self._taken:
             self._made += 1

@@ -188,7 +188,7 @@ class ReminderBatch:
     calls: tuple[ToolCallState, ...]
     reminders: tuple[Reminder, ...]
 
-    def wanted(self) -> bool:
+    def has_waiting_call(self) -> bool:
         """Whether one of the calls still waits."""
         return any(map(is_waiting_for_approval, self.calls))
 

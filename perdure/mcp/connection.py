@@ -62,7 +62,7 @@ def record_status(status: int) -> None:
 class NotSentError(ToolError):
     """The request never reached the server: asking again does no harm."""
 
-    final = False
+    is_final = False
     """Nor any good."""
 
 
@@ -77,36 +77,36 @@ class Connection:
         """``changed`` is told that the server's tools are others now."""
         self._name = name
         self._transport = transport
-        self._changed = changed
+        self._on_tools_changed = changed
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._over = asyncio.Event()
-        self._busy = 0
-        self.open = True
+        self._close_requested = asyncio.Event()
+        self._active_requests = 0
+        self.is_open = True
         """Whether it can be asked; once it is not, it never is again."""
-        self._task = asyncio.get_running_loop().create_task(self._hold())
+        self._task = asyncio.get_running_loop().create_task(self._keep_open())
 
-    async def ask(self, request: Callable[[Client], Any]) -> Any:
+    async def send_request(self, request: Callable[[Client], Any]) -> Any:
         """What ``request`` gives. Raises ``NotSentError``, ``LostError``, or what the server answers (``MCPError``)."""
-        client = await self._opened()
-        if not self.open:
+        client = await self._wait_until_open()
+        if not self.is_open:
             raise NotSentError(f"the connection to MCP server {self._name!r} is closed")
-        self._busy += 1
+        self._active_requests += 1
         statuses: list[int] = []
         token = _request_statuses.set(statuses)
         try:
             return await request(client)
         except MCPError as error:
-            if (problem := self._problem(error, statuses)) is None:
+            if (problem := self._classify_error(error, statuses)) is None:
                 raise  # the server's own answer
             self.retire()
             raise problem from error
         finally:
             _request_statuses.reset(token)
-            self._busy -= 1
-            if not self.open and not self._busy:
-                self._over.set()
+            self._active_requests -= 1
+            if not self.is_open and not self._active_requests:
+                self._close_requested.set()
 
-    def _problem(self, error: MCPError, statuses: list[int]) -> ToolError | None:
+    def _classify_error(self, error: MCPError, statuses: list[int]) -> ToolError | None:
         """What ``error`` of a request with these HTTP statuses means; None for an answer of the server's own."""
         if error.code == CONNECTION_CLOSED:
             return LostError(f"the connection to MCP server {self._name!r} was lost: {error}")
@@ -122,8 +122,8 @@ class Connection:
 
     async def close(self) -> None:
         """Close it, and see the server's process end."""
-        self.open = False
-        self._over.set()
+        self.is_open = False
+        self._close_requested.set()
         if not self._client.done():  # it never opened
             self._task.cancel()
         await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
@@ -131,38 +131,38 @@ class Connection:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
 
-    async def _opened(self) -> Client:
+    async def _wait_until_open(self) -> Client:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 return await asyncio.shield(self._client)
         except TimeoutError:
-            self.open = False
+            self.is_open = False
             self._task.cancel()
             raise NotSentError(f"MCP server {self._name!r} did not open within {OPEN_TIMEOUT:g} s") from None
         except (OSError, RuntimeError, ExceptionGroup, MCPError, ValueError) as error:
             first = _unwrap_exception_group(error)
             failed = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(first).__name__}: {first}")
-            failed.final = isinstance(first, FileNotFoundError | PermissionError | ValueError)
+            failed.is_final = isinstance(first, FileNotFoundError | PermissionError | ValueError)
             raise failed from error
 
     def retire(self) -> None:
         """Nobody begins anything here any more; it is closed when the last request has ended."""
-        self.open = False
-        if not self._busy:
-            self._over.set()
+        self.is_open = False
+        if not self._active_requests:
+            self._close_requested.set()
 
-    def _ended(self) -> None:
-        if self.open:
+    def _handle_stream_end(self) -> None:
+        if self.is_open:
             logger.info("MCP server %s has closed its connection; the next call opens another", self._name)
         self.retire()
 
-    async def _hold(self) -> None:
+    async def _keep_open(self) -> None:
         try:
-            streams = _watch_streams(self._transport(), self._ended)
-            async with Client(streams, cache=None, message_handler=self._hear) as client:
+            streams = _watch_streams(self._transport(), self._handle_stream_end)
+            async with Client(streams, cache=None, message_handler=self._handle_message) as client:
                 if not self._client.done():
                     self._client.set_result(client)
-                await self._until_over(client)
+                await self._wait_for_close(client)
         except BaseException as error:
             if not self._client.done():
                 self._client.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -172,32 +172,32 @@ class Connection:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self.open = False
+            self.is_open = False
 
-    async def _until_over(self, client: Client) -> None:
+    async def _wait_for_close(self, client: Client) -> None:
         """Servers of the newer protocol say only to those who ask for it that their tools have changed."""
         tools = client.server_capabilities.tools
         listening: asyncio.Task[None] | None = None
         if tools is not None and tools.list_changed and client.protocol_version >= "2026":
-            listening = asyncio.create_task(self._listen(client))
+            listening = asyncio.create_task(self._listen_for_changes(client))
         try:
-            await self._over.wait()
+            await self._close_requested.wait()
         finally:
             if listening is not None:
                 listening.cancel()
                 await asyncio.wait([listening])
 
-    async def _listen(self, client: Client) -> None:
+    async def _listen_for_changes(self, client: Client) -> None:
         try:
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
-                    self._changed()
+                    self._on_tools_changed()
         except Exception as error:  # lists are looked at every now and then all the same
             logger.debug("MCP server %s does not tell of changed tools: %s", self._name, type(error).__name__)
 
-    async def _hear(self, message: Any) -> None:
+    async def _handle_message(self, message: Any) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._changed()
+            self._on_tools_changed()
 
 
 def _unwrap_exception_group(error: BaseException) -> BaseException:
@@ -221,7 +221,7 @@ class _WatchedStream:
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
         self._stream = stream
-        self._ended = ended
+        self._on_end = ended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -233,7 +233,7 @@ class _WatchedStream:
         try:
             return await self._stream.__anext__()
         except StopAsyncIteration:
-            self._ended()
+            self._on_end()
             raise
 
     async def __aenter__(self) -> _WatchedStream:

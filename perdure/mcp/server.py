@@ -54,13 +54,13 @@ class MCPServer(Toolset):
                 f"MCP server {name!r} needs the package mcp, version 2", hint="pip install 'perdure[mcp]'"
             )
         self.name = name
-        self._make = transport
+        self._transport_factory = transport
         self._headers: Headers = None
         self._secrets: tuple[str, ...] = ()
         """Credentials of its address, its program's arguments and variables: no error shows them."""
-        self._open: dict[tuple[Any, Hashable], Connection] = {}
-        self._harmless: set[str] = set()
-        self._harmful: set[str] = set()
+        self._connections: dict[tuple[Any, Hashable], Connection] = {}
+        self._idempotent_tools: set[str] = set()
+        self._non_idempotent_tools: set[str] = set()
         """Runs with other headers may be told otherwise of a tool of the same name."""
 
     @classmethod
@@ -90,7 +90,7 @@ class MCPServer(Toolset):
 
         server = cls(_INVALID_SERVER_NAME_CHARACTERS.sub("_", name or Path(command).stem), transport)
         server._secrets = (*find_argument_secrets(args), *find_variable_secrets(env or {}))
-        return server._with(**options)
+        return server._set_options(**options)
 
     @classmethod
     def http(cls, url: str, *, headers: Headers = None, name: str | None = None, **options: Any) -> MCPServer:
@@ -107,9 +107,9 @@ class MCPServer(Toolset):
             partial(_open_http_streams, url),
         )
         server._headers, server._secrets = headers, tuple(find_address_secrets(url))
-        return server._with(**options)
+        return server._set_options(**options)
 
-    def _with(
+    def _set_options(
         self,
         *,
         prefix: str = "",
@@ -125,7 +125,7 @@ class MCPServer(Toolset):
 
     async def audience(self, ctx: RunContext[Any]) -> Hashable:
         """The headers that the run has."""
-        return tuple(sorted((await self._sent(ctx)).items()))
+        return tuple(sorted((await self._resolve_headers(ctx)).items()))
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
         """See base class."""
@@ -139,12 +139,12 @@ class MCPServer(Toolset):
                 if not cursor:
                     return found
 
-        found = await self._ask(ctx, pages, again=True, within=LIST_TIMEOUT)
+        found = await self._send_request(ctx, pages, again=True, within=LIST_TIMEOUT)
         from .connection import build_listed_tool
 
         tools = [build_listed_tool(tool) for tool in found]
-        self._harmless |= {tool.name for tool in tools if tool.idempotent}
-        self._harmful |= {tool.name for tool in tools if not tool.idempotent}
+        self._idempotent_tools |= {tool.name for tool in tools if tool.idempotent}
+        self._non_idempotent_tools |= {tool.name for tool in tools if not tool.idempotent}
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
@@ -159,15 +159,15 @@ class MCPServer(Toolset):
 
             return convert_tool_result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
 
-        return await self._ask(ctx, request, again=name in self._harmless - self._harmful)
+        return await self._send_request(ctx, request, again=name in self._idempotent_tools - self._non_idempotent_tools)
 
     async def close(self) -> None:
         """See base class."""
         loop = asyncio.get_running_loop()
-        mine = [key for key in self._open if key[0] is loop]
-        await asyncio.gather(*(self._open.pop(key).close() for key in mine))
+        mine = [key for key in self._connections if key[0] is loop]
+        await asyncio.gather(*(self._connections.pop(key).close() for key in mine))
 
-    async def _ask(
+    async def _send_request(
         self, ctx: RunContext[Any], request: Callable[[Any], Any], *, again: bool, within: float | None = None
     ) -> Any:
         """Send ``request``; again over a new connection where it was not sent, or once where it may be sent ``again``.
@@ -175,20 +175,20 @@ class MCPServer(Toolset):
         A server that is being started anew is waited for. A connection without an answer ``within`` so many seconds is
         given up. The texts of errors are without the server's credentials and the run's header values.
         """
-        sent = await self._sent(ctx)
+        sent = await self._resolve_headers(ctx)
         try:
-            return await self._exchange(sent, request, again=again, within=within)
+            return await self._send_with_retries(sent, request, again=again, within=within)
         except Exception as error:
-            raise self._without_secrets(error, sent) from None
+            raise self._redact_error(error, sent) from None
 
-    def _without_secrets(self, error: Exception, sent: Mapping[str, str]) -> Exception:
+    def _redact_error(self, error: Exception, sent: Mapping[str, str]) -> Exception:
         redaction = Redaction((*self._secrets, *sent.values()))
         if isinstance(error, PerdureError):
             return redaction.redact_error(error)
         text = redaction.redact_text(str(error))
         return error if text == str(error) else ToolError(f"{type(error).__name__}: {text}")
 
-    async def _exchange(
+    async def _send_with_retries(
         self, sent: Mapping[str, str], request: Callable[[Any], Any], *, again: bool, within: float | None
     ) -> Any:
         # The SDK takes seconds to import on a busy machine, and other runs' tools are on this loop.
@@ -197,10 +197,10 @@ class MCPServer(Toolset):
 
         delays = iter(RETRY_DELAYS)
         while True:
-            connection = self._connection(sent)
+            connection = self._get_connection(sent)
             try:
                 async with asyncio.timeout(within) as limit:
-                    return await connection.ask(request)
+                    return await connection.send_request(request)
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -208,7 +208,7 @@ class MCPServer(Toolset):
                 raise ToolError(f"MCP server {self.name!r} did not answer within {within:g} s") from None
             except NotSentError as error:
                 delay = next(delays, None)
-                if delay is None or error.final:
+                if delay is None or error.is_final:
                     raise
                 await asyncio.sleep(delay)
             except LostError as error:
@@ -216,20 +216,20 @@ class MCPServer(Toolset):
                     raise ToolError(f"{error.message}; the call may have happened or not") from error
                 again = False
 
-    def _connection(self, sent: Mapping[str, str]) -> Connection:
+    def _get_connection(self, sent: Mapping[str, str]) -> Connection:
         from .connection import Connection
 
         key = (asyncio.get_running_loop(), tuple(sorted(sent.items())))
-        found = self._open.pop(key, None)
-        if found is None or not found.open:
-            found = Connection(self.name, partial(self._make, sent), self.changed)
-        self._open[key] = found
-        while len(self._open) > MAX_CONNECTIONS:
-            oldest = self._open.pop(next(iter(self._open)))
+        found = self._connections.pop(key, None)
+        if found is None or not found.is_open:
+            found = Connection(self.name, partial(self._transport_factory, sent), self.changed)
+        self._connections[key] = found
+        while len(self._connections) > MAX_CONNECTIONS:
+            oldest = self._connections.pop(next(iter(self._connections)))
             oldest.retire()
         return found
 
-    async def _sent(self, ctx: RunContext[Any]) -> dict[str, str]:
+    async def _resolve_headers(self, ctx: RunContext[Any]) -> dict[str, str]:
         given = self._headers
         if callable(given):
             try:

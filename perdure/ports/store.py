@@ -97,7 +97,7 @@ class EventLog(Protocol):
         """
         ...
 
-    async def events(
+    async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
         """Events behind number ``after``, in order: of the conversation and, unless ``children`` is false, of all
@@ -107,7 +107,7 @@ class EventLog(Protocol):
         """
         ...
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> int:
+    async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """Wait, ``timeout`` seconds at most, until a number behind ``after`` is taken where the conversation's events
         are numbered, which may be by another run there; the last one by then, 0 where none is."""
         ...
@@ -133,7 +133,7 @@ class Blob:
     body: bytes
 
     @classmethod
-    def of(cls, content: str | bytes) -> Blob:
+    def from_content(cls, content: str | bytes) -> Blob:
         """The blob of ``content``: its bytes, of a text in UTF-8."""
         body = content.encode() if isinstance(content, str) else content
         return cls(hashlib.sha256(body).hexdigest(), body)
@@ -208,8 +208,8 @@ class MemoryWrite:
 class Commit:
     """What is written at once, or not at all."""
 
-    nodes: Sequence[Node] = ()
-    blobs: Sequence[Blob] = ()
+    read_nodes: Sequence[Node] = ()
+    read_blobs: Sequence[Blob] = ()
     outcome: Outcome | None = None
     run: RunRow | None = None
     turn: TurnRow | None = None
@@ -233,7 +233,7 @@ class Claim:
 class Journal(Protocol):
     """Outcomes of paid effects. All methods raise ``StoreError`` when the store fails."""
 
-    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The recorded outcomes among ``keys``."""
         ...
 
@@ -258,14 +258,14 @@ class Journal(Protocol):
 class Transcripts(Protocol):
     """Nodes and blobs."""
 
-    async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``.
 
         Raises ``TranscriptCorruptedError`` when a node is missing.
         """
         ...
 
-    async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """The blobs that are there."""
         ...
 
@@ -301,7 +301,9 @@ class TranscriptChain(Protocol):
         """The text of a blob. Raises ``TranscriptCorruptedError``."""
         ...
 
-    async def files(self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    async def load_files(
+        self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
+    ) -> dict[str, bytes]:
         """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
 
         Raises ``TranscriptCorruptedError`` for one that is missing or altered.
@@ -312,11 +314,11 @@ class TranscriptChain(Protocol):
 class Runs(Protocol):
     """The ``runs`` table."""
 
-    async def run(self, context_id: str) -> RunRow | None:
+    async def get_run(self, context_id: str) -> RunRow | None:
         """One row."""
         ...
 
-    async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
+    async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """Rows, the newest first."""
         ...
 
@@ -324,11 +326,11 @@ class Runs(Protocol):
 class Turns(Protocol):
     """The ``turns`` table."""
 
-    async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
+    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """One row, without ``messages``."""
         ...
 
-    async def turn_of(self, context_id: str, message_id: str) -> str | None:
+    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """The ``task_id`` of the turn that took the message of that id first."""
         ...
 

@@ -134,29 +134,29 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
         A reply that the API paused (its own tools, searches and the like, took long) goes on at once, and the pieces
         are one reply: the loop would take a pause for an answer. Each piece is paid for; a retry asks for all again.
         """
-        key, host, begun = self._key(), self.host, False
+        key, host, begun = self._read_key(), self.host, False
         body: bytes | None = None
         try:
-            client = await self._client(key)
+            client = await self._get_client(key)
             reply = AnthropicReply(host, self.origin)
             for _ in range(_MAX_RESUMES):
-                encoded = encode_request(request, origin=self.origin, paused=reply.parts())
+                encoded = encode_request(request, origin=self.origin, paused=reply.build_parts())
                 body = encoded.body
-                async with await _post_messages_request(client, encoded, self._own_headers(encoded, key)) as stream:
+                async with await _post_messages_request(client, encoded, self._build_headers(encoded, key)) as stream:
                     begun = True
                     async for item in _read_messages_stream(stream, host):
                         for event in reply.feed(item):
                             yield event
-                if not reply.paused:
+                if not reply.is_paused:
                     break
             yield reply.complete()
         except Exception as error:
-            raise mark_refused_content(self._failure(error, request, key, begun), body) from None
+            raise mark_refused_content(self._build_provider_error(error, request, key, begun), body) from None
 
-    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
         return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
-    def _own_headers(self, encoded: EncodedRequest, key: str) -> dict[str, str]:
+    def _build_headers(self, encoded: EncodedRequest, key: str) -> dict[str, str]:
         """What this request's headers are besides the SDK's."""
         headers = dict(encoded.headers)
         given = {name.lower(): value for name, value in self._headers.items()}
@@ -168,7 +168,7 @@ class Anthropic(Endpoint["AsyncAnthropic"]):
             headers["x-api-key"] = key  # what the SDK sent before 2026, and other servers look for
         return headers
 
-    def _new_client(self, key: str) -> AsyncAnthropic:
+    def _create_client(self, key: str) -> AsyncAnthropic:
         from anthropic import AsyncAnthropic, Timeout
 
         return AsyncAnthropic(

@@ -40,16 +40,16 @@ class _StreamedBlock:
     json: str = ""
     citations: list[Any] = field(default_factory=list)
     signature: str = ""
-    call: int = -1
+    call_index: int = -1
     """Which of the reply's calls it is."""
 
-    def arguments(self) -> str:
+    def clean_arguments(self) -> str:
         return clean_text(self.json)
 
-    def called(self) -> dict[str, str]:
+    def read_call_fields(self) -> dict[str, str]:
         return {key: clean_text(read_string(self.start.get(key))) for key in ("id", "name")}
 
-    def extras(self, *known: str) -> dict[str, Any]:
+    def collect_extra_fields(self, *known: str) -> dict[str, Any]:
         """What the block has besides ``known``: for the API alone."""
         rest = {key: value for key, value in self.start.items() if key not in ("type", *known) and value is not None}
         extra: dict[str, Any] = clean_json_value(rest)
@@ -63,119 +63,121 @@ class AnthropicReply:
         self._endpoint = endpoint
         self._origin = origin
         self._blocks: list[_StreamedBlock] = []
-        self._open: dict[int, _StreamedBlock] = {}
-        self._calls = 0
+        self._open_blocks: dict[int, _StreamedBlock] = {}
+        self._call_count = 0
         self._reason: str | None = None
         self._ended = False
-        self._before = Usage()
+        self._earlier_usage = Usage()
         self._usage: dict[str, Any] = {}
         self._model = ""
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """The API broke a long turn of its own tools off, for the client to ask again with what there is."""
         return self._ended and self._reason == "pause_turn"
 
     def feed(self, event: object) -> Iterator[StreamEvent]:
         """Take one event. Raises ``MalformedReplyError``, or the error that the event carries."""
         if not isinstance(event, Mapping):
-            raise self._malformed("an event that is no JSON object", event)
+            raise self._build_malformed_error("an event that is no JSON object", event)
         match event.get("type"):
             case "message_start":
-                self._start(_read_mapping(event.get("message")))
+                self._start_message(_read_mapping(event.get("message")))
             case "content_block_start":
-                yield from self._block(event.get("index"), event.get("content_block"))
+                yield from self._start_block(event.get("index"), event.get("content_block"))
             case "content_block_delta":
-                yield from self._delta(event.get("index"), event.get("delta"))
+                yield from self._feed_delta(event.get("index"), event.get("delta"))
             case "message_delta":
                 self._reason = read_string(_read_mapping(event.get("delta")).get("stop_reason")) or self._reason
-                self._count(event.get("usage"))
+                self._update_usage(event.get("usage"))
             case "message_stop":
                 self._ended = True
             case "message":
-                yield from self._whole(event)
+                yield from self._feed_message(event)
             case "error":
                 raise build_stream_error(event, "", self._endpoint)
             case _:
                 pass  # ping, content_block_stop, and what later versions add
 
-    def _start(self, message: Mapping[str, Any]) -> None:
+    def _start_message(self, message: Mapping[str, Any]) -> None:
         """A message begins: the reply, or the next piece of one that was paused."""
-        self._before = self._before + read_usage(self._usage)
+        self._earlier_usage = self._earlier_usage + read_usage(self._usage)
         self._usage = {}
-        self._open = {}
+        self._open_blocks = {}
         self._reason, self._ended = None, False
         self._model = read_string(message.get("model")) or self._model
-        self._count(message.get("usage"))
+        self._update_usage(message.get("usage"))
 
-    def _whole(self, message: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _feed_message(self, message: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """A message that was not streamed: some servers ignore that a stream was asked for."""
-        self._start(message)
+        self._start_message(message)
         content = message.get("content")
         for index, block in enumerate(content if isinstance(content, list) else []):
-            yield from self._block(index, block)
+            yield from self._start_block(index, block)
         self._reason = read_string(message.get("stop_reason")) or "end_turn"
         self._ended = True
 
-    def _count(self, usage: object) -> None:
+    def _update_usage(self, usage: object) -> None:
         # Counts are totals of the message so far; one that is left out keeps the value it had.
         self._usage |= {key: value for key, value in _read_mapping(usage).items() if value is not None}
 
-    def _block(self, index: object, start: object) -> Iterator[StreamEvent]:
+    def _start_block(self, index: object, start: object) -> Iterator[StreamEvent]:
         if not isinstance(start, Mapping) or not isinstance(kind := start.get("type"), str):
-            raise self._malformed("a content block that is none", start)
+            raise self._build_malformed_error("a content block that is none", start)
         block = _StreamedBlock(kind, dict(start))
         self._blocks.append(block)
         if isinstance(index, int):
-            self._open[index] = block
+            self._open_blocks[index] = block
         if kind == "text":
-            yield from self._text(block, read_string(start.get("text")))
+            yield from self._feed_text(block, read_string(start.get("text")))
             block.citations.extend(read_array(start.get("citations")))
         elif kind == "thinking":
-            yield from self._thought(block, read_string(start.get("thinking")))
+            yield from self._feed_thinking(block, read_string(start.get("thinking")))
             block.signature = read_string(start.get("signature"))
         elif kind == "tool_use":
-            block.call = self._calls
-            self._calls += 1
-            yield self._called(block, "")
+            block.call_index = self._call_count
+            self._call_count += 1
+            yield self._build_call_delta(block, "")
 
-    def _delta(self, index: object, delta: object) -> Iterator[StreamEvent]:
-        block = self._open.get(index) if isinstance(index, int) else None
+    def _feed_delta(self, index: object, delta: object) -> Iterator[StreamEvent]:
+        block = self._open_blocks.get(index) if isinstance(index, int) else None
         if block is None or not isinstance(delta, Mapping):
-            raise self._malformed("a piece of a block that never began", delta)
+            raise self._build_malformed_error("a piece of a block that never began", delta)
         match delta.get("type"):
             case "text_delta":
-                yield from self._text(block, read_string(delta.get("text")))
+                yield from self._feed_text(block, read_string(delta.get("text")))
             case "thinking_delta":
-                yield from self._thought(block, read_string(delta.get("thinking")))
+                yield from self._feed_thinking(block, read_string(delta.get("thinking")))
             case "signature_delta":
                 # One piece, and the whole of it each time.
                 block.signature = read_string(delta.get("signature")) or block.signature
             case "input_json_delta":
                 piece = read_string(delta.get("partial_json"))
                 block.json += piece
-                if block.call >= 0 and piece:
-                    yield self._called(block, piece)
+                if block.call_index >= 0 and piece:
+                    yield self._build_call_delta(block, piece)
             case "citations_delta":
                 block.citations.append(delta.get("citation"))
             case _:
                 pass
 
-    def _text(self, block: _StreamedBlock, piece: str) -> Iterator[StreamEvent]:
+    def _feed_text(self, block: _StreamedBlock, piece: str) -> Iterator[StreamEvent]:
         if piece and (shown := block.text.add(piece)):
             yield TextDelta(shown)
 
-    def _thought(self, block: _StreamedBlock, piece: str) -> Iterator[StreamEvent]:
+    def _feed_thinking(self, block: _StreamedBlock, piece: str) -> Iterator[StreamEvent]:
         if piece and (shown := block.text.add(piece)):
             yield ThinkingDelta(shown)
 
-    def _called(self, block: _StreamedBlock, arguments: str) -> ToolCallDelta:
-        called = block.called()
-        return ToolCallDelta(index=block.call, id=called["id"], name=called["name"], arguments=clean_text(arguments))
+    def _build_call_delta(self, block: _StreamedBlock, arguments: str) -> ToolCallDelta:
+        called = block.read_call_fields()
+        return ToolCallDelta(
+            index=block.call_index, id=called["id"], name=called["name"], arguments=clean_text(arguments)
+        )
 
-    def parts(self) -> tuple[Part, ...]:
+    def build_parts(self) -> tuple[Part, ...]:
         """What there is, for a paused reply to go on from."""
-        return tuple(part for block in self._blocks if (part := self._part(block)) is not None)
+        return tuple(part for block in self._blocks if (part := self._build_part(block)) is not None)
 
     def complete(self) -> Completed:
         """The whole reply. Raises ``TruncatedStreamError`` when the stream never said that it ended."""
@@ -183,13 +185,13 @@ class AnthropicReply:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
         reason = _ANTHROPIC_FINISH_REASONS.get(self._reason, "other")
         if reason in _ANTHROPIC_CUT_REASONS:
-            self._drop_pieces()
-        parts = self.parts()
+            self._drop_unfinished_calls()
+        parts = self.build_parts()
         if reason in ("stop", "other") and any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
-        return Completed(parts, reason, self._before + read_usage(self._usage), self._model, origin=self._origin)
+        return Completed(parts, reason, self._earlier_usage + read_usage(self._usage), self._model, origin=self._origin)
 
-    def _drop_pieces(self) -> None:
+    def _drop_unfinished_calls(self) -> None:
         """Drop calls that were cut short, and calls of the API's own tools that never came to a result."""
         last = self._blocks[-1] if self._blocks else None
         answered = {block.start.get("tool_use_id") for block in self._blocks}
@@ -204,22 +206,22 @@ class AnthropicReply:
             and not (block.kind == "server_tool_use" and block.start.get("id") not in answered)
         ]
 
-    def _part(self, block: _StreamedBlock) -> Part | None:
+    def _build_part(self, block: _StreamedBlock) -> Part | None:
         match block.kind:
             case "text":
-                return self._text_part(block)
+                return self._build_text_part(block)
             case "thinking":
-                return self._thinking_part(block)
+                return self._build_thinking_part(block)
             case "tool_use":
-                return self._call_part(block)
+                return self._build_call_part(block)
             case _:
                 data = clean_json_value(block.start)
-                if (arguments := parse_arguments(block.arguments())) and "input" in data:
+                if (arguments := parse_arguments(block.clean_arguments())) and "input" in data:
                     data["input"] = arguments
                 return OpaquePart(provider=self._origin, data=data)
 
-    def _text_part(self, block: _StreamedBlock) -> TextPart | None:
-        text = block.text.whole()
+    def _build_text_part(self, block: _StreamedBlock) -> TextPart | None:
+        text = block.text.join_text()
         if not text:
             return None
         if block.citations:
@@ -227,24 +229,24 @@ class AnthropicReply:
             return TextPart(text=text, provider=self._origin, opaque=cited)
         return TextPart(text=text)
 
-    def _thinking_part(self, block: _StreamedBlock) -> ThinkingPart | None:
-        text, signature = block.text.whole(), block.signature
+    def _build_thinking_part(self, block: _StreamedBlock) -> ThinkingPart | None:
+        text, signature = block.text.join_text(), block.signature
         if not text and not signature:
             return None
         # Thinking without a signature is shown, but the API would not take it back.
-        opaque = {"signature": signature} | block.extras("thinking", "signature") if signature else None
+        opaque = {"signature": signature} | block.collect_extra_fields("thinking", "signature") if signature else None
         return ThinkingPart(text=text, provider=self._origin, opaque=opaque)
 
-    def _call_part(self, block: _StreamedBlock) -> ToolCallPart:
-        called: dict[str, Any] = block.called()
-        if opaque := block.extras("id", "name", "input"):
+    def _build_call_part(self, block: _StreamedBlock) -> ToolCallPart:
+        called: dict[str, Any] = block.read_call_fields()
+        if opaque := block.collect_extra_fields("id", "name", "input"):
             called |= {"provider": self._origin, "opaque": opaque}
         arguments = _parse_block_arguments(block)
         return ToolCallPart(
-            **called, arguments=arguments or {}, malformed=None if arguments is not None else block.arguments()
+            **called, arguments=arguments or {}, malformed=None if arguments is not None else block.clean_arguments()
         )
 
-    def _malformed(self, what: str, seen: object) -> MalformedReplyError:
+    def _build_malformed_error(self, what: str, seen: object) -> MalformedReplyError:
         return MalformedReplyError(f"{self._endpoint} sent {what}: {str(seen)[:200]!r}")
 
 
@@ -268,7 +270,7 @@ def _parse_block_arguments(block: _StreamedBlock) -> dict[str, Any] | None:
     if not block.json and isinstance(given := block.start.get("input"), Mapping):
         whole: dict[str, Any] = clean_json_value(dict(given))
         return whole
-    return parse_arguments(block.arguments())
+    return parse_arguments(block.clean_arguments())
 
 
 def _has_no_arguments(block: _StreamedBlock) -> bool:

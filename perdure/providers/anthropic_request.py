@@ -101,9 +101,9 @@ class ThinkingParameters:
     """The outcome. ``parameters`` go into the request."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
-    forces: bool = True
+    can_force_tool: bool = True
     """Whether ``tool_choice`` may name a tool; if not, the model is asked in words."""
-    binding: bool = False
+    has_binding: bool = False
     """Whether a parameter is used that needs the header ``anthropic-beta``."""
 
 
@@ -126,10 +126,10 @@ def build_thinking_parameters(
         asked.parameters = _build_budget_parameters(effort, max_tokens)
     if "thinking" in options:
         kind = options["thinking"].get("type") if isinstance(options["thinking"], Mapping) else None
-        asked.forces = kind in (None, "disabled") and can_force_tool(model)
+        asked.can_force_tool = kind in (None, "disabled") and can_force_tool(model)
         return asked
-    asked.forces = can_force_tool(model)
-    if forced and asked.forces:
+    asked.can_force_tool = can_force_tool(model)
+    if forced and asked.can_force_tool:
         _disable_thinking(asked.parameters, model)
     elif origin == "anthropic" and has_bound_thinking(model):
         # Instructions that change, a shortened past, another list of tools: for these models any of that makes
@@ -138,7 +138,7 @@ def build_thinking_parameters(
         if given["type"] == "adaptive":
             bound = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
             asked.parameters["thinking"] = given | bound
-            asked.binding = True
+            asked.has_binding = True
     return asked
 
 
@@ -212,10 +212,10 @@ class _RoleGroup:
 
     role: str
     results: list[bytes] = field(default_factory=list)
-    rest: list[bytes] = field(default_factory=list)
+    other_blocks: list[bytes] = field(default_factory=list)
 
     def encode(self, mark: bytes = b"") -> bytes:
-        content = b",".join((*self.results, *self.rest))
+        content = b",".join((*self.results, *self.other_blocks))
         if mark:
             content = content[:-1] + mark + b"}"  # the last block is an object
         return b'{"role":"%b","content":[%b]}' % (self.role.encode(), content)
@@ -248,7 +248,7 @@ def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part]
     tools = [*options.pop("tools", ()), *map(encode_tool, request.tools)]
     head |= options
     if tools:
-        if request.tool_choice and asked.forces:
+        if request.tool_choice and asked.can_force_tool:
             head["tool_choice"] = {"type": "tool", "name": request.tool_choice}
     elif named := _list_called_tools(request.messages):
         # Calls in a conversation need tools in the request, also where none may be called any more.
@@ -280,7 +280,7 @@ def _build_request_headers(head: Mapping[str, Any], asked: ThinkingParameters) -
     headers = {}
     if any(key in head for key in SAMPLING_SETTINGS):
         headers["anthropic-version"] = SAMPLING_API_VERSION
-    if asked.binding:
+    if asked.has_binding:
         headers["anthropic-beta"] = BINDING_BETA
     return headers
 
@@ -297,14 +297,15 @@ def _group_by_role(
         turns.insert(
             0,
             _RoleGroup(
-                "user", rest=[_encode_prompt_block(_OPENING_TEXT)] if turns else [_encode_prompt_block(_CONTINUE_TEXT)]
+                "user",
+                other_blocks=[_encode_prompt_block(_OPENING_TEXT)] if turns else [_encode_prompt_block(_CONTINUE_TEXT)],
             ),
         )
     if turns[-1].role == "assistant":
         _append_to_group(
             turns, "user", _encode_prompt_block(_CONTINUE_TEXT)
         )  # most models refuse to go on with words put into their mouth
-    if request.tool_choice and not asked.forces:
+    if request.tool_choice and not asked.can_force_tool:
         _append_to_group(
             turns, "user", _encode_prompt_block(f"Now call the tool {request.tool_choice}, and write nothing else.")
         )
@@ -318,7 +319,7 @@ def _group_by_role(
 def _append_to_group(turns: list[_RoleGroup], role: str, encoded: bytes, *, result: bool = False) -> None:
     if not turns or turns[-1].role != role:
         turns.append(_RoleGroup(role))
-    (turns[-1].results if result else turns[-1].rest).append(encoded)
+    (turns[-1].results if result else turns[-1].other_blocks).append(encoded)
 
 
 def _encode_prompt_block(text: str) -> bytes:

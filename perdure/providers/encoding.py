@@ -106,7 +106,7 @@ class StreamedText:
         self._pieces.append(piece)
         return piece
 
-    def whole(self) -> str:
+    def join_text(self) -> str:
         """All of it."""
         return "".join(self._pieces) + clean_text(self._half)
 
@@ -124,7 +124,7 @@ class EventStreamParser:
     """One stream under reading. Names, ids and times of events are left out."""
 
     def __init__(self) -> None:
-        self._begun: list[bytes] = []  # of a line that has not ended: joined once, however many pieces it comes in
+        self._line_start: list[bytes] = []  # of a line that has not ended: joined once, however many pieces it comes in
         self._after_cr = False
         self._data: list[bytes] = []
 
@@ -136,11 +136,11 @@ class EventStreamParser:
             return
         self._after_cr = piece.endswith(b"\r")
         first, *more = _SSE_LINE_END.split(piece)
-        self._begun.append(first)
+        self._line_start.append(first)
         if not more:
             return
-        lines = [b"".join(self._begun), *more[:-1]]
-        self._begun = [more[-1]]
+        lines = [b"".join(self._line_start), *more[:-1]]
+        self._line_start = [more[-1]]
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))

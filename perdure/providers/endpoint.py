@@ -186,23 +186,23 @@ class Endpoint(ABC, Generic[ClientT]):
         """Give the connections back: those of this event loop; those of other loops end with their loop."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
-            await self._close(client)
+            await self._close_client(client)
 
     @abstractmethod
-    def _new_client(self, key: str) -> ClientT:
+    def _create_client(self, key: str) -> ClientT:
         """An SDK client. Called in a thread, because the first import of an SDK takes a second."""
 
     @abstractmethod
-    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
         """What ``error`` of the SDK means. ``begun``: the reply had started."""
 
-    def _failure(self, error: Exception, request: ModelRequest, key: str, begun: bool) -> ProviderError:
+    def _build_provider_error(self, error: Exception, request: ModelRequest, key: str, begun: bool) -> ProviderError:
         """The error that leaves the adapter, its text without the endpoint's secrets."""
-        found = error if isinstance(error, ProviderError) else self._translate(error, begun)
+        found = error if isinstance(error, ProviderError) else self._translate_error(error, begun)
         if begun and type(found) is ProviderError:
             found.retryable = True  # what no table knows was raised while a reply was read: another may be readable
         host = self.host
-        secrets = (key, *self._secrets(request))
+        secrets = (key, *self._list_secrets(request))
         redaction = Redaction(
             one
             for one in secrets
@@ -212,7 +212,7 @@ class Endpoint(ABC, Generic[ClientT]):
         redaction.redact_error(found).hint = hint
         return found
 
-    def _secrets(self, request: ModelRequest) -> Iterator[str | bytes]:
+    def _list_secrets(self, request: ModelRequest) -> Iterator[str | bytes]:
         """Besides the key that the request had: the variables may have others by now."""
         for name in (*self._api_key_envs, *self.secret_envs):
             for line in os.environ.get(name, "").splitlines():
@@ -223,14 +223,14 @@ class Endpoint(ABC, Generic[ClientT]):
             yield from find_address_secrets(address)
         yield from find_option_secrets(request.provider_options)
 
-    async def _close(self, client: Any) -> None:
+    async def _close_client(self, client: Any) -> None:
         await client.close()
 
-    def _use_key(self, client: Any, key: str) -> None:
+    def _set_client_key(self, client: Any, key: str) -> None:
         """Give a client of earlier calls the key of this one."""
         client.api_key = key
 
-    def _key(self) -> str:
+    def _read_key(self) -> str:
         """The key. Raises ``AuthenticationError`` where there is none, or what is there cannot be one."""
         key = (self._api_key or next(filter(None, map(os.environ.get, self._api_key_envs)), "")).strip()
         if not key:
@@ -245,18 +245,18 @@ class Endpoint(ABC, Generic[ClientT]):
             )
         return key
 
-    async def _client(self, key: str) -> ClientT:
+    async def _get_client(self, key: str) -> ClientT:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
             # The import takes about a second the first time: not on an event loop that has runs to serve.
-            client = await asyncio.to_thread(self._make, key)
+            client = await asyncio.to_thread(self._load_client, key)
             client = self._clients.setdefault(loop, client)
-        self._use_key(client, key)
+        self._set_client_key(client, key)
         return client
 
-    def _make(self, key: str) -> ClientT:
+    def _load_client(self, key: str) -> ClientT:
         try:
-            return self._new_client(key)
+            return self._create_client(key)
         except ModuleNotFoundError as error:
             raise build_missing_sdk_error(self.extra, error.name) from None

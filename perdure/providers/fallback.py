@@ -31,46 +31,48 @@ class Throttle:
     """
 
     def __init__(self, name: str, limit: RateLimit, *, minute: float = MINUTE) -> None:
-        self._limit_of = f"calls of {name!r} by this worker (provider_limits)"
+        self._limit_label = f"calls of {name!r} by this worker (provider_limits)"
         self._limit = limit
         self._minute = minute
-        self._door = asyncio.Lock()
+        self._queue_lock = asyncio.Lock()
         self._places = asyncio.Semaphore(limit.concurrent) if limit.concurrent is not None else None
-        self._begun: deque[float] = deque(maxlen=limit.per_minute or 0)
+        self._call_starts: deque[float] = deque(maxlen=limit.per_minute or 0)
         """When the last calls began, as many as may begin within a minute."""
 
     @asynccontextmanager
-    async def turn(self, waiting: Callable[[str], None]) -> AsyncIterator[None]:
+    async def acquire(self, waiting: Callable[[str], None]) -> AsyncIterator[None]:
         """One call. ``waiting`` is told why it waits, and "" when it no longer does."""
         async with AsyncExitStack() as held:
-            why = self._why() or (f"{self._limit_of}: other calls come first" if self._door.locked() else "")
+            why = self._get_wait_reason() or (
+                f"{self._limit_label}: other calls come first" if self._queue_lock.locked() else ""
+            )
             if why:
                 waiting(why)
             try:
-                async with self._door:
-                    if now := self._why():
+                async with self._queue_lock:
+                    if now := self._get_wait_reason():
                         waiting(why := now)
                     if self._places is not None:
                         await held.enter_async_context(self._places)
-                    await asyncio.sleep(max(0.0, self._left()))
-                    self._begun.append(time.monotonic())
+                    await asyncio.sleep(max(0.0, self._seconds_until_free()))
+                    self._call_starts.append(time.monotonic())
             finally:
                 if why:
                     waiting("")
             yield
 
-    def _left(self) -> float:
+    def _seconds_until_free(self) -> float:
         """Seconds until another call may begin."""
-        if self._limit.per_minute is None or len(self._begun) < self._limit.per_minute:
+        if self._limit.per_minute is None or len(self._call_starts) < self._limit.per_minute:
             return 0.0
-        return self._begun[0] + self._minute - time.monotonic()
+        return self._call_starts[0] + self._minute - time.monotonic()
 
-    def _why(self) -> str:
+    def _get_wait_reason(self) -> str:
         """What the first in line has to wait for; "" for nothing."""
         if self._places is not None and self._places.locked():
-            return f"{self._limit_of}: {self._limit.concurrent} at once"
-        if self._left() > 0:
-            return f"{self._limit_of}: {self._limit.per_minute} a minute"
+            return f"{self._limit_label}: {self._limit.concurrent} at once"
+        if self._seconds_until_free() > 0:
+            return f"{self._limit_label}: {self._limit.per_minute} a minute"
         return ""
 
 
@@ -108,10 +110,10 @@ class ModelChain:
         waiting: Callable[[str], None] = _ignore_wait_reason,
     ) -> None:
         self._models = models
-        self._find = find
+        self._find_provider = find
         self._idle = idle
         self._throttles = throttles or {}
-        self._waiting = waiting
+        self._report_wait = waiting
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """The reply of the first model that has one. ``Completed`` says which. Raises ``ProviderError``, also for what
@@ -123,7 +125,7 @@ class ModelChain:
                 logger.warning("%s failed, asking %s: %s: %s", before, model, type(error).__name__, error.message)
                 yield Restarted(str(model), type(error).__name__, error.message)
             try:
-                async with aclosing(self._ask(model, request)) as events:
+                async with aclosing(self._stream_model(model, request)) as events:
                     async for event in events:
                         yield event
                 return
@@ -133,11 +135,11 @@ class ModelChain:
                     break
         raise _merge_model_errors(failed) from None
 
-    async def _ask(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
+    async def _stream_model(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """What one model streams, to its end."""
         last: StreamEvent | None = None
         try:
-            async with aclosing(self._stream(model, request)) as events:
+            async with aclosing(self._stream_provider(model, request)) as events:
                 async for event in events:
                     last = event
                     yield event
@@ -149,13 +151,13 @@ class ModelChain:
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {model} ended before its reply was complete")
 
-    async def _stream(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
-        provider = self._find(model)
+    async def _stream_provider(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
+        provider = self._find_provider(model)
         throttle = self._throttles.get(model.provider)
-        async with throttle.turn(self._waiting) if throttle is not None else nullcontext():
+        async with throttle.acquire(self._report_wait) if throttle is not None else nullcontext():
             events = provider.stream(replace(request, model=model.name))
             try:
-                while (event := await self._next(events)) is not None:
+                while (event := await self._next_event(events)) is not None:
                     check_event(model, event)
                     if isinstance(event, Completed):
                         provider_name, name = event.provider or model.provider, event.model or model.name
@@ -166,7 +168,7 @@ class ModelChain:
                 if close is not None:
                     await close()
 
-    async def _next(self, events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
+    async def _next_event(self, events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
         try:
             async with asyncio.timeout(self._idle) as clock:
                 return await anext(events)

@@ -102,21 +102,21 @@ class GoogleConnection:
         self.api_key = key
         self._timeout = timeout
         self._sdk = Client(vertexai=False, api_key=key, http_options=options)
-        self._api: Any = self._sdk._api_client
+        self._api_client: Any = self._sdk._api_client
         self._session: ClientSession | None = None
 
-    async def post(self, model: str, body: bytes) -> Any:
+    async def post_request(self, model: str, body: bytes) -> Any:
         """The answer of ``model`` to ``body``, its stream not yet read. Raises what the SDK raises."""
-        self._open()
+        self._open_session()
         name = model if model.startswith(("models/", "tunedModels/")) else f"models/{model}"
         path = f"{quote(name, safe='/:@')}:streamGenerateContent?alt=sse"
-        request = self._api._build_request("post", path, {}, None)
+        request = self._api_client._build_request("post", path, {}, None)
         request.headers["x-goog-api-key"] = self.api_key
         request.data = body
         async with asyncio.timeout(self._timeout):
-            return await self._api._async_request(request, None, True)
+            return await self._api_client._async_request(request, None, True)
 
-    async def items(self, answer: Any, endpoint: str) -> AsyncGenerator[object, None]:
+    async def read_stream(self, answer: Any, endpoint: str) -> AsyncGenerator[object, None]:
         """The JSON values of the answer's stream. Raises ``MalformedReplyError`` for a web page, ``TimeoutError``
         after a silence, and what the SDK raises."""
         response, segments = answer.response_stream, None
@@ -146,7 +146,7 @@ class GoogleConnection:
         await self._sdk.aio.aclose()
         self._sdk.close()
 
-    def _open(self) -> None:
+    def _open_session(self) -> None:
         """Connections of our own, where aiohttp is installed: the SDK would then use it too, but without a limit for
         the time that a connection takes to open."""
         if self._session is not None or find_spec("aiohttp") is None:
@@ -160,7 +160,7 @@ class GoogleConnection:
                 return await super().connect(req, traces, aiohttp.ClientTimeout(sock_connect=limit))
 
         self._session = aiohttp.ClientSession(connector=Connector(limit=0), trust_env=True, read_bufsize=1 << 18)
-        self._api._http_options.aiohttp_client = self._session
+        self._api_client._http_options.aiohttp_client = self._session
 
 
 __all__ = ["Google", "check_settings"]
@@ -190,32 +190,32 @@ class Google(Endpoint[GoogleConnection]):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
-        key, host, begun = self._key(), self.host, False
+        key, host, begun = self._read_key(), self.host, False
         body: bytes | None = None
         try:
-            connection = await self._client(key)
+            connection = await self._get_client(key)
             reply = GoogleReply(host, self.origin, key_name=self.key_name)
             first = body = encode_request(request, origin=self.origin)
             while True:
-                answer = await connection.post(request.model, body)
+                answer = await connection.post_request(request.model, body)
                 begun = True
-                async with aclosing(connection.items(answer, host)) as items:
+                async with aclosing(connection.read_stream(answer, host)) as items:
                     async for chunk in items:
                         for event in reply.feed(chunk):
                             yield event
                 # A long reply may reach the limit of one request, and says how to ask for the rest of it.
-                token = reply.continuation()
+                token = reply.take_continuation_token()
                 if token is None:
                     break
                 body = encode_continuation(first, token)
             yield reply.complete()
         except Exception as error:
-            raise mark_refused_content(self._failure(error, request, key, begun), body) from None
+            raise mark_refused_content(self._build_provider_error(error, request, key, begun), body) from None
 
-    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
         return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
-    def _new_client(self, key: str) -> GoogleConnection:
+    def _create_client(self, key: str) -> GoogleConnection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()
         if (found := _VERSIONED_URL.match(base_url)) is not None:
             base_url, version = found["base"], found["version"]

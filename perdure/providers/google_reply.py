@@ -58,13 +58,13 @@ _GOOGLE_FAILURE_REASONS: dict[str, type[ProviderError]] = {
 class _StreamedGooglePart:
     """Text or thought under assembly; ``beside`` is what came with it."""
 
-    thought: bool
-    beside: dict[str, Any]
+    is_thought: bool
+    extra_fields: dict[str, Any]
     text: StreamedText = field(default_factory=StreamedText)
 
-    def part(self, origin: str) -> Part | None:
-        text, opaque = self.text.whole(), self.beside or None
-        if self.thought:
+    def build_part(self, origin: str) -> Part | None:
+        text, opaque = self.text.join_text(), self.extra_fields or None
+        if self.is_thought:
             return ThinkingPart(text=text, provider=origin, opaque=opaque)
         return TextPart(text=text, provider=origin if opaque else None, opaque=opaque) if text else None
 
@@ -80,7 +80,7 @@ class GoogleReply:
         self._reason: str | None = None
         self._message = ""
         self._usage = Usage()
-        self._earlier = Usage()  # of the requests that this reply was continued from
+        self._earlier_usage = Usage()  # of the requests that this reply was continued from
         self._model = ""
         self._token = ""
         self._last_token = ""
@@ -108,16 +108,16 @@ class GoogleReply:
             )
         for candidate in read_array(chunk.get("candidates")):
             if isinstance(candidate, Mapping) and not candidate.get("index"):
-                yield from self._candidate(candidate)
+                yield from self._feed_candidate(candidate)
 
-    def _candidate(self, candidate: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _feed_candidate(self, candidate: Mapping[str, Any]) -> Iterator[StreamEvent]:
         content = candidate.get("content") or {}
         if not isinstance(content, Mapping):
             raise MalformedReplyError(f"{self._endpoint} sent content that is no JSON object: {str(content)[:200]!r}")
         for part in read_array(content.get("parts")):
             if not isinstance(part, Mapping):
                 raise MalformedReplyError(f"{self._endpoint} sent a part that is no JSON object: {str(part)[:200]!r}")
-            yield from self._part(part)
+            yield from self._feed_part(part)
         if isinstance(reason := candidate.get("finishReason"), str) and reason:
             self._reason = reason
         if isinstance(message := candidate.get("finishMessage"), str):
@@ -125,9 +125,9 @@ class GoogleReply:
         if isinstance(token := candidate.get("continuationToken"), str):
             self._token = token
 
-    def _part(self, part: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _feed_part(self, part: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if "functionCall" in part:
-            yield self._call(part)
+            yield self._feed_call(part)
             return
         text, thought = part.get("text"), part.get("thought") is True
         beside = {key: value for key, value in part.items() if key not in ("text", "thought")}
@@ -137,13 +137,13 @@ class GoogleReply:
                 self._pieces.append(OpaquePart(provider=self._origin, data=clean_json_value(dict(part))))
             return
         piece = self._pieces[-1] if self._pieces else None
-        if not isinstance(piece, _StreamedGooglePart) or piece.thought != thought or piece.beside or beside:
+        if not isinstance(piece, _StreamedGooglePart) or piece.is_thought != thought or piece.extra_fields or beside:
             piece = _StreamedGooglePart(thought, clean_json_value(beside))
             self._pieces.append(piece)
         if shown := piece.text.add(text):
             yield ThinkingDelta(shown) if thought else TextDelta(shown)
 
-    def _call(self, part: Mapping[str, Any]) -> ToolCallDelta:
+    def _feed_call(self, part: Mapping[str, Any]) -> ToolCallDelta:
         call = part["functionCall"]
         if not isinstance(call, Mapping) or not isinstance(name := call.get("name"), str):
             raise MalformedReplyError(f"{self._endpoint} sent a function call without a name: {str(call)[:200]!r}")
@@ -153,7 +153,7 @@ class GoogleReply:
         arguments = made.malformed or json.dumps(made.arguments, ensure_ascii=False)
         return ToolCallDelta(index=index, id=made.id, name=clean_text(name), arguments=arguments)
 
-    def continuation(self) -> str | None:
+    def take_continuation_token(self) -> str | None:
         """What to ask with for the rest, where the reply reached the limit of one request and goes on after it.
 
         To be asked once at the end of each stream.
@@ -162,7 +162,7 @@ class GoogleReply:
         if self._reason != "CONTINUATION" or not token or token == self._last_token:
             return None
         self._reason, self._last_token = None, token
-        self._earlier, self._usage = self._earlier + self._usage, Usage()
+        self._earlier_usage, self._usage = self._earlier_usage + self._usage, Usage()
         return token
 
     def complete(self) -> Completed:
@@ -177,15 +177,15 @@ class GoogleReply:
             said = f": {truncate_api_text(clean_text(self._message))}" if self._message else ""
             raise failure(f"{self._endpoint} gave no reply ({self._reason}){said}")
         reason = _GOOGLE_FINISH_REASONS.get(self._reason, "other")
-        parts = [made for piece in self._pieces if (made := self._made(piece)) is not None]
+        parts = [made for piece in self._pieces if (made := self._build_part(piece)) is not None]
         if reason in ("length", "content_filter"):
             parts = [part for part in parts if not isinstance(part, ToolCallPart) or part.malformed is None]
         elif any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
-        return Completed(tuple(parts), reason, self._earlier + self._usage, self._model, origin=self._origin)
+        return Completed(tuple(parts), reason, self._earlier_usage + self._usage, self._model, origin=self._origin)
 
-    def _made(self, piece: _StreamedGooglePart | ToolCallPart | OpaquePart) -> Part | None:
-        return piece.part(self._origin) if isinstance(piece, _StreamedGooglePart) else piece
+    def _build_part(self, piece: _StreamedGooglePart | ToolCallPart | OpaquePart) -> Part | None:
+        return piece.build_part(self._origin) if isinstance(piece, _StreamedGooglePart) else piece
 
 
 def decode_function_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:

@@ -314,7 +314,7 @@ def _encode_contents(request: ModelRequest, origin: str) -> Iterable[EncodedCont
     asked: Message | None = None
     for message in request.messages:
         if message.role == "tool":
-            results, files = encoder.results(message, asked)
+            results, files = encoder.encode_results(message, asked)
             add("results", results)
             moved.append(files)
             continue
@@ -322,7 +322,7 @@ def _encode_contents(request: ModelRequest, origin: str) -> Iterable[EncodedCont
             add("user", files)
         moved.clear()
         asked = message
-        add("model" if message.role == "assistant" else "user", encoder.parts(message))
+        add("model" if message.role == "assistant" else "user", encoder.encode_parts(message))
     for files in moved:
         add("user", files)
     return contents
@@ -335,21 +335,21 @@ class GoogleEncoder:
         self._files = request.files
         self._origin = origin
         self._ids = map_provider_ids(request.messages, origin)
-        self._third = parse_gemini_version(request.model) >= 3
-        self._format = f"google:{origin}:{'3' if self._third else '2'}"
+        self._is_gemini_3 = parse_gemini_version(request.model) >= 3
+        self._format = f"google:{origin}:{'3' if self._is_gemini_3 else '2'}"
 
-    def parts(self, message: Message) -> bytes:
+    def encode_parts(self, message: Message) -> bytes:
         """The parts of a user's or a model's message, joined by commas; empty where nothing is left of it."""
         fragment = message.wire(self._format)
         if fragment is None:
-            plain = [encoded for part in message.parts if (encoded := self._part(part)) is not None]
-            if self._third:
+            plain = [encoded for part in message.parts if (encoded := self._encode_part(part)) is not None]
+            if self._is_gemini_3:
                 _add_missing_signature(plain)
             fragment = b",".join(map(encode_json, plain))
             message.remember_wire(self._format, fragment)
         return fragment
 
-    def results(self, message: Message, asked: Message | None) -> tuple[bytes, bytes]:
+    def encode_results(self, message: Message, asked: Message | None) -> tuple[bytes, bytes]:
         """A message's results, and what of their files has to follow as the user's. ``asked`` has the calls, in whose
         order the results are put: not every server goes by ids."""
         beside = f"{self._format}:files"
@@ -357,20 +357,20 @@ class GoogleEncoder:
         if results is None or files is None:
             order = {call.id: place for place, call in enumerate(asked.tool_calls)} if asked else {}
             parts = sorted(message.tool_results, key=lambda part: order.get(part.call_id, len(order)))
-            left = [part.model_copy(update={"files": self._left(part)}) for part in parts]
-            results = b",".join(encode_json(self._result(part)) for part in parts)
-            files = b",".join(encode_json(self._part(part)) for part in build_moved_file_parts(left))
+            left = [part.model_copy(update={"files": self._list_moved_files(part)}) for part in parts]
+            results = b",".join(encode_json(self._encode_result(part)) for part in parts)
+            files = b",".join(encode_json(self._encode_part(part)) for part in build_moved_file_parts(left))
             message.remember_wire(self._format, results)
             message.remember_wire(beside, files)
         return results, files
 
-    def _part(self, part: Part) -> dict[str, Any] | None:
+    def _encode_part(self, part: Part) -> dict[str, Any] | None:
         match part:
             case TextPart():
                 text, opaque = require_loaded_text(part.text, part), get_own_opaque(part, self._origin)
                 return {"text": text, **(opaque or {})} if text or opaque else None
             case FilePart():
-                return self._file(part)
+                return self._encode_file(part)
             case ThinkingPart():
                 if part.provider != self._origin or not (part.text or part.opaque):
                     return None
@@ -386,7 +386,7 @@ class GoogleEncoder:
             case never:
                 assert_never(never)
 
-    def _file(self, file: FilePart) -> dict[str, Any]:
+    def _encode_file(self, file: FilePart) -> dict[str, Any]:
         if not _GEMINI_FILE_TYPES.fullmatch(file.media_type):
             return {"text": render_file_text(file, self._files)}
         data = encode_file_base64(file, self._files)
@@ -394,27 +394,29 @@ class GoogleEncoder:
             return {"fileData": {"mimeType": file.media_type, "fileUri": file.url}}
         return {"inlineData": {"mimeType": file.media_type, "data": data}}
 
-    def _result(self, part: ToolResultPart) -> dict[str, Any]:
+    def _encode_result(self, part: ToolResultPart) -> dict[str, Any]:
         said = {"error" if part.is_error else "output": require_loaded_text(part.content, part)}
         call_id = self._ids.get(part.call_id, part.call_id)
         response: dict[str, Any] = {"id": call_id, "name": part.name, "response": said}
-        if inside := list(self._inside(part)):
+        if inside := list(self._encode_inner_files(part)):
             response["parts"] = inside
         return {"functionResponse": response}
 
-    def _inside(self, part: ToolResultPart) -> Iterator[dict[str, Any]]:
+    def _encode_inner_files(self, part: ToolResultPart) -> Iterator[dict[str, Any]]:
         for file in part.files:
-            if self._fits(file):
+            if self._is_inner_file(file):
                 named = {"displayName": file.name} if file.name else {}
                 data = encode_file_base64(file, self._files)
                 yield {"inlineData": {"mimeType": file.media_type, "data": data, **named}}
 
-    def _left(self, part: ToolResultPart) -> tuple[FilePart, ...]:
-        return tuple(file for file in part.files if not self._fits(file))
+    def _list_moved_files(self, part: ToolResultPart) -> tuple[FilePart, ...]:
+        return tuple(file for file in part.files if not self._is_inner_file(file))
 
-    def _fits(self, file: FilePart) -> bool:
+    def _is_inner_file(self, file: FilePart) -> bool:
         # Models before Gemini 3 read no files in a function's response; addresses are for contents alone.
-        return self._third and file.url is None and _GEMINI_RESULT_FILE_TYPES.fullmatch(file.media_type) is not None
+        return (
+            self._is_gemini_3 and file.url is None and _GEMINI_RESULT_FILE_TYPES.fullmatch(file.media_type) is not None
+        )
 
 
 def _add_missing_signature(parts: list[dict[str, Any]]) -> None:

@@ -44,7 +44,7 @@ class ToolCallSlot:
     """What the server keeps with the call, and wants back."""
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Its arguments are a JSON object, so that nothing more can belong to them."""
         try:
             return self.arguments.rstrip().endswith("}") and isinstance(json.loads(self.arguments), dict)
@@ -69,7 +69,7 @@ class ToolCallSlots:
         name = clean_text(function["name"]) if isinstance(function.get("name"), str) else ""
         arguments = _read_arguments_piece(function.get("arguments"))
         index = entry.get("index") if isinstance(entry.get("index"), int) else None
-        slot = self._find(index, call_id, name)
+        slot = self._find_slot(index, call_id, name)
         slot.id = slot.id or call_id
         if name != slot.name and not slot.arguments:
             slot.name += name  # the first piece, or a name that itself comes in pieces
@@ -78,7 +78,7 @@ class ToolCallSlots:
             slot.extra = entry["extra_content"]
         return slot, arguments
 
-    def _find(self, index: int | None, id: str, name: str) -> ToolCallSlot:
+    def _find_slot(self, index: int | None, id: str, name: str) -> ToolCallSlot:
         if index is None:
             # Without an index a known id says which call; else the piece goes on with the last one.
             candidates = [slot for slot in self._slots if id and slot.id == id] or self._slots[-1:]
@@ -90,7 +90,7 @@ class ToolCallSlots:
         self._slots.append(slot)
         return slot
 
-    def parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
+    def build_parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
         """The calls, whole, in order.
 
         ``cut``: the reply was ended before it was complete, and calls that are not are left out: nobody asked for them.
@@ -108,11 +108,11 @@ def _starts_new_call(last: ToolCallSlot, id: str, name: str) -> bool:
     """Whether a piece with ``id`` and ``name`` begins a call after ``last`` instead of going on with it."""
     if not name:
         # Ids alone do not tell: some servers make up a new one for every piece.
-        return bool(id and last.id and id != last.id and last.complete)
+        return bool(id and last.id and id != last.id and last.is_complete)
     if id and last.id == id:
         return False
     if last.arguments:
-        return last.complete
+        return last.is_complete
     return bool(id and last.id)
 
 
@@ -156,21 +156,21 @@ class StreamedThinking:
         if details := delta.get("reasoning_details"):
             for detail in read_array(details):
                 if isinstance(detail, Mapping):
-                    self._detail(dict(detail))
+                    self._add_detail(dict(detail))
         for field in THINKING_FIELDS:
             if (piece := delta.get(field)) and isinstance(piece, str):
                 self._field = field
                 return self._text.add(piece)
         content = delta.get("content")
-        return self._among(content) if isinstance(content, list) else ""
+        return self._add_content_pieces(content) if isinstance(content, list) else ""
 
-    def _among(self, content: list[Any]) -> str:
+    def _add_content_pieces(self, content: list[Any]) -> str:
         """Mistral has it among the pieces of the content."""
         pieces = [piece for piece in content if isinstance(piece, Mapping) and "thinking" in piece]
         inner = [text for piece in pieces for text in read_array(piece["thinking"]) if isinstance(text, Mapping)]
         return self._text.add("".join(text["text"] for text in inner if isinstance(text.get("text"), str)))
 
-    def _detail(self, detail: dict[str, Any]) -> None:
+    def _add_detail(self, detail: dict[str, Any]) -> None:
         """OpenRouter's form: blocks with signatures or encrypted text, in pieces that have the block's index."""
         last = self._details[-1] if self._details else {}
         if not last or any(last.get(key) != detail.get(key) for key in ("type", "index")):
@@ -182,9 +182,9 @@ class StreamedThinking:
             elif value is not None:
                 last[key] = value
 
-    def part(self, origin: str) -> ThinkingPart | None:
+    def build_part(self, origin: str) -> ThinkingPart | None:
         """All of it; ``opaque`` says how it goes back to ``origin``."""
-        text = self._text.whole()
+        text = self._text.join_text()
         if not text and not self._details:
             return None
         opaque: dict[str, Any] | None = None
@@ -242,9 +242,9 @@ class ChatReply:
             self._usage = read_usage(usage)
         for choice in read_array(chunk.get("choices")):
             if isinstance(choice, dict) and not choice.get("index"):
-                yield from self._choice(choice)
+                yield from self._feed_choice(choice)
 
-    def _choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _feed_choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
         delta = choice.get("delta") or choice.get("message") or {}
         if not isinstance(delta, dict):
             raise MalformedReplyError(f"{self._endpoint} sent a delta that is no JSON object: {str(delta)[:200]!r}")
@@ -254,22 +254,22 @@ class ChatReply:
             yield TextDelta(shown)
         if annotations := delta.get("annotations"):
             self._annotations.extend(read_array(annotations))
-        yield from self._content(delta.get("content"))
+        yield from self._feed_content(delta.get("content"))
         for entry in read_array(delta.get("tool_calls")):
             if not isinstance(entry, dict):
                 raise MalformedReplyError(f"{self._endpoint} sent a tool call that is no JSON object")
-            yield self._call(entry)
+            yield self._feed_call(entry)
         if isinstance(reason := choice.get("finish_reason"), str) and reason:
             self._reason = reason
 
-    def _content(self, content: object) -> Iterator[StreamEvent]:
+    def _feed_content(self, content: object) -> Iterator[StreamEvent]:
         """Text, or a list of typed pieces, as some servers send it."""
         for piece in read_array(content) if isinstance(content, list) else [content]:
             text = read_string(piece) or (read_string(piece.get("text")) if isinstance(piece, dict) else "")
             if text and (shown := self._text.add(text)):
                 yield TextDelta(shown)
 
-    def _call(self, entry: Mapping[str, Any]) -> ToolCallDelta:
+    def _feed_call(self, entry: Mapping[str, Any]) -> ToolCallDelta:
         slot, arguments = self._calls.add(entry)
         return ToolCallDelta(index=slot.index, id=slot.id, name=slot.name, arguments=clean_text(arguments))
 
@@ -277,23 +277,23 @@ class ChatReply:
         """The whole reply. Raises ``TruncatedStreamError`` when the stream never said why it ended."""
         if self._reason is None:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
-        reason = self._finish_reason()
+        reason = self._resolve_finish_reason()
         parts: list[Part] = []
-        if thinking := self._thinking.part(self._origin):
+        if thinking := self._thinking.build_part(self._origin):
             parts.append(thinking)
-        if text := self._text.whole():
-            parts.append(self._own_text(text, {"annotations": self._annotations} if self._annotations else None))
-        if refusal := self._refusal.whole():
-            parts.append(self._own_text(refusal, {"refusal": True}))
-        parts.extend(self._calls.parts(self._origin, cut=reason in _CHAT_CUT_REASONS))
+        if text := self._text.join_text():
+            parts.append(self._build_text_part(text, {"annotations": self._annotations} if self._annotations else None))
+        if refusal := self._refusal.join_text():
+            parts.append(self._build_text_part(refusal, {"refusal": True}))
+        parts.extend(self._calls.build_parts(self._origin, cut=reason in _CHAT_CUT_REASONS))
         return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
 
-    def _own_text(self, text: str, opaque: dict[str, Any] | None) -> TextPart:
+    def _build_text_part(self, text: str, opaque: dict[str, Any] | None) -> TextPart:
         return TextPart(text=text, provider=self._origin if opaque else None, opaque=clean_json_value(opaque))
 
-    def _finish_reason(self) -> FinishReason:
+    def _resolve_finish_reason(self) -> FinishReason:
         reason = _CHAT_FINISH_REASONS.get(self._reason or "", "other")
-        if reason == "stop" and self._refusal.whole():
+        if reason == "stop" and self._refusal.join_text():
             return "refusal"
         return "tool_calls" if reason in ("stop", "other") and self._calls else reason
 
@@ -366,12 +366,12 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
-        key, host, begun = self._key(), self.host, False
+        key, host, begun = self._read_key(), self.host, False
         body: bytes | None = None
         try:
-            client, origin = await self._client(key), self.origin
+            client, origin = await self._get_client(key), self.origin
             reply = ChatReply(host, origin)
-            body = encode_request(request, origin=origin, max_tokens_name=self._max_tokens_wire(host))
+            body = encode_request(request, origin=origin, max_tokens_name=self._resolve_max_tokens_name(host))
             async with await post_request(client, "/chat/completions", body) as stream:
                 begun = True
                 async for chunk in read_stream(stream, host):
@@ -379,15 +379,15 @@ class OpenAIChat(Endpoint["AsyncOpenAI"]):
                         yield event
             yield reply.complete()
         except Exception as error:
-            raise mark_refused_content(self._failure(error, request, key, begun), body) from None
+            raise mark_refused_content(self._build_provider_error(error, request, key, begun), body) from None
 
-    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
         return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
-    def _max_tokens_wire(self, host: str) -> str:
+    def _resolve_max_tokens_name(self, host: str) -> str:
         return self._max_tokens_name or (
             "max_completion_tokens" if is_host_of(host, _MAX_COMPLETION_TOKENS_HOSTS) else "max_tokens"
         )
 
-    def _new_client(self, key: str) -> AsyncOpenAI:
+    def _create_client(self, key: str) -> AsyncOpenAI:
         return create_client(key, self.base_url, self._timeout, self._headers)

@@ -42,7 +42,7 @@ class _StreamedCall:
     index: int
     id: str
     name: str
-    begun: bool = False
+    has_arguments: bool = False
     """Some of its arguments were streamed."""
 
 
@@ -55,13 +55,13 @@ class ResponsesReply:
         self._model = model
         self._text = StreamedText()
         self._thinking = StreamedText()
-        self._thought_at: tuple[int, int] | None = None
+        self._thinking_position: tuple[int, int] | None = None
         self._calls: dict[int, _StreamedCall] = {}
-        self._done: dict[int, Mapping[str, Any]] = {}
+        self._finished_items: dict[int, Mapping[str, Any]] = {}
         self._response: Mapping[str, Any] | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether the response is whole: nothing that may follow belongs to it."""
         return self._response is not None
 
@@ -80,33 +80,33 @@ class ResponsesReply:
                 if shown := self._text.add(_read_event_string(event, "delta")):
                     yield TextDelta(shown)
             case "response.reasoning_summary_text.delta":
-                yield from self._think(event, (index, read_count(event, "summary_index")))
+                yield from self._feed_thinking(event, (index, read_count(event, "summary_index")))
             case "response.reasoning_text.delta":
-                yield from self._think(event, (index, -1))
+                yield from self._feed_thinking(event, (index, -1))
             case "response.output_item.added":
-                yield from self._added(index, event.get("item"))
+                yield from self._feed_item(index, event.get("item"))
             case "response.function_call_arguments.delta":
-                yield self._argue(index, _read_event_string(event, "delta"))
+                yield self._feed_arguments(index, _read_event_string(event, "delta"))
             case "response.function_call_arguments.done":
-                if index not in self._calls or not self._calls[index].begun:
-                    yield self._argue(index, _read_event_string(event, "arguments"))
+                if index not in self._calls or not self._calls[index].has_arguments:
+                    yield self._feed_arguments(index, _read_event_string(event, "arguments"))
             case "response.output_item.done":
                 if isinstance(item := event.get("item"), Mapping):
-                    self._done[index] = item
+                    self._finished_items[index] = item
             case str() if kind.removeprefix("response.") in _FINAL_STATUSES:
-                self._end(event.get("response"))
+                self._finish(event.get("response"))
             case _:
                 pass  # beginnings, annotations, progress of built-in tools, and what the API will think of next
 
-    def _think(self, event: Mapping[str, Any], at: tuple[int, int]) -> Iterator[StreamEvent]:
+    def _feed_thinking(self, event: Mapping[str, Any], at: tuple[int, int]) -> Iterator[StreamEvent]:
         piece = _read_event_string(event, "delta")
-        if self._thought_at not in (None, at):
+        if self._thinking_position not in (None, at):
             piece = "\n\n" + piece  # the next part of a summary is a paragraph of its own
-        self._thought_at = at
+        self._thinking_position = at
         if shown := self._thinking.add(piece):
             yield ThinkingDelta(shown)
 
-    def _added(self, index: int, item: object) -> Iterator[StreamEvent]:
+    def _feed_item(self, index: int, item: object) -> Iterator[StreamEvent]:
         if isinstance(item, Mapping) and item.get("type") == "function_call":
             call = _StreamedCall(
                 len(self._calls),
@@ -116,12 +116,12 @@ class ResponsesReply:
             self._calls[index] = call
             yield ToolCallDelta(call.index, call.id, call.name, "")
 
-    def _argue(self, index: int, piece: str) -> ToolCallDelta:
+    def _feed_arguments(self, index: int, piece: str) -> ToolCallDelta:
         call = self._calls.setdefault(index, _StreamedCall(len(self._calls), "", ""))
-        call.begun = True
+        call.has_arguments = True
         return ToolCallDelta(call.index, call.id, call.name, clean_text(piece))
 
-    def _end(self, response: object) -> None:
+    def _finish(self, response: object) -> None:
         if not isinstance(response, Mapping):
             raise MalformedReplyError(f"{self._endpoint} ended the reply without saying how")
         if response.get("status") in ("failed", "cancelled") or response.get("error"):
@@ -134,19 +134,23 @@ class ResponsesReply:
         if self._response is None:
             raise TruncatedStreamError(f"{self._endpoint} ended the stream before the reply was complete")
         usage = self._response.get("usage")
-        parts = self._parts(self._response)
+        parts = self._build_parts(self._response)
         return Completed(
             tuple(parts),
-            self._finish_reason(self._response, parts),
+            self._resolve_finish_reason(self._response, parts),
             read_usage(usage) if isinstance(usage, Mapping) else Usage(),
             _read_event_string(self._response, "model"),
             origin=self._origin,
         )
 
-    def _parts(self, response: Mapping[str, Any]) -> list[Part]:
+    def _build_parts(self, response: Mapping[str, Any]) -> list[Part]:
         output = response.get("output")
         # Some servers leave the output of the last event empty: then the items as they were said to be done.
-        items = output if isinstance(output, list) and output else [self._done[index] for index in sorted(self._done)]
+        items = (
+            output
+            if isinstance(output, list) and output
+            else [self._finished_items[index] for index in sorted(self._finished_items)]
+        )
         parts: list[Part] = []
         for item in items:
             if not isinstance(item, Mapping):
@@ -157,7 +161,7 @@ class ResponsesReply:
             parts.extend(read)
         return parts
 
-    def _finish_reason(self, response: Mapping[str, Any], parts: list[Part]) -> FinishReason:
+    def _resolve_finish_reason(self, response: Mapping[str, Any], parts: list[Part]) -> FinishReason:
         if response.get("status") != "completed":
             details = response.get("incomplete_details")
             reason = details.get("reason") if isinstance(details, Mapping) else None
@@ -298,18 +302,18 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also where no key is set."""
-        key, host, begun = self._key(), self.host, False
+        key, host, begun = self._read_key(), self.host, False
         bodies: list[bytes] = []
         try:
-            client = await self._client(key)
+            client = await self._get_client(key)
             reply = ResponsesReply(host, origin=self.origin, model=request.model)
-            async with await self._post(client, request, bodies) as stream:
+            async with await self._post_request(client, request, bodies) as stream:
                 begun = True
                 events = read_stream(stream, host)
                 async for event in events:
                     for delta in reply.feed(event):
                         yield delta
-                    if reply.ended:
+                    if reply.is_ended:
                         break
                 # The reply is whole and paid for: whatever becomes of the connection now does not matter.
                 with contextlib.suppress(Exception):
@@ -318,13 +322,15 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
                             pass
             yield reply.complete()
         except Exception as error:
-            found = self._failure(error, request, key, begun)
+            found = self._build_provider_error(error, request, key, begun)
             raise mark_refused_content(found, bodies[-1] if bodies else None) from None
 
-    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
         return translate_error(error, begun=begun, endpoint=self.host, key_name=self.key_name)
 
-    async def _post(self, client: AsyncOpenAI, request: ModelRequest, bodies: list[bytes]) -> AsyncStream[object]:
+    async def _post_request(
+        self, client: AsyncOpenAI, request: ModelRequest, bodies: list[bytes]
+    ) -> AsyncStream[object]:
         """Ask, and ask once more without what the API refuses before anything is paid for.
 
         Models that do not reason refuse to be asked for encrypted reasoning, and only they know who they are: they are
@@ -348,5 +354,5 @@ class OpenAIResponses(Endpoint["AsyncOpenAI"]):
                 else:
                     raise
 
-    def _new_client(self, key: str) -> AsyncOpenAI:
+    def _create_client(self, key: str) -> AsyncOpenAI:
         return create_client(key, self.base_url, self._timeout, self._headers)

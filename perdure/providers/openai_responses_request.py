@@ -160,11 +160,11 @@ class ResponsesTarget:
     ids: Mapping[str, str] = field(default_factory=dict)
     """:func:`provider_ids`."""
 
-    def wire_id(self, call_id: str) -> str:
+    def encode_call_id(self, call_id: str) -> str:
         """The id of a call as it goes out, the same for call and result."""
         return self.ids.get(call_id) or encode_call_id(call_id, MAX_RESPONSES_CALL_ID)
 
-    def own(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any] | None:
+    def get_model_opaque(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any] | None:
         """The opaque data that this model gave; {} where another model of the origin did; None from elsewhere."""
         data = get_own_opaque(part, self.origin)
         if data is None:
@@ -288,7 +288,7 @@ def _encode_responses_result(result: ToolResultPart, target: ResponsesTarget) ->
     if result.files:
         text = [{"type": "input_text", "text": output}] if output else []
         output = text + [_encode_responses_file(file, target) for file in result.files]
-    return {"type": "function_call_output", "call_id": target.wire_id(result.call_id), "output": output}
+    return {"type": "function_call_output", "call_id": target.encode_call_id(result.call_id), "output": output}
 
 
 def _encode_responses_assistant(message: Message, target: ResponsesTarget) -> list[dict[str, Any]]:
@@ -316,7 +316,7 @@ def _encode_responses_assistant(message: Message, target: ResponsesTarget) -> li
 
 def _can_send_whole(message: Message, target: ResponsesTarget) -> bool:
     for part in message.parts:
-        if isinstance(part, FilePart | ToolResultPart) or (data := target.own(part)) is None:
+        if isinstance(part, FilePart | ToolResultPart) or (data := target.get_model_opaque(part)) is None:
             continue
         if not data:
             return False
@@ -330,13 +330,13 @@ def _get_item_group(part: Part, target: ResponsesTarget, whole: bool) -> str:
     """What neighbouring parts have in common that become one item, or are left out together."""
     match part:
         case TextPart():
-            return f"message {(target.own(part) or {}).get('id', '') if whole else ''}"
+            return f"message {(target.get_model_opaque(part) or {}).get('id', '') if whole else ''}"
         case FilePart():
             return "message "
         case ToolCallPart():
             return "call"
         case ThinkingPart() | OpaquePart():
-            return "kept" if whole and (target.own(part) or {}).get("item") else "left out"
+            return "kept" if whole and (target.get_model_opaque(part) or {}).get("item") else "left out"
         case ToolResultPart():
             return "left out"
         case never:
@@ -345,7 +345,7 @@ def _get_item_group(part: Part, target: ResponsesTarget, whole: bool) -> str:
 
 def _encode_responses_message(parts: list[Part], target: ResponsesTarget, whole: bool) -> Iterator[dict[str, Any]]:
     first = parts[0]
-    data = (target.own(first) if whole and isinstance(first, TextPart) else None) or {}
+    data = (target.get_model_opaque(first) if whole and isinstance(first, TextPart) else None) or {}
     if "id" in data:
         content = [_encode_responses_text(part, target) for part in parts if isinstance(part, TextPart)]
         kept = {key: data[key] for key in MESSAGE_KEYS if key in data}
@@ -362,7 +362,7 @@ def _encode_responses_message(parts: list[Part], target: ResponsesTarget, whole:
 
 
 def _encode_responses_text(part: TextPart, target: ResponsesTarget) -> dict[str, Any]:
-    data = target.own(part) or {}
+    data = target.get_model_opaque(part) or {}
     text = require_loaded_text(part.text, part)
     if data.get("refusal"):
         return {"type": "refusal", "refusal": text}
@@ -370,19 +370,25 @@ def _encode_responses_text(part: TextPart, target: ResponsesTarget) -> dict[str,
 
 
 def _encode_responses_call(part: ToolCallPart, target: ResponsesTarget, whole: bool) -> dict[str, Any]:
-    data = (target.own(part) if whole else None) or {}
+    data = (target.get_model_opaque(part) if whole else None) or {}
     # Malformed arguments go back as {}: the API wants JSON, and the result that follows says what was wrong.
     arguments = encode_arguments(part.arguments, data.get("keys", ()))
     if "arguments" in data and parse_arguments(data["arguments"]) == part.arguments:
         arguments = data["arguments"]
     kept = {key: data[key] for key in CALL_KEYS if key in data}
     name = _NOT_IN_RESPONSES_NAME.sub("_", part.name)[:64] or "_"
-    return {"type": "function_call", **kept, "call_id": target.wire_id(part.id), "name": name, "arguments": arguments}
+    return {
+        "type": "function_call",
+        **kept,
+        "call_id": target.encode_call_id(part.id),
+        "name": name,
+        "arguments": arguments,
+    }
 
 
 def _restore_responses_item(part: Part, target: ResponsesTarget) -> dict[str, Any]:
     assert isinstance(part, ThinkingPart | OpaquePart)
-    item = (target.own(part) or {})["item"]
+    item = (target.get_model_opaque(part) or {})["item"]
     if isinstance(part, ThinkingPart):
         # The API refuses keys of a reasoning item that are null, and its status, although it gives both.
         return {key: value for key, value in item.items() if value is not None and key != "status"}

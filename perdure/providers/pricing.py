@@ -37,7 +37,7 @@ class Price:
     cached: float
     cache_write: float
 
-    def of(self, usage: Usage) -> float:
+    def calculate_cost(self, usage: Usage) -> float:
         """What a call cost, in dollars."""
         cached = min(usage.cached_tokens, usage.input_tokens)
         written = min(usage.cache_write_tokens, usage.input_tokens - cached)
@@ -139,7 +139,7 @@ def calculate_cost_usd(provider: str, model: str, usage: Usage, asked: str | Non
     """
     names = (model,) if asked is None or asked == model else (model, asked)
     if (own := find_registered_price(provider, *names)) is not None:
-        return own.of(usage)
+        return own.calculate_cost(usage)
     prices = (_calculate_listed_cost(provider, name, usage) for name in names)
     return next((price for price in prices if price is not None), None)
 

@@ -78,9 +78,9 @@ class PydanticAIModel:
                 hint="For instance PydanticAIModel(BedrockConverseModel), or of an instance of it.",
             )
         self._models: dict[str, Model] = {}
-        self._one: Any = model if is_model else None
-        self._make: Any = None if is_model else model
-        self._making = asyncio.Lock()
+        self._fixed_model: Any = model if is_model else None
+        self._create_model: Any = None if is_model else model
+        self._create_lock = asyncio.Lock()
 
     def check_settings(self, settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
         """See :func:`check_settings`."""
@@ -95,7 +95,7 @@ class PydanticAIModel:
         from .pydantic_ai_conversion import StreamEventConverter, build_completed, is_cut_short, translate_error
 
         try:
-            model = await self._model(request.model)
+            model = await self._get_model(request.model)
             host = urlsplit(model.base_url or "").hostname
             endpoint = host or f"{model.system} ({model.model_name})"
             origin = f"{_PYDANTIC_AI}-{model.system}" + (f"@{host}" if host else "")
@@ -119,17 +119,17 @@ class PydanticAIModel:
 
     async def aclose(self) -> None:
         """Give back the connections that the models have opened themselves; the next call opens new ones."""
-        for model in [*self._models.values(), *([self._one] if self._one is not None else [])]:
+        for model in [*self._models.values(), *([self._fixed_model] if self._fixed_model is not None else [])]:
             async with model:  # leaving it closes what pydantic-ai made for it, and nothing that it was given
                 pass
 
-    async def _model(self, name: str) -> Model:
-        if self._one is not None:
-            one: Model = self._one
+    async def _get_model(self, name: str) -> Model:
+        if self._fixed_model is not None:
+            one: Model = self._fixed_model
             return one
-        async with self._making:
+        async with self._create_lock:
             if name not in self._models:
-                self._models[name] = await asyncio.to_thread(self._make, name)
+                self._models[name] = await asyncio.to_thread(self._create_model, name)
         return self._models[name]
 
 

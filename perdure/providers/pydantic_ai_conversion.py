@@ -173,9 +173,9 @@ def encode_messages(request: ModelRequest, origin: str, profile: Mapping[str, An
         ours.append(theirs.SystemPromptPart(clean_text(request.system)))
     for message in request.messages:
         if message.role != "assistant":
-            ours.extend(encoder.request(message))
+            ours.extend(encoder.encode_request_parts(message))
             continue
-        if parts := list(encoder.response(message)):
+        if parts := list(encoder.encode_response_parts(message)):
             if ours:
                 said.append(theirs.ModelRequest(ours))
                 ours = []
@@ -192,31 +192,33 @@ class _PydanticAIEncoder:
         self._origin = origin
         self._profile = profile
 
-    def request(self, message: Message) -> Iterator[ModelRequestPart]:
+    def encode_request_parts(self, message: Message) -> Iterator[ModelRequestPart]:
         if message.role == "system":
             yield theirs.SystemPromptPart(clean_text(message.text))
             return
         for part in message.tool_results:
-            yield self._result(part)
-        content = [self._content(part) for part in message.parts if isinstance(part, TextPart | FilePart)]
+            yield self._encode_result(part)
+        content = [self._encode_content(part) for part in message.parts if isinstance(part, TextPart | FilePart)]
         texts = [item for item in content if isinstance(item, str)]
         if content:
             yield theirs.UserPromptPart("\n\n".join(texts) if len(texts) == len(content) else content)
 
-    def _result(self, part: ToolResultPart) -> theirs.ToolReturnPart[Any]:
+    def _encode_result(self, part: ToolResultPart) -> theirs.ToolReturnPart[Any]:
         text = clean_text(require_loaded_text(part.content, part))
-        content: Any = [*([text] if text else []), *map(self._file, part.files)] if part.files else text
+        content: Any = [*([text] if text else []), *map(self._encode_file, part.files)] if part.files else text
         return theirs.ToolReturnPart(
             tool_name=part.name,
             content=content,
-            tool_call_id=self._id(part.call_id),
+            tool_call_id=self._encode_call_id(part.call_id),
             outcome="failed" if part.is_error else "success",
         )
 
-    def _content(self, part: TextPart | FilePart) -> str | theirs.MultiModalContent:
-        return clean_text(require_loaded_text(part.text, part)) if isinstance(part, TextPart) else self._file(part)
+    def _encode_content(self, part: TextPart | FilePart) -> str | theirs.MultiModalContent:
+        return (
+            clean_text(require_loaded_text(part.text, part)) if isinstance(part, TextPart) else self._encode_file(part)
+        )
 
-    def _file(self, file: FilePart) -> str | theirs.MultiModalContent:
+    def _encode_file(self, file: FilePart) -> str | theirs.MultiModalContent:
         flag, url_type = _FILE_URL_TYPES.get(file.media_type.partition("/")[0], _DOCUMENT_URL_TYPE)
         content = read_file_bytes(file, self._files)
         binary = theirs.BinaryContent(content or b"", media_type=file.media_type)
@@ -227,12 +229,12 @@ class _PydanticAIEncoder:
             return url_type(file.url or "", media_type=file.media_type)
         return binary
 
-    def response(self, message: Message) -> Iterator[ModelResponsePart]:
+    def encode_response_parts(self, message: Message) -> Iterator[ModelResponsePart]:
         for part in message.parts:
-            if (encoded := self._said(part)) is not None:
+            if (encoded := self._encode_part(part)) is not None:
                 yield encoded
 
-    def _said(self, part: Part) -> ModelResponsePart | None:
+    def _encode_part(self, part: Part) -> ModelResponsePart | None:
         if isinstance(part, OpaquePart):
             return _restore_response_part(data) if (data := get_own_opaque(part, self._origin)) is not None else None
         if isinstance(part, ThinkingPart):
@@ -246,7 +248,7 @@ class _PydanticAIEncoder:
                 {"part_kind": "text", "content": text, **(get_own_opaque(part, self._origin) or {})}
             )
         if isinstance(part, ToolCallPart):
-            call = {"tool_name": part.name, "args": part.arguments, "tool_call_id": self._id(part.id)}
+            call = {"tool_name": part.name, "args": part.arguments, "tool_call_id": self._encode_call_id(part.id)}
             return _restore_response_part(
                 {"part_kind": "tool-call", **call, **(get_own_opaque(part, self._origin) or {})}
             )
@@ -259,7 +261,7 @@ class _PydanticAIEncoder:
             )
         return None
 
-    def _id(self, call_id: str) -> str:
+    def _encode_call_id(self, call_id: str) -> str:
         return self._ids.get(call_id) or encode_call_id(call_id, _MAX_PYDANTIC_AI_CALL_ID, _PYDANTIC_AI_CALL_ID)
 
 
@@ -310,7 +312,7 @@ class StreamEventConverter:
         """What ``event`` is for whoever follows."""
         match event:
             case theirs.PartStartEvent(index=index, part=part):
-                yield from self._begun(index, part)
+                yield from self._start_part(index, part)
             case theirs.PartDeltaEvent(delta=theirs.TextPartDelta(content_delta=text)) if text:
                 yield TextDelta(clean_text(text))
             case theirs.PartDeltaEvent(delta=theirs.ThinkingPartDelta(content_delta=str(text))) if text:
@@ -322,7 +324,7 @@ class StreamEventConverter:
                 if arguments := _encode_raw_arguments(delta.args_delta):
                     yield ToolCallDelta(*known, arguments)
 
-    def _begun(self, index: int, part: object) -> Iterator[StreamEvent]:
+    def _start_part(self, index: int, part: object) -> Iterator[StreamEvent]:
         match part:
             case theirs.TextPart(content=text) if text:
                 yield TextDelta(clean_text(text))

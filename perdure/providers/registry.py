@@ -105,7 +105,7 @@ class BuiltInProvider:
 
     module: str
     """In this package. It has ``check_settings``, and loads no SDK."""
-    cls: str
+    class_name: str
     sdk: str
     extra: str
 
@@ -113,10 +113,10 @@ class BuiltInProvider:
         """The provider. Raises ``RuntimeSetupError`` where the SDK is not installed."""
         if not _is_sdk_installed(self.sdk):
             raise build_missing_sdk_error(self.extra, self.sdk)
-        made: Provider = getattr(self.load(), self.cls)()
+        made: Provider = getattr(self.load_module(), self.class_name)()
         return made
 
-    def load(self) -> ModuleType:
+    def load_module(self) -> ModuleType:
         """The adapter's module."""
         return import_module(f".{self.module}", __package__)
 
@@ -208,7 +208,9 @@ def check_settings(name: str, settings: Mapping[str, Any], provider_options: Map
     name = _resolve_provider_name(name)
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None
     made = _factories.get(name)
-    check = getattr(made.load() if isinstance(made, BuiltInProvider) else get_provider(name), "check_settings", None)
+    check = getattr(
+        made.load_module() if isinstance(made, BuiltInProvider) else get_provider(name), "check_settings", None
+    )
     if check is not None:
         check(settings, provider_options)
 

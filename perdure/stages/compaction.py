@@ -80,13 +80,13 @@ class Summariser:
         self._call = call
         self._next = next
         self._prompt = asked.prompt or SUMMARY_PROMPT
-        self._own = asked.model is None
+        self._uses_own_model = asked.model is None
         # Nothing of it is part of the conversation that somebody follows.
-        call.asking, call.emit = _discard_notification, _discard_notification
-        if not self._own:
+        call.report_model, call.emit = _discard_notification, _discard_notification
+        if not self._uses_own_model:
             call.agent = _copy_agent_with_model(call.agent, asked.model)
 
-    async def of(self, old: Sequence[Message], sent: Sequence[Message]) -> str:
+    async def summarise(self, old: Sequence[Message], sent: Sequence[Message]) -> str:
         """The summary of ``old``; empty where the model gave none. ``sent``: what the model was sent of it last.
 
         The agent's own model is asked behind the conversation as it has it in its cache already. Another one, or one
@@ -94,9 +94,9 @@ class Summariser:
         """
         request = self._call.request
         assert request is not None, "the iteration stage makes it"
-        if self._own and sent:
+        if self._uses_own_model and sent:
             try:
-                reply = await self._ask(replace(request, messages=[*sent, Message.user(self._prompt)]))
+                reply = await self._call_model(replace(request, messages=[*sent, Message.user(self._prompt)]))
             except ContextLengthError:
                 pass
             else:
@@ -104,26 +104,30 @@ class Summariser:
                     return ""
                 if not reply.tool_calls and reply.text.strip():
                     return reply.text.strip()
-        return await self._in_pieces([text for message in old if (text := format_message_text(message))])
+        return await self._summarise_in_pieces([text for message in old if (text := format_message_text(message))])
 
-    async def _in_pieces(self, texts: list[str]) -> str:
+    async def _summarise_in_pieces(self, texts: list[str]) -> str:
         """All at once; or the first half, and its summary with the second. Two that are too long together are cut: each
         round has fewer texts, or shorter ones, so it comes to an end whatever the window is.
         """
         try:
-            reply = await self._ask(self._plain("\n\n".join(texts)))
+            reply = await self._call_model(self._build_text_request("\n\n".join(texts)))
         except ContextLengthError:
             if len(texts) > 2:
                 half = max(2, len(texts) // 2)
-                first = await self._in_pieces(texts[:half])
-                return await self._in_pieces([f"[summary of what was before]\n{first}", *texts[half:]]) if first else ""
+                first = await self._summarise_in_pieces(texts[:half])
+                return (
+                    await self._summarise_in_pieces([f"[summary of what was before]\n{first}", *texts[half:]])
+                    if first
+                    else ""
+                )
             longest = max(map(len, texts), default=0)
             if longest < _MIN_TRUNCATED_CHARS:
                 raise
-            return await self._in_pieces([truncate_text(text, longest // 2) for text in texts])
+            return await self._summarise_in_pieces([truncate_text(text, longest // 2) for text in texts])
         return "" if _is_vetoed_reply(reply) else reply.text.strip()
 
-    def _plain(self, conversation: str) -> ModelRequest:
+    def _build_text_request(self, conversation: str) -> ModelRequest:
         request = self._call.request
         assert request is not None, "the iteration stage makes it"
         text = f"{self._prompt}\n\n<conversation>\n{conversation}\n</conversation>"
@@ -135,7 +139,7 @@ class Summariser:
             provider_options=agent.provider_options,
         )
 
-    async def _ask(self, request: ModelRequest) -> Message:
+    async def _call_model(self, request: ModelRequest) -> Message:
         self._call.request = request
         reply = (await self._next(self._call)).message
         assert reply is not None, "a model says something"
@@ -194,7 +198,7 @@ class CompactionStage:
 
     def __init__(self, cache: Cache[_CachedView]) -> None:
         """``cache`` keeps the views of conversations; of others they are made anew, with the same outcome."""
-        self._folds = ConversationViewCache(cache)
+        self._views = ConversationViewCache(cache)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call."""
@@ -203,34 +207,34 @@ class CompactionStage:
         if ways is None:
             return ModelReply(ModelOutput(), None) if call.input.purpose == "compact" else await next(call)
         if call.input.purpose == "compact":
-            return await self._rewritten(call, next, ways)
-        fold = self._view(call, ways)
+            return await self._rewrite_conversation(call, next, ways)
+        fold = self._apply_view(call, ways)
         try:
             reply = await next(call)
         except ContextLengthError as error:
             error.ways = _list_remaining_compactions(call, ways, fold)
             raise
         if ways.summarise is not None and reply.message is not None:
-            reply.due = _is_summary_due(call, ways.summarise, reply.message)
+            reply.compaction_due = _is_summary_due(call, ways.summarise, reply.message)
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do."""
         return await next(call)
 
-    def _view(self, call: ModelCall, ways: CompactionSettings) -> ConversationView | None:
+    def _apply_view(self, call: ModelCall, ways: CompactionSettings) -> ConversationView | None:
         """Put the view into the request."""
         request = call.request
         assert request is not None, "the iteration stage makes it"
         if not ways.has_view:
             return None
         recorded = len(_drop_system_messages(call.prefix))
-        fold = self._folds.of(call.input.context_id, ways, call.input.tighter or 0, request.messages[:recorded])
-        fold.feed(request.messages[recorded:])
-        call.request = replace(request, messages=fold.view())
+        fold = self._views.get_view(call.input.context_id, ways, call.input.tighter or 0, request.messages[:recorded])
+        fold.add_messages(request.messages[recorded:])
+        call.request = replace(request, messages=fold.build_sent_messages())
         return fold
 
-    async def _rewritten(self, call: ModelCall, next: NextModel, ways: CompactionSettings) -> ModelReply:
+    async def _rewrite_conversation(self, call: ModelCall, next: NextModel, ways: CompactionSettings) -> ModelReply:
         said, asked = _drop_system_messages(call.prefix), ways.summarise
         if asked is None:  # the agent's code has changed since it was decided
             return ModelReply(ModelOutput(), None)
@@ -238,11 +242,11 @@ class CompactionStage:
         old, kept = said[:begin], said[begin:]
         if not _has_unsummarised_message(old):
             return ModelReply(ModelOutput(), None)
-        self._view(call, ways)
+        self._apply_view(call, ways)
         assert call.request is not None, "the iteration stage makes it"
         sent = list(call.request.messages)
         summing = Summariser(call, next, asked)
-        text = await summing.of(old, sent[: -len(kept)] if kept else sent)
+        text = await summing.summarise(old, sent[: -len(kept)] if kept else sent)
         output = ModelOutput(usage=summing.usage, cost_usd=summing.cost_usd, model=summing.model)
         if not text:
             logger.warning("run %s is not compacted: the model gave no summary", call.input.context_id)
@@ -258,7 +262,7 @@ class CompactionStage:
             messages_after=len(rewritten),
             **_estimate_token_change(said, rewritten),
         )
-        return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten=rewritten)
+        return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten_messages=rewritten)
 
 
 @dataclass(slots=True)
@@ -271,11 +275,11 @@ class _CachedView:
     bytes: int = 0
     """Of what it has read, about."""
 
-    def fits(self, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
+    def can_continue(self, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
         """Whether it has read the beginning of ``recorded``, and reads it in this way."""
-        if (self.ways, self.tighter) != (ways, tighter) or len(self.fold.read) > len(recorded):
+        if (self.ways, self.tighter) != (ways, tighter) or len(self.fold.all_messages) > len(recorded):
             return False
-        return all(a is b for a, b in zip(self.fold.read, recorded, strict=False))
+        return all(a is b for a, b in zip(self.fold.all_messages, recorded, strict=False))
 
 
 class ConversationViewCache:
@@ -288,13 +292,15 @@ class ConversationViewCache:
     def __init__(self, cache: Cache[_CachedView]) -> None:
         self._cache = cache
 
-    def of(self, run: str, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> ConversationView:
+    def get_view(
+        self, run: str, ways: CompactionSettings, tighter: int, recorded: Sequence[Message]
+    ) -> ConversationView:
         """A fold that has read ``recorded``, to read on with."""
         kept = self._cache.get(run)
-        if kept is None or not kept.fits(ways, tighter, recorded):
+        if kept is None or not kept.can_continue(ways, tighter, recorded):
             kept = _CachedView(ways, tighter, ConversationView(ways, tighter))
-        new = recorded[len(kept.fold.read) :]
-        kept.fold.feed(new)
+        new = recorded[len(kept.fold.all_messages) :]
+        kept.fold.add_messages(new)
         kept.bytes += sum(map(estimate_message_bytes, new))
         self._cache.put(run, kept, kept.bytes)
         return kept.fold.copy()
@@ -344,7 +350,7 @@ def _is_summary_due(call: ModelCall, asked: Summarise, reply: Message) -> bool:
         tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
     if tokens < asked.at:
         return False
-    said = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.fresh), reply]
+    said = [*_drop_system_messages(call.prefix), *_drop_system_messages(call.new_messages), reply]
     old = said[: find_tail_start(said, asked.keep_last)]
     return _has_unsummarised_message(old) and estimate_tokens(old) >= asked.at // 4
 

@@ -400,7 +400,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         cost_usd=output.cost_usd,
         head=output.head,
     )
-    steps = [NewEvent(step.model_copy(update=said)) for step in call.steps]
+    steps = [NewEvent(step.model_copy(update=said)) for step in call.step_events]
     events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
         events += _build_subagents_started(call, reply)
@@ -433,7 +433,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
 def _build_messages_withheld(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
     """What this reply is the first to be given without."""
     task, now = call.input, reply.message.withheld if reply.message is not None else ()
-    before = {one.key for one in find_last_withheld([*call.prefix, *call.fresh])} if now else ()
+    before = {one.key for one in find_last_withheld([*call.prefix, *call.new_messages])} if now else ()
     for one in now:
         if one.key not in before:
             event = MessageWithheld(**build_event_fields(call), **one.model_dump(exclude={"key"}))
@@ -534,7 +534,7 @@ def build_failure_events(call: ModelCall | ToolCall, found: RetryDecision) -> li
     error = ErrorEvent(
         **said,
         activity=f"{TOOL_ACTIVITY_PREFIX}{tool.name}" if tool else MODEL_ACTIVITY,
-        error_type=found.kind,
+        error_type=found.error_type,
         error=found.message,
         final=final and not found.ways,  # the same call is made again with a shorter conversation
         retry_in=None if final else found.delay,
@@ -544,8 +544,8 @@ def build_failure_events(call: ModelCall | ToolCall, found: RetryDecision) -> li
     if isinstance(call, ModelCall) and call.input.purpose == "remind":
         return events  # the run waits on
     if isinstance(call, ModelCall):
-        events.append(build_model_retracted(call, found.kind))
-    if final and found.kind in PAUSING_ERRORS:
-        reason = f"{found.kind}: {found.message}"
+        events.append(build_model_retracted(call, found.error_type))
+    if final and found.error_type in PAUSING_ERRORS:
+        reason = f"{found.error_type}: {found.message}"
         events.append(NewEvent(RunEvent(**said, state="paused", agent=call.input.agent, reason=reason)))
     return events

@@ -126,28 +126,28 @@ class BatchWriter:
     def __init__(self, store: EventLog, take: Callable[[], EventBatch | None], interval: float) -> None:
         """``interval``: seconds from the end of one write to the next."""
         self._store = store
-        self._take = take
+        self._take_batch = take
         self._interval = interval
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._writing: asyncio.Future[bool] | None = None
+        self._due_at = 0.0
+        self._write_future: asyncio.Future[bool] | None = None
         self._stopped = False
-        self.unwritten: EventBatch | None = None
+        self.unwritten_batch: EventBatch | None = None
         """What was taken and is not known to be written."""
-        self.late = False
+        self.is_superseded = False
         """The store says that another attempt has taken over."""
 
-    def within(self, delay: float) -> None:
+    def schedule_write(self, delay: float) -> None:
         """Write in ``delay`` seconds at the latest, or as soon after that as it may be."""
-        if self._stopped or self._writing is not None:
+        if self._stopped or self._write_future is not None:
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
         if self._timer is not None:
-            if self._due <= due:
+            if self._due_at <= due:
                 return
             self._timer.cancel()
-        self._timer, self._due = loop.call_at(due, self._write), due
+        self._timer, self._due_at = loop.call_at(due, self._start_write), due
 
     def stop(self) -> None:
         """Begin no more writes."""
@@ -155,22 +155,22 @@ class BatchWriter:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def settled(self) -> None:
+    async def wait_for_write(self) -> None:
         """Until what is being written is written, for a while at most."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing], timeout=LAST_WRITE_TIMEOUT)
+        if self._write_future is not None:
+            await asyncio.wait([self._write_future], timeout=LAST_WRITE_TIMEOUT)
 
-    def _write(self) -> None:
+    def _start_write(self) -> None:
         self._timer = None
-        batch = self.unwritten or self._take()
+        batch = self.unwritten_batch or self._take_batch()
         if batch is None or self._stopped:
             return
-        self.unwritten = batch
-        self._writing = start_batch_write(self._store, batch)
-        self._writing.add_done_callback(self._written)
+        self.unwritten_batch = batch
+        self._write_future = start_batch_write(self._store, batch)
+        self._write_future.add_done_callback(self._finish_write)
 
-    def _written(self, writing: asyncio.Future[bool]) -> None:
-        self._writing = None
+    def _finish_write(self, writing: asyncio.Future[bool]) -> None:
+        self._write_future = None
         delay = self._interval
         if writing.cancelled():
             self.stop()
@@ -179,11 +179,11 @@ class BatchWriter:
             if not isinstance(error, StoreError):
                 self.stop()
         else:
-            self.unwritten = None
+            self.unwritten_batch = None
             if not writing.result():
-                self.late = True
+                self.is_superseded = True
                 self.stop()
-        self.within(delay)
+        self.schedule_write(delay)
 
 
 def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool]:
@@ -223,7 +223,7 @@ class FailuresStage:
         try:
             return await next(call)
         except Exception as error:
-            await self._say(call, error, build_batch_token(call.asked_at, call.attempt))
+            await self._write_failure(call, error, build_batch_token(call.asked_at, call.attempt))
             raise
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
@@ -231,14 +231,14 @@ class FailuresStage:
         try:
             return await next(call)
         except Exception as error:
-            await self._say(call, error, build_batch_token(call.asked_at))
+            await self._write_failure(call, error, build_batch_token(call.asked_at))
             raise
 
-    async def _say(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
+    async def _write_failure(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
         if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
             return  # it is down, or not the run's
         events = [
-            *call.pending,
+            *call.pending_events,
             *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
         ]
         advances = isinstance(call, ModelCall)
@@ -271,107 +271,107 @@ class ModelEventFeed:
     def __init__(self, store: EventLog, call: ModelCall, *, stream: bool = True) -> None:
         """Without ``stream`` nothing is written before the outcome, and no deltas at all."""
         self._call = call
-        self._stream = stream
-        self._waiting: list[NewEvent | _QueuedDelta] = list(call.pending)
-        call.pending.clear()
-        self._size = 0
+        self._writes_deltas = stream
+        self._queue: list[NewEvent | _QueuedDelta] = list(call.pending_events)
+        call.pending_events.clear()
+        self._queued_chars = 0
         self._offsets: dict[tuple[DeltaKind, int], int] = {}
-        self._calls: dict[int, tuple[str, str]] = {}
-        self._models = 0
-        self.streamed = False
+        self._tool_calls: dict[int, tuple[str, str]] = {}
+        self._models_started = 0
+        self.has_streamed = False
         """Whether deltas may have been written."""
-        self._writer = BatchWriter(store, self._take, DELTA_INTERVAL)
+        self._writer = BatchWriter(store, self._take_batch, DELTA_INTERVAL)
         if stream:
-            self._writer.within(FIRST_WRITE_DELAY)
+            self._writer.schedule_write(FIRST_WRITE_DELAY)
 
-    def asking(self, model: str) -> None:
+    def start_model(self, model: str) -> None:
         """``model`` is asked now."""
-        self._waiting.append(build_model_started(self._call, model, self._models))
-        self._models += 1
+        self._queue.append(build_model_started(self._call, model, self._models_started))
+        self._models_started += 1
 
-    def add(self, events: Sequence[NewEvent]) -> None:
+    def add_events(self, events: Sequence[NewEvent]) -> None:
         """``events`` have happened."""
-        self._waiting += events
+        self._queue += events
 
     def emit(self, event: StreamEvent) -> None:
         """The model has streamed ``event``."""
         match event:
             case TextDelta():
-                self._add("text", 0, event.text)
+                self._add_delta("text", 0, event.text)
             case ThinkingDelta():
-                self._add("thinking", 0, event.text)
+                self._add_delta("thinking", 0, event.text)
             case ToolCallDelta():
-                known = self._calls.get(event.index, ("", ""))
-                self._calls[event.index] = event.id or known[0], event.name or known[1]
-                self._add("tool_call", event.index, event.arguments)
+                known = self._tool_calls.get(event.index, ("", ""))
+                self._tool_calls[event.index] = event.id or known[0], event.name or known[1]
+                self._add_delta("tool_call", event.index, event.arguments)
             case Restarted():
-                self._restart(event)
+                self._handle_restart(event)
             case Completed():
                 pass
 
     def stop(self) -> list[NewEvent]:
         """Write no more. What is not known to be written and still has to be; deltas have not."""
         self._writer.stop()
-        taken = self._writer.unwritten
+        taken = self._writer.unwritten_batch
         mine = [new for new in taken.events if not isinstance(new.event, ModelDelta)] if taken else []
-        mine += [one for one in self._waiting if isinstance(one, NewEvent)]
-        self._waiting = []
+        mine += [one for one in self._queue if isinstance(one, NewEvent)]
+        self._queue = []
         return mine
 
-    async def settled(self) -> None:
+    async def wait_for_write(self) -> None:
         """Until a write that was begun before ``stop`` is over, for a while at most."""
-        await self._writer.settled()
+        await self._writer.wait_for_write()
 
-    def _add(self, kind: DeltaKind, index: int, text: str) -> None:
-        if not self._stream or self._writer.late:
+    def _add_delta(self, kind: DeltaKind, index: int, text: str) -> None:
+        if not self._writes_deltas or self._writer.is_superseded:
             return
-        last = self._waiting[-1] if self._waiting else None
+        last = self._queue[-1] if self._queue else None
         if not (isinstance(last, _QueuedDelta) and last.kind == kind and last.index == index):
             last = _QueuedDelta(kind, index, build_event_fields(self._call)["at"])
-            self._waiting.append(last)
+            self._queue.append(last)
         last.texts.append(text)
-        self._size += len(text)
-        if self._size > MAX_QUEUED_CHARS:
-            self._stream = False
+        self._queued_chars += len(text)
+        if self._queued_chars > MAX_QUEUED_CHARS:
+            self._writes_deltas = False
             self._drop_deltas()
             return
-        self._writer.within(DELTA_INTERVAL)
+        self._writer.schedule_write(DELTA_INTERVAL)
 
-    def _restart(self, event: Restarted) -> None:
+    def _handle_restart(self, event: Restarted) -> None:
         """The next of a chain of models is asked; nothing that the one before has said counts."""
         self._drop_deltas()
         self._offsets.clear()
-        self._calls.clear()
+        self._tool_calls.clear()
         said = build_event_fields(self._call)
         failed = ErrorEvent(**said, activity=MODEL_ACTIVITY, error_type=event.error_type, error=event.error)
-        self._waiting.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models}"))
+        self._queue.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models_started}"))
         # Dropped by the store where nothing was streamed.
         undone = build_model_retracted(self._call, event.error_type)
-        self._waiting.append(replace(undone, key=f"undone/{self._call.owner}/{self._models}"))
-        self.asking(event.model)
-        if self._stream:
-            self._writer.within(DELTA_INTERVAL)
+        self._queue.append(replace(undone, key=f"undone/{self._call.owner}/{self._models_started}"))
+        self.start_model(event.model)
+        if self._writes_deltas:
+            self._writer.schedule_write(DELTA_INTERVAL)
 
     def _drop_deltas(self) -> None:
-        self._waiting = [one for one in self._waiting if isinstance(one, NewEvent)]
-        self._size = 0
+        self._queue = [one for one in self._queue if isinstance(one, NewEvent)]
+        self._queued_chars = 0
 
-    def _take(self) -> EventBatch | None:
-        if not self._waiting:
+    def _take_batch(self) -> EventBatch | None:
+        if not self._queue:
             return None
-        events = [one if isinstance(one, NewEvent) else self._delta(one) for one in self._waiting]
-        self._waiting, self._size = [], 0
+        events = [one if isinstance(one, NewEvent) else self._build_delta(one) for one in self._queue]
+        self._queue, self._queued_chars = [], 0
         return build_event_batch(
             self._call, events, build_batch_token(self._call.asked_at, self._call.attempt), advances=True
         )
 
-    def _delta(self, piece: _QueuedDelta) -> NewEvent:
-        self.streamed = True
+    def _build_delta(self, piece: _QueuedDelta) -> NewEvent:
+        self.has_streamed = True
         text = clean_text("".join(piece.texts))
         at = piece.kind, piece.index
         offset = self._offsets.get(at, 0)
         self._offsets[at] = offset + len(text)
-        call_id, name = self._calls[piece.index] if piece.kind == "tool_call" else ("", "")
+        call_id, name = self._tool_calls[piece.index] if piece.kind == "tool_call" else ("", "")
         inside = self._call.agent.output_type.inside if name == FINISH_TOOL and self._call.agent else None
         event = ModelDelta(
             **{**build_event_fields(self._call), "at": piece.at},
@@ -402,11 +402,11 @@ class ProgressFeed:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._latest: NewEvent | None = None
+        self._latest_event: NewEvent | None = None
         self._stopped = False
-        self._writer = BatchWriter(store, self._take, PROGRESS_INTERVAL)
+        self._writer = BatchWriter(store, self._take_batch, PROGRESS_INTERVAL)
 
-    def say(self, message: str, data: Any) -> None:
+    def report_progress(self, message: str, data: Any) -> None:
         """``data`` is plain JSON. From any thread; what comes after the end of the call is dropped.
 
         Raises ``ValueError`` for what cannot be stored: here, where the author's code sees it. Written with the
@@ -421,21 +421,21 @@ class ProgressFeed:
         with self._lock:
             if self._stopped:
                 return
-            waits, self._latest = self._latest is not None, NewEvent(event)
+            waits, self._latest_event = self._latest_event is not None, NewEvent(event)
             if not waits:  # else whoever is woken for it finds this one
-                self._loop.call_soon_threadsafe(self._writer.within, PROGRESS_INTERVAL)
+                self._loop.call_soon_threadsafe(self._writer.schedule_write, PROGRESS_INTERVAL)
 
     def stop(self) -> list[NewEvent]:
         """Write no more; what was said last and is not written."""
         with self._lock:
             self._stopped = True
-            latest, self._latest = self._latest, None
+            latest, self._latest_event = self._latest_event, None
         self._writer.stop()
         return [latest] if latest else []
 
-    def _take(self) -> EventBatch | None:
+    def _take_batch(self) -> EventBatch | None:
         with self._lock:
-            latest, self._latest = self._latest, None
+            latest, self._latest_event = self._latest_event, None
         if latest is None:
             return None
         # Of all attempts the same: a late word of a tool whose result the model has been given is dropped.
@@ -479,45 +479,47 @@ class EventsStage:
                 reply.commit, events=EventBatch(call.input.context_id, list(build_reminder_events(call)))
             )
             return reply
-        call.pending += build_iteration_start_events(call)
-        said = pop_injected_events(call.pending) if self._changed_by_hooks(call.input.agent) else []
+        call.pending_events += build_iteration_start_events(call)
+        said = pop_injected_events(call.pending_events) if self._changed_by_hooks(call.input.agent) else []
         if call.input.purpose == "close":
-            call.heard = lambda messages: call.pending.extend(update_injected_events(said, messages))
+            call.report_messages = lambda messages: call.pending_events.extend(update_injected_events(said, messages))
             reply = await next(call)
-            return self._with_events(call, reply, build_closing_events(call))
+            return self._attach_events(call, reply, build_closing_events(call))
         feed = ModelEventFeed(self._store, call, stream=self._stream)
-        call.asking, call.emit = feed.asking, feed.emit
-        call.heard = lambda messages: feed.add(update_injected_events(said, messages))
+        call.report_model, call.emit = feed.start_model, feed.emit
+        call.report_messages = lambda messages: feed.add_events(update_injected_events(said, messages))
         try:
             reply = await next(call)
         except asyncio.CancelledError:
-            call.pending += feed.stop()
-            if feed.streamed:
-                await feed.settled()
-                await write_last_batch(self._store, self._undone(call))
+            call.pending_events += feed.stop()
+            if feed.has_streamed:
+                await feed.wait_for_write()
+                await write_last_batch(self._store, self._build_retraction(call))
             raise
         except Exception:
-            call.pending += feed.stop()
-            await feed.settled()
+            call.pending_events += feed.stop()
+            await feed.wait_for_write()
             raise
-        call.pending += feed.stop()
-        return self._with_events(call, reply, build_reply_events(call, reply))
+        call.pending_events += feed.stop()
+        return self._attach_events(call, reply, build_reply_events(call, reply))
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call that may act. The journal stage says that it begins, and what it comes to."""
         progress = ProgressFeed(self._store, call)
-        call.progress = progress.say
+        call.report_progress = progress.report_progress
         try:
             return await next(call)
         finally:
-            call.pending += progress.stop()
+            call.pending_events += progress.stop()
 
-    def _undone(self, call: ModelCall) -> EventBatch:
+    def _build_retraction(self, call: ModelCall) -> EventBatch:
         reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
-        events = [*call.pending, build_model_retracted(call, reason)]
+        events = [*call.pending_events, build_model_retracted(call, reason)]
         return build_event_batch(call, events, build_batch_token(call.asked_at, call.attempt), advances=True)
 
-    def _with_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
-        batch = build_event_batch(call, [*call.pending, *events], build_batch_token(call.asked_at), advances=True)
+    def _attach_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
+        batch = build_event_batch(
+            call, [*call.pending_events, *events], build_batch_token(call.asked_at), advances=True
+        )
         reply.commit = replace(reply.commit, events=batch)
         return reply

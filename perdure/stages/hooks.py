@@ -38,33 +38,33 @@ class HookStage:
         contexts: ToolContextFactory,
         worker: HookSet | None = None,
     ) -> None:
-        self._run = run
-        self._worker = HookSet() if worker is None else worker
-        self._tools = ToolHookRunner(run, find_agent, find_tool, contexts, self._worker)
+        self._run_author_code = run
+        self._worker_hooks = HookSet() if worker is None else worker
+        self._tool_hooks = ToolHookRunner(run, find_agent, find_tool, contexts, self._worker_hooks)
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call. Raises ``HookError``, ``AbortError``."""
-        before = self._on("before_llm_call", call)
-        if before and (veto := await self._before(before, call)) is not None:
+        before = self._select_hooks("before_llm_call", call)
+        if before and (veto := await self._run_before_hooks(before, call)) is not None:
             summing = call.input.purpose == "compact"  # why there is none is no summary
             return ModelReply(ModelOutput(), Message(role="assistant") if summing else _build_veto_reply(veto))
         reply = await next(call)
-        if (after := self._on("after_llm_call", call)) and reply.message is not None:
-            reply.message = await self._after(after, call, reply.message)
+        if (after := self._select_hooks("after_llm_call", call)) and reply.message is not None:
+            reply.message = await self._run_after_hooks(after, call, reply.message)
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call."""
-        return await self._tools.around(call, next)
+        return await self._tool_hooks.run_around(call, next)
 
-    def _on(self, event: HookEvent, call: ModelCall) -> tuple[Hook, ...]:
+    def _select_hooks(self, event: HookEvent, call: ModelCall) -> tuple[Hook, ...]:
         agent: Agent = call.agent
-        return (*self._worker.on(event), *agent.hooks.on(event))
+        return (*self._worker_hooks.on(event), *agent.hooks.on(event))
 
-    async def _before(self, hooks: tuple[Hook, ...], call: ModelCall) -> Veto | None:
+    async def _run_before_hooks(self, hooks: tuple[Hook, ...], call: ModelCall) -> Veto | None:
         """Change the request; or what says that there is none."""
         agent: Agent = call.agent
-        given: HookArguments = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.told}
+        given: HookArguments = {"model": agent.model, "iteration": call.input.iteration, "ctx": call.run_context}
         vetoes: list[Veto] = []
 
         def show(request: ModelRequest) -> None:
@@ -86,18 +86,18 @@ class HookStage:
         settings, options = copy.deepcopy((call.request.settings, call.request.provider_options))
         messages = tuple(call.request.messages)
         show(replace(call.request, messages=messages, settings=settings, provider_options=options))
-        await run_hooks(self._run, hooks, given, take)
+        await run_hooks(self._run_author_code, hooks, given, take)
         call.request = given["request"]
         return vetoes[0] if vetoes else None
 
-    async def _after(self, hooks: tuple[Hook, ...], call: ModelCall, reply: Message) -> Message:
+    async def _run_after_hooks(self, hooks: tuple[Hook, ...], call: ModelCall, reply: Message) -> Message:
         assert call.request is not None, "it was asked"
         given: HookArguments = {
             "messages": tuple(call.request.messages),
             "usage": reply.usage,
             "cost_usd": reply.cost_usd,
             "iteration": call.input.iteration,
-            "ctx": call.told,
+            "ctx": call.run_context,
             "reply": reply,
             "response": reply,
         }
@@ -105,10 +105,10 @@ class HookStage:
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             found = read_hook_reply(hook, returned, given["reply"])
             if found is not given["reply"]:
-                found = found.model_copy(update={"parts": tuple(call.ids.of_hook(found.parts))})
+                found = found.model_copy(update={"parts": tuple(call.call_ids.assign_hook_ids(found.parts))})
                 given.update(reply=found, response=found)
 
-        await run_hooks(self._run, hooks, given, take)
+        await run_hooks(self._run_author_code, hooks, given, take)
         changed: Message = given["reply"]
         return changed
 

@@ -25,7 +25,7 @@ class InlineStage:
     """Runs the inline calls of a reply through ``run``, which is the chain that a tool activity goes through."""
 
     def __init__(self, run: NextTool, clock: Callable[[], float] = monotonic) -> None:
-        self._run = run
+        self._run_tool = run
         self._clock = clock
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
@@ -34,14 +34,14 @@ class InlineStage:
         if call.input.purpose == "force_finish":  # the loop runs no call of such a reply
             return reply
         if any(_is_inline_call(asked) for asked in reply.output.calls):
-            reply.output = await self._finish(call, reply.output)
+            reply.output = await self._run_inline_calls(call, reply.output)
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do: the call is an activity of its own."""
         return await next(call)
 
-    async def _finish(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
+    async def _run_inline_calls(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
         until = self._clock() + INLINE_SECONDS
         calls, left = list(output.calls), _count_inline_calls_left(call.input.calls_left, output.limits)
         task = asyncio.current_task()
@@ -51,7 +51,7 @@ class InlineStage:
                 # A tool that was cancelled comes back with a result that says so: the next must not begin.
                 if _is_inline_call(asked) and left > 0 and self._clock() < until and not task.cancelling():
                     left -= 1
-                    calls[index] = done = await self._one(call, output, index)
+                    calls[index] = done = await self._run_inline_call(call, output, index)
                     if isinstance(done.disposition, InlineCall) and done.disposition.aborted is not None:
                         break  # the run ends
         except asyncio.CancelledError:
@@ -59,7 +59,7 @@ class InlineStage:
             pass
         return output.model_copy(update={"calls": tuple(_omit_large_results(calls))})
 
-    async def _one(self, call: ModelCall, output: ModelOutput, index: int) -> Call:
+    async def _run_inline_call(self, call: ModelCall, output: ModelOutput, index: int) -> Call:
         asked = output.calls[index]
         how = asked.disposition
         assert isinstance(how, ActivityCall), "only such calls are inline"
@@ -86,7 +86,7 @@ class InlineStage:
             arguments=asked.arguments or {},
             asked_at=call.asked_at,
         )
-        result = await self._run(inner)
+        result = await self._run_tool(inner)
         if result.status == "asking":  # its activity finds that in the journal, and the call waits
             return asked.model_copy(update={"disposition": how.model_copy(update={"inline": False})})
         aborted = result.content if result.status == "aborted" else None

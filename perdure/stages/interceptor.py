@@ -79,13 +79,13 @@ class StageInterceptor(Interceptor):
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
     ) -> None:
-        self._stages = stages
-        self._ours = ours
-        self._indexed = indexed
+        self._build_stages = stages
+        self._is_own_activity = ours
+        self._find_attributes = indexed
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
-        return _StageInboundInterceptor(next, self._stages(), self._ours, self._indexed)
+        return _StageInboundInterceptor(next, self._build_stages(), self._is_own_activity, self._find_attributes)
 
 
 class _StageInboundInterceptor(ActivityInboundInterceptor):
@@ -103,16 +103,16 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
         indexed: FindSearchAttributes | None,
     ) -> None:
         super().__init__(next)
-        self._around = stages
-        self._ours = ours
-        self._indexed = indexed
+        self._stages = stages
+        self._is_own_activity = ours
+        self._find_attributes = indexed
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        if not self._ours(input.fn):
+        if not self._is_own_activity(input.fn):
             return await self.next.execute_activity(input)
         async with Heartbeat():
             try:
-                output = await self._through(_parse_activity_input(input), input)
+                output = await self._run_stages(_parse_activity_input(input), input)
             except ApplicationError:
                 raise
             except Exception as error:
@@ -123,17 +123,17 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
                 ) from None
         return output.model_dump(mode="json", exclude_none=True)
 
-    async def _through(self, call: ModelCall | ToolCall, input: ExecuteActivityInput) -> ModelOutput | ToolOutput:
+    async def _run_stages(self, call: ModelCall | ToolCall, input: ExecuteActivityInput) -> ModelOutput | ToolOutput:
         async def bare(call: Any) -> Any:
             input.args = [call]
             return await self.next.execute_activity(input)
 
         if isinstance(call, ToolCall):
-            return await compose_tool(self._around, bare)(call)
-        output = (await compose_model(self._around, bare)(call)).output
-        if self._indexed is None or not needs_search_attributes(call, output):
+            return await compose_tool(self._stages, bare)(call)
+        output = (await compose_model(self._stages, bare)(call)).output
+        if self._find_attributes is None or not needs_search_attributes(call, output):
             return output
-        return attach_search_attributes(call, output, await self._indexed())
+        return attach_search_attributes(call, output, await self._find_attributes())
 
 
 def _parse_activity_input(input: ExecuteActivityInput) -> ModelCall | ToolCall:
@@ -155,7 +155,7 @@ def _build_application_error(verdict: RetryDecision) -> ApplicationError:
     return ApplicationError(
         verdict.message,
         *verdict.details,
-        type=verdict.kind,
+        type=verdict.error_type,
         non_retryable=not verdict.retry,
         next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),
     )
@@ -185,11 +185,11 @@ class TracingStage:
         except ImportError:
             self._tracer: Any = None
         else:
-            self._tracer, self._use = trace.get_tracer("perdure"), trace.use_span
+            self._tracer, self._use_span = trace.get_tracer("perdure"), trace.use_span
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around a model call: agent, conversation, model and tokens."""
-        with self._span("chat", call.input, call.attempt) as span:
+        with self._start_span("chat", call.input, call.attempt) as span:
             reply = await next(call)
             if span is not None:
                 span.set_attribute(_SPAN_MODEL, reply.output.model)
@@ -201,7 +201,7 @@ class TracingStage:
         """Around a tool call: agent, conversation, tool and call."""
         side = call.input.side
         operation = "execute_tool" if side is None else f"{side.kind}_tool_call"
-        with self._span(operation, call.input, call.attempt) as span:
+        with self._start_span(operation, call.input, call.attempt) as span:
             if span is not None:
                 span.set_attribute(_SPAN_TOOL, call.input.name)
                 span.set_attribute(_SPAN_TOOL_CALL, call.input.call_id)
@@ -210,7 +210,7 @@ class TracingStage:
                 span.set_attribute("perdure.is_error", output.is_error)
             return output
 
-    def _span(self, operation: str, facts: CallFacts, attempt: int) -> AbstractContextManager[Any]:
+    def _start_span(self, operation: str, facts: CallFacts, attempt: int) -> AbstractContextManager[Any]:
         if self._tracer is None:
             return nullcontext()
         attributes = {
@@ -223,4 +223,4 @@ class TracingStage:
         span = self._tracer.start_span(f"perdure.{operation}", attributes=attributes)
         if not span.get_span_context().is_valid:
             return nullcontext()  # nobody has set up the SDK: this span would go nowhere, and have no children
-        return self._use(span, end_on_exit=True)
+        return self._use_span(span, end_on_exit=True)

@@ -55,12 +55,12 @@ class JournalStage:
 
     def __init__(self, journal: Journal, waiting: Callable[[str], None] = lambda _: None) -> None:
         self._journal = journal
-        self._waiting = waiting
+        self._report_waiting = waiting
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """The recorded outcome, or that of ``next``, recorded."""
         key = build_model_key(call.input)
-        recorded = (await self._journal.find([key])).get(key)
+        recorded = (await self._journal.find_outcomes([key])).get(key)
         if recorded is not None:
             return ModelReply(parse_outcome(ModelOutput, recorded, key), message=None)
         paid = call.input.purpose not in ("close", "remind")
@@ -72,7 +72,9 @@ class JournalStage:
         body = reply.output.model_dump_json(exclude_none=True).encode()
         parse_outcome(ModelOutput, body, key)  # what could not be read back later is not recorded
         outcome = Outcome(key, "model", body)
-        first = await self._record(replace(reply.commit, outcome=outcome, memory=tuple(call.writes)))
+        first = await self._commit_despite_cancel(
+            replace(reply.commit, outcome=outcome, memory=tuple(call.memory_writes))
+        )
         if paid:
             reach_point("model.recorded")
         if first != body:  # another attempt was quicker; what it said is what counts
@@ -88,14 +90,14 @@ class JournalStage:
             return parse_outcome(ToolOutput, claim.outcome, call.key)
         while True:
             try:
-                return await self._acted(call, claim, next)
+                return await self._run_and_record(call, claim, next)
             except MemoryChangedError:  # nothing is recorded of it: it has read what is there no more
-                call.writes.clear()
-                call.kept[:] = call.cleared or ()
+                call.memory_writes.clear()
+                call.hook_writes[:] = call.before_hook_writes or ()
                 call.blobs.clear()
                 call.error = None
 
-    async def _acted(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
+    async def _run_and_record(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
         """Run it, and record what it came to. Raises ``MemoryChangedError`` where it has to run once more."""
         output = _build_unknown_outcome(call, claim) or await _run_claimed_tool(call, next)
         output, blobs = _move_large_content_to_blob(output)
@@ -103,27 +105,31 @@ class JournalStage:
         parse_outcome(ToolOutput, body, call.key)  # what could not be read back later is not recorded
         # A tool that failed has done nothing as far as memory goes; one that wrote has written once, with its outcome.
         # One that asks runs again from its start, and so do the hooks around it.
-        memory = () if output.status == "asking" else (*call.kept, *(() if output.is_error else call.writes))
+        memory = (
+            () if output.status == "asking" else (*call.hook_writes, *(() if output.is_error else call.memory_writes))
+        )
         outcome = Outcome(call.key, "tool", body)
-        events = build_event_batch(call, [*call.pending, *build_tool_end_events(call, output)])
-        first = await self._record(Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events))
+        events = build_event_batch(call, [*call.pending_events, *build_tool_end_events(call, output)])
+        first = await self._commit_despite_cancel(
+            Commit(read_blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events)
+        )
         reach_point("tool.recorded")
         return output if first == body else parse_outcome(ToolOutput, first, call.key)
 
-    async def _record(self, commit: Commit) -> bytes:
+    async def _commit_despite_cancel(self, commit: Commit) -> bytes:
         """Write ``commit``, whatever comes: a cancelled activity sees it written first."""
         try:
-            return await self._insist(commit)
+            return await self._commit_with_retry(commit)
         except asyncio.CancelledError:
             # It may be written, or about to be: asked again, the store says what is recorded.
             try:
-                return await asyncio.wait_for(self._insist(commit), CANCELLED_COMMIT_TIMEOUT)
+                return await asyncio.wait_for(self._commit_with_retry(commit), CANCELLED_COMMIT_TIMEOUT)
             except TimeoutError:
                 raise StoreError(
                     f"cancelled, and the store did not take the outcome within {CANCELLED_COMMIT_TIMEOUT:g} s"
                 ) from None
 
-    async def _insist(self, commit: Commit) -> bytes:
+    async def _commit_with_retry(self, commit: Commit) -> bytes:
         """Write ``commit`` as soon as the store takes it.
 
         Failing the attempt instead would throw away a paid reply, or the outcome of an act that cannot be undone.
@@ -136,12 +142,12 @@ class JournalStage:
                 if not error.retryable:
                     raise
                 waited = True
-                self._waiting(f"{type(error).__name__}: {error}")
+                self._report_waiting(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 5.0)
             else:
                 if waited:
-                    self._waiting("")
+                    self._report_waiting("")
                 assert first is not None, "a commit with an outcome returns the recorded one"
                 return first
 
@@ -175,7 +181,7 @@ def _move_large_content_to_blob(output: ToolOutput) -> tuple[ToolOutput, list[Bl
     """Results above the threshold go to the store whole, and to history by reference."""
     if output.content is None or len(output.content) * 4 <= INLINE_BYTES:
         return output, []
-    blob = Blob.of(output.content)
+    blob = Blob.from_content(output.content)
     if len(blob.body) <= INLINE_BYTES:
         return output, []
     return output.model_copy(update={"content": None, "blob": blob.ref}), [blob]
@@ -238,12 +244,12 @@ class ReplyCacheStage:
 
     def __init__(self, store: ReplyCacheStore, worker: HookSet | None = None) -> None:
         self._store = store
-        self._worker = HookSet() if worker is None else worker
+        self._worker_hooks = HookSet() if worker is None else worker
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Around the bare call. Raises ``StoreError`` before it, not behind it."""
         agent: Agent = call.agent
-        if not self._is_seen(agent):
+        if not self._can_cache_reply(agent):
             return await next(call)
         assert call.request is not None, "the iteration stage makes it"
         place, key, asked = (
@@ -252,32 +258,32 @@ class ReplyCacheStage:
             hash_request(agent, call.request),
         )
         kept = await self._store.recall_all(place)
-        call.writes += [MemoryWrite(place, at, None) for at in kept]
+        call.memory_writes += [MemoryWrite(place, at, None) for at in kept]
         summing = call.input.purpose == "compact"  # one call of the run asks several times
         for one in filter(None, map(_parse_cached_reply, kept.values())):
             if one.request == asked or (one.call == key and not summing):
-                call.asking(agent.model)
+                call.report_model(agent.model)
                 return ModelReply(ModelOutput(), one.message)
         reply = await next(call)
         if reply.message is not None:
             paid = CachedReply(call=key, request=asked, message=reply.message)
             at = f"{key[:32]}:{asked[:16]}"
-            await self._keep(MemoryWrite(place, at, paid.model_dump_json(exclude_none=True).encode()))
-            call.writes.append(MemoryWrite(place, at, None))
+            await self._save_reply(MemoryWrite(place, at, paid.model_dump_json(exclude_none=True).encode()))
+            call.memory_writes.append(MemoryWrite(place, at, None))
         return reply
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Nothing to do: what a tool came to is shown to hooks as it is recorded."""
         return await next(call)
 
-    def _is_seen(self, agent: Agent) -> bool:
+    def _can_cache_reply(self, agent: Agent) -> bool:
         """Whether code of the author's looks at replies, and may fail, or be slow; and none may change them."""
-        sets = [some for some in (self._worker, agent.hooks) if some]
+        sets = [some for some in (self._worker_hooks, agent.hooks) if some]
         if any(some.on(REPLY_CHANGING_HOOK) for some in sets):
             return False
         return bool(agent.output_validators) or any(some.on(event) for some in sets for event in REPLY_READING_HOOKS)
 
-    async def _keep(self, write: MemoryWrite) -> None:
+    async def _save_reply(self, write: MemoryWrite) -> None:
         """A store that is down now may be there when the hooks are done, and the outcome is what counts."""
         try:
             await self._store.commit(Commit(memory=(write,)))

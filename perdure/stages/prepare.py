@@ -39,7 +39,7 @@ class PrepareStage:
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Of the rest nothing: a model call that failed before its reply may simply be made again."""
         if call.input.purpose != "close":  # an ending must be possible without keys
-            call.auth = await self._auth(call.input)
+            call.auth = await self._resolve_auth(call.input)
         return await next(call)
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
@@ -47,17 +47,17 @@ class PrepareStage:
         check_store_id(call.input, self._store_id)
         self._find_agent(call.input.agent)
         if call.auth is None:
-            call.auth = await self._auth(call.input)
+            call.auth = await self._resolve_auth(call.input)
         call.first_key = build_first_run_key(call.input) if call.input.answers or call.input.side else ""
         if call.input.arguments is None:
-            call.arguments = await self._arguments(call)
+            call.arguments = await self._load_arguments(call)
         if isinstance(side := call.input.side, AfterExternalCall):
             call.arguments = call.arguments if side.arguments is None else side.arguments
             if side.blob is not None:
-                call.input = call.input.model_copy(update={"side": await self._returned(side, side.blob)})
+                call.input = call.input.model_copy(update={"side": await self._resolve_side_text(side, side.blob)})
         return await next(call)
 
-    async def _returned(self, side: AfterExternalCall, blob: BlobRef) -> AfterExternalCall:
+    async def _resolve_side_text(self, side: AfterExternalCall, blob: BlobRef) -> AfterExternalCall:
         """With the text of its blob, which a client has named: where nobody has it, that is for the model to hear."""
         try:
             return side.model_copy(update={"text": await self._chain.resolve_blob(blob), "blob": None})
@@ -65,11 +65,11 @@ class PrepareStage:
             text = format_unreadable_result(error)
             return side.model_copy(update={"text": text, "blob": None, "is_error": True, "error_type": "ToolError"})
 
-    async def _auth(self, task: CallFacts) -> object:
+    async def _resolve_auth(self, task: CallFacts) -> object:
         given = task.auth_context is not None or task.auth_ref is not None
         return await self._authorise(task) if given and self._authorise is not None else None
 
-    async def _arguments(self, call: ToolCall) -> dict[str, object]:
+    async def _load_arguments(self, call: ToolCall) -> dict[str, object]:
         messages = await self._chain.load(call.input.head)
         for message in reversed(messages):
             for part in message.tool_calls:

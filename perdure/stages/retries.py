@@ -40,17 +40,17 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._details: tuple[object, ...] = ()
-        self._kept: dict[str, int] = {}
+        self._values: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Heartbeat:
         self._token = _current_heartbeat.set(self)
-        self._beat = activity.heartbeat
+        self._heartbeat = activity.heartbeat
         for details in activity.info().heartbeat_details:  # of the attempt before, or what that one kept of its own
             if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
-                self._kept = {name: value for name, value in kept.items() if isinstance(value, int)}
+                self._values = {name: value for name, value in kept.items() if isinstance(value, int)}
         self._context = copy_context()  # the activity's: heartbeat() finds its activity there
-        self._later()
+        self._schedule_tick()
         return self
 
     async def __aexit__(
@@ -60,62 +60,62 @@ class Heartbeat:
             self._timer.cancel()
         _current_heartbeat.reset(self._token)
 
-    def note(self, *details: object) -> None:
+    def set_details(self, *details: object) -> None:
         """What the next heartbeats say; shown as the reason of a stuck run."""
         self._details = details
 
-    def kept(self, name: str) -> int:
+    def get_value(self, name: str) -> int:
         """What :meth:`keep` kept in an earlier attempt or in this one; 0 for nothing."""
-        return self._kept.get(name, 0)
+        return self._values.get(name, 0)
 
-    def keep(self, name: str, value: int) -> None:
+    def set_value(self, name: str, value: int) -> None:
         """Have the next attempt know ``value``."""
-        if self._kept.get(name, 0) != value:
-            self._kept[name] = value
+        if self._values.get(name, 0) != value:
+            self._values[name] = value
             self._context.run(self._send)
 
-    def reporter(self) -> Callable[..., None]:
+    def build_reporter(self) -> Callable[..., None]:
         """A function that heartbeats at once with details of the author's, and again with them; from any thread."""
         loop = asyncio.get_running_loop()
 
         def report(*details: object) -> None:
             # Here, where the author's code sees the error: a heartbeat that cannot be encoded cancels its activity.
             plain = tuple(to_jsonable_python(detail) for detail in details)
-            loop.call_soon_threadsafe(self._report, plain, context=self._context)
+            loop.call_soon_threadsafe(self._send_details, plain, context=self._context)
 
         return report
 
-    def _report(self, details: tuple[object, ...]) -> None:
+    def _send_details(self, details: tuple[object, ...]) -> None:
         self._details = details
         self._send()
 
-    def _later(self) -> None:
+    def _schedule_tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL, self._tick, context=self._context)
 
     def _tick(self) -> None:
         self._send()
-        self._later()
+        self._schedule_tick()
 
     def _send(self) -> None:
-        self._beat(*self._details, *([{"kept": self._kept}] if self._kept else []))
+        self._heartbeat(*self._details, *([{"kept": self._values}] if self._values else []))
 
 
 def report_waiting(reason: str) -> None:
     """Say in the heartbeats of the current activity, if there is one, why it waits; "" when it no longer does."""
     if (current := _current_heartbeat.get()) is not None:
-        current.note(*([{"waiting": reason}] if reason else []))
+        current.set_details(*([{"waiting": reason}] if reason else []))
 
 
 def get_attempt_value(name: str) -> int | None:
     """What the attempts of the current activity have remembered under ``name``; None where there is no activity."""
     current = _current_heartbeat.get()
-    return None if current is None else current.kept(name)
+    return None if current is None else current.get_value(name)
 
 
 def set_attempt_value(name: str, value: int) -> bool:
     """Have the activity's next attempt know ``value``. Whether there is an activity."""
     if (current := _current_heartbeat.get()) is not None:
-        current.keep(name, value)
+        current.set_value(name, value)
     return current is not None
 
 
@@ -126,15 +126,15 @@ def measure_agent_missing(error: Exception) -> float:
         return 0.0
     now, since = activity.info().started_time.timestamp(), 0
     if isinstance(error, AgentNotFoundError):
-        since = current.kept(_AGENT_MISSING_SINCE) or int(now)
-    current.keep(_AGENT_MISSING_SINCE, since)
+        since = current.get_value(_AGENT_MISSING_SINCE) or int(now)
+    current.set_value(_AGENT_MISSING_SINCE, since)
     return now - since if since else 0.0
 
 
 def build_heartbeat_reporter() -> Callable[..., None]:
     """What a tool's ``ctx.heartbeat`` does in the current activity: nothing where there is none."""
     current = _current_heartbeat.get()
-    return current.reporter() if current is not None else _ignore_heartbeat
+    return current.build_reporter() if current is not None else _ignore_heartbeat
 
 
 def _ignore_heartbeat(*details: object) -> None:
@@ -160,15 +160,15 @@ class BudgetStage:
 
     def __init__(self, limits: Callable[[str], Limits]) -> None:
         """``limits`` of the agent of that name."""
-        self._limits = limits
-        self._failed: dict[str, int] = {}
+        self._find_limits = limits
+        self._failed_attempts: dict[str, int] = {}
         """By call, where there is no Temporal to remember it (``perdure.testing``)."""
 
     async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
         """See the class."""
         if call.input.purpose == "close":
             return await next(call)
-        limits = self._limits(call.input.agent)
+        limits = self._find_limits(call.input.agent)
         whole = limits.call_seconds
         left = whole if whole is None or call.attempt == 1 else max(0.0, whole - _measure_elapsed(call))
         try:
@@ -183,7 +183,7 @@ class BudgetStage:
             if not error.retryable:  # whoever can do without (a summary in pieces) has failed at nothing
                 raise
             bounded = bound_wait(error, limits.retry_seconds)
-            failed = self._count(call, obeyed=error.retry_after is not None and not bounded)
+            failed = self._count_failed_attempts(call, obeyed=error.retry_after is not None and not bounded)
             if (why := describe_exhausted_limit(limits, failed, _measure_elapsed(call), error.retry_after)) is not None:
                 raise _mark_final(error, why) from None
             raise
@@ -192,13 +192,13 @@ class BudgetStage:
         """Tools count their own attempts, in the journal."""
         return await next(call)
 
-    def _count(self, call: ModelCall, *, obeyed: bool) -> int:
+    def _count_failed_attempts(self, call: ModelCall, *, obeyed: bool) -> int:
         """How many attempts have failed, this one included unless the wait that the provider asks for is ``obeyed``."""
         of_call = call.owner.rpartition("/")[0]
         before = get_attempt_value(FAILED_ATTEMPTS_KEY)
-        failed = (self._failed.get(of_call, 0) if before is None else before) + (not obeyed)
+        failed = (self._failed_attempts.get(of_call, 0) if before is None else before) + (not obeyed)
         if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
-            self._failed[of_call] = failed
+            self._failed_attempts[of_call] = failed
         return failed
 
 
@@ -208,7 +208,8 @@ def bound_wait(error: ProviderError, longest: float) -> bool:
     if asked is None or asked <= longest:
         return False
     error.retry_after = longest
-    error.message = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}: {error.message}"
+    waits = f"the provider asks to wait {_format_seconds(asked)}, and retry_wait allows {_format_seconds(longest)}"
+    error.message = f"{waits}: {error.message}"
     error.args = (error.message,)
     return True
 
@@ -222,7 +223,8 @@ def describe_exhausted_limit(limits: Limits, failed: int, elapsed: float, delay:
         return None
     if elapsed >= whole:
         return f"{_format_seconds(whole)} (call_timeout)"
-    return f"{_format_seconds(elapsed)}, as it is to wait {_format_seconds(delay or 0.0)} more of {_format_seconds(whole)} (call_timeout)"
+    rest = f"{_format_seconds(delay or 0.0)} more of {_format_seconds(whole)}"
+    return f"{_format_seconds(elapsed)}, as it is to wait {rest} (call_timeout)"
 
 
 def _mark_final(error: ProviderError, spent: str) -> ProviderError:
@@ -271,7 +273,7 @@ LONGEST_DELAY = float(LONGEST_SECONDS)
 class RetryDecision:
     """What a failed attempt means."""
 
-    kind: str
+    error_type: str
     """Class name of the error."""
     message: str
     retry: bool

@@ -49,23 +49,23 @@ class ToolHookRunner:
         contexts: ToolContextFactory,
         worker: HookSet,
     ) -> None:
-        self._run = run
+        self._run_author_code = run
         self._find_agent = find_agent
         self._find_tool = find_tool
-        self._contexts = contexts
-        self._worker = worker
+        self._build_context = contexts
+        self._worker_hooks = worker
 
-    async def around(self, call: ToolCall, next: NextTool) -> ToolOutput:
+    async def run_around(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Run the hooks around ``next``."""
         agent = self._find_agent(call.input.agent)
         tool = self._find_tool(call.input.agent, call.input.name)
-        sets = [some for some in (self._worker, agent.hooks, *([tool.hooks] if tool is not None else [])) if some]
+        sets = [some for some in (self._worker_hooks, agent.hooks, *([tool.hooks] if tool is not None else [])) if some]
         hooks = {event: tuple(hook for some in sets for hook in some.on(event)) for event in TOOL_HOOK_EVENTS if sets}
         if not any(hooks.values()):
             return await next(call)
-        context = self._contexts(call, call.kept)
+        context = self._build_context(call, call.hook_writes)
         try:
-            return await _ToolCallHooks(self._run, agent, context, hooks).call(call, next)
+            return await _ToolCallHooks(self._run_author_code, agent, context, hooks).run_call(call, next)
         finally:
             context.memory.close()
 
@@ -80,37 +80,45 @@ class _ToolCallHooks:
     def __init__(
         self, run: AuthorRunner, agent: Agent, context: ToolContext[Any], hooks: dict[HookEvent, tuple[Hook, ...]]
     ) -> None:
-        self._run = run
+        self._run_author_code = run
         self._agent = agent
         self._context = context
         self._hooks = hooks
 
-    async def call(self, call: ToolCall, next: NextTool) -> ToolOutput:
+    async def run_call(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """The call between its hooks."""
         name, has_run = call.input.name, isinstance(call.input.side, AfterExternalCall)
         try:
             await self._read_context()
-            veto = None if has_run or call.cleared is not None else await self._before(call)
+            veto = None if has_run or call.before_hook_writes is not None else await self._run_before_hooks(call)
         except Exception as error:
             what = f"{name} was run, and its result cannot be shown" if has_run else f"{name} was not run"
             return _build_hook_failure(call, error, what)
         if veto is not None:
             return ToolOutput(key=call.key, content=clean_text(f"Vetoed: {veto.reason}"), is_error=True)
-        if call.changed_by is not None and call.refused is not None and (refused := await call.refused()) is not None:
+        if (
+            call.changed_by is not None
+            and call.check_arguments is not None
+            and (refused := await call.check_arguments()) is not None
+        ):
             return refused
-        call.cleared = tuple(call.kept) if call.cleared is None else call.cleared
-        output = self._explained(call, await next(call))
+        call.before_hook_writes = (
+            tuple(call.hook_writes) if call.before_hook_writes is None else call.before_hook_writes
+        )
+        output = self._explain_changed_arguments(call, await next(call))
         if output.status == "asking":  # the call goes on when it was answered, and hooks run around that
             return output
         if output.cleared is not None:  # it is run elsewhere now, and hooks run when it comes back
-            return output.model_copy(update={"cleared": output.cleared.model_copy(update={"around": self._behind()})})
+            return output.model_copy(
+                update={"cleared": output.cleared.model_copy(update={"around": self._build_around()})}
+            )
         if not output.is_error:
-            self._context.memory.absorb(call.writes)
-            call.writes.clear()
+            self._context.memory.absorb(call.memory_writes)
+            call.memory_writes.clear()
         ran = f"{name} {'failed' if output.is_error else 'was run'}, and its result cannot be shown"
         try:
-            await self._tell_error(call)
-            return output if output.status == "aborted" else await self._after(call, output)
+            await self._run_error_hooks(call)
+            return output if output.status == "aborted" else await self._run_after_hooks(call, output)
         except asyncio.CancelledError:
             if call.input.idempotent or has_run:  # hooks alone, which may run again
                 raise
@@ -119,7 +127,7 @@ class _ToolCallHooks:
         except Exception as error:
             return _build_hook_failure(call, error, ran)
 
-    def _behind(self) -> ExternalCallHooks:
+    def _build_around(self) -> ExternalCallHooks:
         """What there is to do when the call comes back."""
         return ExternalCallHooks(after=bool(self._hooks["after_tool_call"]), errors=bool(self._hooks["on_error"]))
 
@@ -127,11 +135,11 @@ class _ToolCallHooks:
         """``ctx.context`` as the agent's type. Its validators are the author's."""
         if self._agent.has_context and any("ctx" in hook.takes for some in self._hooks.values() for hook in some):
             name = f"context of agent {self._agent.name}"
-            self._context.context = await self._run(name, self._agent.read_context, self._context.context)
+            self._context.context = await self._run_author_code(name, self._agent.read_context, self._context.context)
 
-    async def _before(self, call: ToolCall) -> Veto | None:
+    async def _run_before_hooks(self, call: ToolCall) -> Veto | None:
         vetoes: list[Veto] = []
-        given = self._given(call)
+        given = self._build_hook_arguments(call)
         before = copy.deepcopy(given["arguments"])
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> bool:
@@ -147,40 +155,40 @@ class _ToolCallHooks:
         def undo(given: HookArguments) -> None:
             given["arguments"] = copy.deepcopy(before)
 
-        await run_hooks(self._run, self._hooks["before_tool_call"], given, take, undo)
+        await run_hooks(self._run_author_code, self._hooks["before_tool_call"], given, take, undo)
         if call.changed_by is not None:
             call.arguments = given["arguments"]
         return vetoes[0] if vetoes else None
 
-    def _explained(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
+    def _explain_changed_arguments(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         """The model must not think that it gave arguments which a hook has given."""
         if call.changed_by is None or not isinstance(call.error, ArgumentsError):
             return output
         text = f"{output.content}\n(the hook {call.changed_by.name} had changed the arguments)"
         return output.model_copy(update={"content": text})
 
-    async def _tell_error(self, call: ToolCall) -> None:
+    async def _run_error_hooks(self, call: ToolCall) -> None:
         """Whoever observes errors only ends the run (``Abort``); else it fails for itself."""
         if call.error is None or not self._hooks["on_error"]:
             return
-        given, side = self._given(call), call.input.side
+        given, side = self._build_hook_arguments(call), call.input.side
         kind = (isinstance(side, AfterExternalCall) and side.error_type) or type(call.error).__name__
         given |= {"error": call.error, "error_type": kind, "attempt": call.attempt}
         for hook in self._hooks["on_error"]:
             try:
-                await run_hooks(self._run, [hook], given)
+                await run_hooks(self._run_author_code, [hook], given)
             except AbortError:
                 raise
             except Exception as error:
                 logger.warning("%s", error)
 
-    async def _after(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
+    async def _run_after_hooks(self, call: ToolCall, output: ToolOutput) -> ToolOutput:
         if not self._hooks["after_tool_call"]:
             return output
 
         def take(_: Hook, returned: Any, given: HookArguments) -> None:
             if returned is not None:
-                given["result"] = self._read(call, given["result"], returned)
+                given["result"] = self._merge_hook_result(call, given["result"], returned)
 
         task = call.input
         before = ToolResultPart(
@@ -190,15 +198,15 @@ class _ToolCallHooks:
             is_error=output.is_error,
             files=output.files,
         )
-        given = self._given(call) | {"result": before}
-        await run_hooks(self._run, self._hooks["after_tool_call"], given, take)
+        given = self._build_hook_arguments(call) | {"result": before}
+        await run_hooks(self._run_author_code, self._hooks["after_tool_call"], given, take)
         result: ToolResultPart = given["result"]
         if result is before:
             return output
         said = {"content": result.content, "is_error": result.is_error, "files": result.files}
         return output.model_copy(update=said)
 
-    def _read(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
+    def _merge_hook_result(self, call: ToolCall, before: ToolResultPart, returned: Any) -> ToolResultPart:
         """What a hook has made of the result: whole, or as a tool gives one. An error stays one then."""
         if isinstance(returned, ToolResultPart):
             text, files, is_error = clean_text(returned.content), returned.files, returned.is_error
@@ -210,7 +218,7 @@ class _ToolCallHooks:
         kept = tuple(part for part in message.parts if isinstance(part, FilePart))
         return before.model_copy(update={"content": text, "files": kept, "is_error": is_error})
 
-    def _given(self, call: ToolCall) -> HookArguments:
+    def _build_hook_arguments(self, call: ToolCall) -> HookArguments:
         task = call.input
         arguments = copy.deepcopy(dict(call.arguments))  # what a hook does to them is its return, or nothing
         return {"name": task.name, "arguments": arguments, "call_id": task.call_id, "ctx": self._context}

@@ -87,7 +87,7 @@ def build_branches_reply(
 
     asked = tuple(
         _move_branch_message_to_blob(one, blobs).model_copy(update={"head": head(fork)})
-        for one, fork in zip(reply.output.branches, reply.forks, strict=True)
+        for one, fork in zip(reply.output.branches, reply.branch_conversations, strict=True)
     )
     output = reply.output.model_copy(update={"branches": asked, "head": call.head, "store_id": store_id})
     return replace(reply, output=output, commit=Commit(list(nodes.values()), blobs))
@@ -97,7 +97,7 @@ def _move_branch_message_to_blob(asked: BranchRequest, blobs: list[Blob]) -> Bra
     """A long message stays out of history."""
     if asked.message is None or len(asked.message.encode()) <= INLINE_BYTES:
         return asked
-    blobs.append(Blob.of(asked.message))
+    blobs.append(Blob.from_content(asked.message))
     return asked.model_copy(update={"message": None, "blob": blobs[-1].ref})
 
 
@@ -199,7 +199,7 @@ class IncomingMessages:
         self._store_id = store_id
         self.blobs: list[Blob] = []
 
-    async def message(self, item: NewMessage) -> Message:
+    async def build_message(self, item: NewMessage) -> Message:
         """``item`` as the transcript has it.
 
         What is not there is said to be missing, to the model and to whoever reads the transcript. It never was part of
@@ -214,7 +214,7 @@ class IncomingMessages:
         parts = []
         for part in given:
             try:
-                parts.append(await self._part(part, item.store_id))
+                parts.append(await self._resolve_part(part, item.store_id))
             except TranscriptCorruptedError as error:
                 parts.append(_build_missing_part(item, part, error))
         if item.typed:
@@ -222,7 +222,7 @@ class IncomingMessages:
             return Message.user(await self._render(text), id=item.id, by=item.by)
         return Message(role="user", parts=tuple(parts), id=item.id, by=item.by)
 
-    async def _part(self, part: ContentPart, store_id: str | None) -> ContentPart:
+    async def _resolve_part(self, part: ContentPart, store_id: str | None) -> ContentPart:
         if isinstance(part, FilePart) and part.data is not None:
             kept, blobs = move_file_to_blob(part)
             self.blobs += blobs
@@ -237,7 +237,7 @@ class IncomingMessages:
             )
         if isinstance(part, TextPart):
             return TextPart(text=await self._chain.resolve_blob(part.blob))
-        read = await self._chain.files([Message(role="user", parts=(part,))])
+        read = await self._chain.load_files([Message(role="user", parts=(part,))])
         size = len(read[part.blob.hash])  # what the sender says of it may be anything
         return part.model_copy(update={"blob": BlobRef(hash=part.blob.hash, size=size)})
 
@@ -246,7 +246,7 @@ def move_file_to_blob(part: FilePart) -> tuple[FilePart, list[Blob]]:
     """``part`` with a reference in the place of bytes, and the blob that this takes."""
     if part.data is None:
         return part, []
-    blob = Blob.of(decode_file_data(part))
+    blob = Blob.from_content(decode_file_data(part))
     return part.model_copy(update={"data": None, "blob": blob.ref}), [blob]
 
 
@@ -280,49 +280,49 @@ class TranscriptStage:
         task = call.input
         check_store_id(task, self._store_id)
         if task.purpose == "remind":
-            return await self._unchanged(call, next)
-        sent = self._sent(task)
-        call.fresh = await self._fresh(task, sent)
-        call.head = head = await self._last_head(task) if task.resume else task.head
+            return await self._run_without_node(call, next)
+        sent = self._create_incoming_messages(task)
+        call.new_messages = await self._build_new_messages(task, sent)
+        call.head = head = await self._read_last_head(task) if task.resume else task.head
         if task.purpose != "close":  # an ending says nothing to a model, and must be possible on a corrupt chain
             call.prefix = await self._chain.load(head)
-        behind = call.prefix or await self._behind(head, call.fresh)
-        fresh = _drop_recorded_messages(behind, call.fresh) if task.resume else call.fresh
+        behind = call.prefix or await self._load_preceding_messages(head, call.new_messages)
+        fresh = _drop_recorded_messages(behind, call.new_messages) if task.resume else call.new_messages
         if task.purpose != "compact":  # what is open there is open behind it
-            call.fresh = [*build_closing_messages(behind, fresh), *fresh]
+            call.new_messages = [*build_closing_messages(behind, fresh), *fresh]
         if task.purpose != "close":
             known = {blob.hash: blob.body for blob in sent.blobs}
-            call.files = await self._chain.files([*call.prefix, *call.fresh], known)
+            call.files = await self._chain.load_files([*call.prefix, *call.new_messages], known)
             call.branches = await resolve_branch_outcomes(self._chain, task.branches)
         reply = await next(call)
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, call, reply, sent.blobs)
         said = [
-            *self._system(call, reply),
-            *call.fresh,
+            *self._build_system_messages(call, reply),
+            *call.new_messages,
             *([reply.message] if reply.message else []),
             *_build_answered_results(reply),
         ]
         blobs = [*sent.blobs, *call.blobs]
         nodes: list[Node] = []
-        if reply.rewritten:
-            head = self._node(None, reply.rewritten, nodes, blobs)
+        if reply.rewritten_messages:
+            head = self._extend_chain(None, reply.rewritten_messages, nodes, blobs)
         if said:
-            head = self._node(head, said, nodes, blobs)
-        kept = {"head": head, "store_id": self._store_id, "compact": reply.due or None}
+            head = self._extend_chain(head, said, nodes, blobs)
+        kept = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
         reply.output = _move_large_output_to_blobs(reply.output, blobs, kept)
         run, turn = build_run_row(call, reply.output), build_turn_row(call, reply.output)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn)
         return reply
 
-    async def _unchanged(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def _run_without_node(self, call: ModelCall, next: NextModel) -> ModelReply:
         """Of a call that says nothing in the conversation."""
         call.prefix = await self._chain.load(call.input.head)
         reply = await next(call)
         reply.output = reply.output.model_copy(update={"head": call.input.head, "store_id": self._store_id})
         return reply
 
-    def _node(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
+    def _extend_chain(self, head: str | None, said: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
         """Put ``said`` behind ``head``: its node into ``nodes``, and what that takes into ``blobs``; the new head."""
         node, more = self._chain.extend(head, said)
         self._chain.remember(node, said)
@@ -330,7 +330,7 @@ class TranscriptStage:
         blobs += more
         return node.hash
 
-    def _sent(self, task: ModelInput) -> IncomingMessages:
+    def _create_incoming_messages(self, task: ModelInput) -> IncomingMessages:
         """Of what an ending records, also what no agent knows what to make of."""
         render = self._render
         if render is None or task.purpose == "close":
@@ -342,12 +342,12 @@ class TranscriptStage:
 
         return IncomingMessages(self._chain, self._store_id, shown)
 
-    async def _last_head(self, task: ModelInput) -> str | None:
+    async def _read_last_head(self, task: ModelInput) -> str | None:
         """Where the conversation of this id ended; where it is to begin, if there never was one."""
-        row = await self._runs.run(task.context_id)
+        row = await self._runs.get_run(task.context_id)
         return row.head if row is not None and row.head is not None else task.head
 
-    async def _behind(self, head: str | None, fresh: list[Message]) -> list[Message]:
+    async def _load_preceding_messages(self, head: str | None, fresh: list[Message]) -> list[Message]:
         """What an ending records ``fresh`` behind, if it can be read: open calls can only be closed at their place."""
         try:
             return await self._chain.load(head) if fresh else []
@@ -358,40 +358,40 @@ class TranscriptStage:
         """Nothing to do: the next model call is given the result by its key."""
         return await next(call)
 
-    async def _fresh(self, task: ModelInput, sent: IncomingMessages) -> list[Message]:
+    async def _build_new_messages(self, task: ModelInput, sent: IncomingMessages) -> list[Message]:
         """The new items as messages: neighbouring results are one message, in the order of their calls."""
         ending = task.purpose == "close"
         keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
-        recorded = await self._journal.find(keys) if keys else {}
+        recorded = await self._journal.find_outcomes(keys) if keys else {}
         messages: list[Message] = []
         results: list[ToolResultPart] = []
         for item in task.new:
             if isinstance(item, NewResult):
-                results.append(await self._result(item, recorded, ending=ending))
+                results.append(await self._build_tool_result(item, recorded, ending=ending))
                 continue
             if results:
                 messages.append(Message(role="tool", parts=tuple(results)))
                 results = []
-            messages.append(await sent.message(item))
+            messages.append(await sent.build_message(item))
         if results:
             messages.append(Message(role="tool", parts=tuple(results)))
         return messages
 
-    async def _result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
+    async def _build_tool_result(self, item: NewResult, recorded: dict[str, bytes], *, ending: bool) -> ToolResultPart:
         """Without a result that should be there no model is called; but a run ends without it."""
         said: dict[str, Any] = {"content": item.text or "", "is_error": item.is_error}
         try:
             if item.blob is not None:
                 said["content"] = await self._chain.resolve_blob(item.blob)
             elif item.key is not None:
-                said |= await self._outcome(item, item.key, recorded)
+                said |= await self._read_recorded_result(item, item.key, recorded)
         except TranscriptCorruptedError as error:
             if not ending and not (item.blob is not None and item.answered_by is not None):
                 raise  # what a client has named, and nobody has, is for the model to hear of: nothing is lost
             said |= {"content": format_unreadable_result(error), "is_error": True}
         return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **said)
 
-    async def _outcome(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
+    async def _read_recorded_result(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
         if key not in recorded:
             raise TranscriptCorruptedError(
                 f"the result of tool call {item.call_id} ({item.name}) is not in the journal (key {key})",
@@ -401,7 +401,7 @@ class TranscriptStage:
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
         return {"content": text, "is_error": output.is_error, "files": output.files}
 
-    def _system(self, call: ModelCall, reply: ModelReply) -> list[Message]:
+    def _build_system_messages(self, call: ModelCall, reply: ModelReply) -> list[Message]:
         """The system prompt is recorded when it is not the one that the model saw last."""
         if reply.system is None:
             return []
@@ -455,7 +455,7 @@ def _move_large_output_to_blobs(output: ModelOutput, blobs: list[Blob], kept: di
     if not large:
         return output
     content = output.finish.content if output.finish else output.text
-    blob = Blob.of(content)
+    blob = Blob.from_content(content)
     blobs.append(blob)
     finish = output.finish.model_copy(update={"content": ""}) if output.finish else None
     return output.model_copy(update={"text": "", "blob": blob.ref, "finish": finish})
@@ -465,10 +465,10 @@ def _move_answer_and_text_to_blobs(output: ModelOutput, finish: FinalAnswer, blo
     """The same where the answer is not the reply's text, or is no more: a hook or a validator may have changed it."""
     update: dict[str, Any] = {}
     if _is_large_text(finish.content):
-        blobs.append(Blob.of(finish.content))
+        blobs.append(Blob.from_content(finish.content))
         update["finish"] = finish.model_copy(update={"content": "", "blob": blobs[-1].ref})
     if _is_large_text(output.text):
-        blobs.append(Blob.of(output.text))
+        blobs.append(Blob.from_content(output.text))
         update |= {"text": "", "blob": blobs[-1].ref}
     return output.model_copy(update=update) if update else output
 
@@ -495,7 +495,7 @@ def _omit_large_call_arguments(calls: Iterable[Call], blobs: list[Blob]) -> Iter
         elif found > INLINE_BYTES or found > left:
             call = call.model_copy(update={"arguments": None})
             if isinstance(how, SubagentCall | TellCall):
-                blobs.append(Blob.of(how.message))
+                blobs.append(Blob.from_content(how.message))
                 how = how.model_copy(update={"message": "", "blob": blobs[-1].ref})
                 call = call.model_copy(update={"disposition": how})
         else:

@@ -61,7 +61,7 @@ class CacheBudget:
         while self.used > self.bytes:
             _, entry = self.order.popitem(last=False)
             self.used -= entry.size
-            entry.cache.forget(entry.key)
+            entry.cache.drop_evicted(entry.key)
 
 
 class _Entry:
@@ -133,7 +133,7 @@ class ByteLRU(Generic[V]):
             del self.budget.order[id(entry)]
             self.budget.used -= entry.size
 
-    def forget(self, key: str) -> None:
+    def drop_evicted(self, key: str) -> None:
         """The budget has evicted ``key``."""
         del self._entries[key]
         if self._on_evict is not None:
@@ -182,7 +182,7 @@ class Chain:
         self._transcripts = transcripts
         cache = cache or CacheBudget()
         self._files: ByteLRU[bytes] = ByteLRU(cache)
-        self._links: ByteLRU[_DecodedNode] = ByteLRU(cache, self._evicted)
+        self._decoded_nodes: ByteLRU[_DecodedNode] = ByteLRU(cache, self._drop_end)
         self._ends: dict[str, None] = {}
         """Cached nodes without a cached child, the latest last: where a load may stop."""
 
@@ -194,13 +194,13 @@ class Chain:
         """
         fresh: dict[str, _DecodedNode] = {}  # what this load read, also where it is more than the cache holds
         while True:
-            links, gap = self._walk(head, fresh)
+            links, gap = self._walk_cached(head, fresh)
             if gap is None:
                 break
-            await self._fetch(gap, fresh)
+            await self._fetch_nodes(gap, fresh)
         links.reverse()
         # The head last, so that a chain leaves the cache from its root.
-        self._links.touch([link.hash for link in links])
+        self._decoded_nodes.touch([link.hash for link in links])
         if head in self._ends:
             self._ends[head] = self._ends.pop(head)
         return [message for link in links for message in link.messages]
@@ -231,14 +231,18 @@ class Chain:
         resolves texts that are blobs, and finds files as references.
         """
         if not any(_iter_text_refs(messages)) and all(part.data is None for part in iter_file_parts(messages)):
-            self._keep(_DecodedNode(node.hash, node.parent, tuple(messages)), _estimate_node_bytes(node, messages))
+            self._cache_node(
+                _DecodedNode(node.hash, node.parent, tuple(messages)), _estimate_node_bytes(node, messages)
+            )
 
     async def resolve_blob(self, ref: BlobRef) -> str:
         """The text of ``ref``. Raises ``TranscriptCorruptedError`` where it is missing or altered."""
-        found = await self._transcripts.blobs([ref.hash])
+        found = await self._transcripts.read_blobs([ref.hash])
         return _decode_blob_text(ref, found)
 
-    async def files(self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    async def load_files(
+        self, messages: Iterable[Message], known: Mapping[str, bytes] | None = None
+    ) -> dict[str, bytes]:
         """The bytes of every file in ``messages`` that is a blob, by its hash; ``known`` are about to be written.
 
         Raises ``StoreError``, and ``TranscriptCorruptedError`` for one that is missing or altered.
@@ -249,16 +253,16 @@ class Chain:
         refs = {part.blob.hash: part.blob for part in iter_file_parts(messages) if part.blob is not None}
         found = {name: known.get(name, self._files.get(name)) for name in refs}
         missing = [name for name, body in found.items() if body is None]
-        read = await self._transcripts.blobs(missing) if missing else {}
+        read = await self._transcripts.read_blobs(missing) if missing else {}
         for name in missing:
             found[name] = body = await asyncio.to_thread(_verify_blob, refs[name], read)
             self._files.put(name, body, len(body))
         return {name: body for name, body in found.items() if body is not None}
 
-    def _walk(self, head: str | None, fresh: dict[str, _DecodedNode]) -> tuple[list[_DecodedNode], str | None]:
+    def _walk_cached(self, head: str | None, fresh: dict[str, _DecodedNode]) -> tuple[list[_DecodedNode], str | None]:
         """From the head towards the root as far as it is known; second, the first node that is not."""
         links: list[_DecodedNode] = []
-        peek = self._links.peek
+        peek = self._decoded_nodes.peek
         while head is not None:
             link = peek(head) or fresh.get(head)
             if link is None:
@@ -267,34 +271,34 @@ class Chain:
             head = link.parent
         return links, None
 
-    async def _fetch(self, head: str, fresh: dict[str, _DecodedNode]) -> None:
+    async def _fetch_nodes(self, head: str, fresh: dict[str, _DecodedNode]) -> None:
         """Read and verify the chain that ends in ``head``, down to what is cached."""
-        nodes = await self._transcripts.nodes(head, until=list(self._ends)[-_MAX_KNOWN_ENDS:])
+        nodes = await self._transcripts.read_nodes(head, until=list(self._ends)[-_MAX_KNOWN_ENDS:])
         decoded: list[tuple[Node, list[Message]]] = []
         pause = _LoopYielder()
         for node in nodes:
             decoded.append((node, decode_node(node)))
-            await pause.after(len(node.body))
+            await pause.yield_after(len(node.body))
         refs = {ref.hash: ref for _, messages in decoded for ref in _iter_text_refs(messages)}
-        found = await self._transcripts.blobs(list(refs)) if refs else {}
+        found = await self._transcripts.read_blobs(list(refs)) if refs else {}
         for node, stored in decoded:
             messages = [_resolve_message_texts(message, found) for message in stored]
-            link = self._links.peek(node.hash) or _DecodedNode(node.hash, node.parent, tuple(messages))
+            link = self._decoded_nodes.peek(node.hash) or _DecodedNode(node.hash, node.parent, tuple(messages))
             fresh[node.hash] = link
-            self._keep(link, _estimate_node_bytes(node, messages))
-            await pause.after(sum(ref.size for ref in _iter_text_refs(stored)))
+            self._cache_node(link, _estimate_node_bytes(node, messages))
+            await pause.yield_after(sum(ref.size for ref in _iter_text_refs(stored)))
         if head not in fresh:
             raise TranscriptCorruptedError(
                 f"node {head} of the transcript is missing from the store", hint=_RESTORE_HINT
             )
 
-    def _keep(self, link: _DecodedNode, size: int) -> None:
+    def _cache_node(self, link: _DecodedNode, size: int) -> None:
         if link.parent is not None:
             self._ends.pop(link.parent, None)
         self._ends[link.hash] = None
-        self._links.put(link.hash, link, size)
+        self._decoded_nodes.put(link.hash, link, size)
 
-    def _evicted(self, name: str) -> None:
+    def _drop_end(self, name: str) -> None:
         self._ends.pop(name, None)
 
 
@@ -304,7 +308,7 @@ class _LoopYielder:
     def __init__(self) -> None:
         self._bytes = 0
 
-    async def after(self, size: int) -> None:
+    async def yield_after(self, size: int) -> None:
         self._bytes += size
         if self._bytes >= _SLICE_BYTES:
             self._bytes = 0
@@ -351,7 +355,7 @@ def _move_part_to_blobs(part: Part, blobs: list[Blob]) -> Part:
     text = part.text if isinstance(part, TextPart) else part.content
     if 4 * len(text) <= INLINE_BYTES or len(text.encode()) <= INLINE_BYTES:
         return part
-    blob = Blob.of(text)
+    blob = Blob.from_content(text)
     blobs.append(blob)
     return part.model_copy(update={"text" if isinstance(part, TextPart) else "content": "", "blob": blob.ref})
 
@@ -359,7 +363,7 @@ def _move_part_to_blobs(part: Part, blobs: list[Blob]) -> Part:
 def _move_chain_file_to_blob(part: FilePart, blobs: list[Blob]) -> FilePart:
     if part.data is None:
         return part
-    blob = Blob.of(decode_file_data(part))
+    blob = Blob.from_content(decode_file_data(part))
     blobs.append(blob)
     return part.model_copy(update={"data": None, "blob": blob.ref})
 
@@ -429,12 +433,12 @@ class CachedJournal:
         self._journal = journal
         self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget())
 
-    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The recorded outcomes among ``keys``."""
         found = {key: body for key in keys if (body := self._outcomes.get(key)) is not None}
         unknown = [key for key in keys if key not in found]
         if unknown:
-            found |= await self._journal.find(unknown)
+            found |= await self._journal.find_outcomes(unknown)
         return found
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:

@@ -35,28 +35,28 @@ class PathHistory:
     def __init__(self, kept: str | None) -> None:
         read = json.loads(kept) if kept else []
         pairs: list[Any] = read if read and isinstance(read[0], list) else [[0, read]]
-        self._from = [first for first, _ in pairs]
-        self._steps = [steps for _, steps in pairs]
-        self._paths: dict[int, RunPath] = {}
+        self._first_seqs = [first for first, _ in pairs]
+        self._step_lists = [steps for _, steps in pairs]
+        self._parsed_paths: dict[int, RunPath] = {}
 
-    def at(self, seq: int) -> RunPath:
+    def get_path(self, seq: int) -> RunPath:
         """Of the event of that number."""
-        which = max(0, bisect_right(self._from, seq) - 1)
-        if which not in self._paths:
-            self._paths[which] = tuple(PathStep.model_validate(step) for step in self._steps[which])
-        return self._paths[which]
+        which = max(0, bisect_right(self._first_seqs, seq) - 1)
+        if which not in self._parsed_paths:
+            self._parsed_paths[which] = tuple(PathStep.model_validate(step) for step in self._step_lists[which])
+        return self._parsed_paths[which]
 
     @property
     def depth(self) -> int:
         """Steps from the run at the top, which are as many on each: they are in the run's id."""
-        return len(self._steps[-1])
+        return len(self._step_lists[-1])
 
-    def then(self, lineage: Lineage, seq: int) -> str | None:
+    def encode_next(self, lineage: Lineage, seq: int) -> str | None:
         """As it is to be kept where the events from that number on have come by ``lineage``; None where it is so."""
         steps = _dump_path_steps(lineage)
-        if self._steps[-1] == steps:
+        if self._step_lists[-1] == steps:
             return None
-        pairs = [*zip(self._from, self._steps, strict=True), (seq, steps)]
+        pairs = [*zip(self._first_seqs, self._step_lists, strict=True), (seq, steps)]
         return json.dumps(pairs, ensure_ascii=False)
 
 
@@ -166,7 +166,7 @@ class _FeedState:
     child: str | None
     """The id, of a run that stands in another one's stream."""
 
-    def key(self, key: str | None) -> str | None:
+    def qualify_key(self, key: str | None) -> str | None:
         """As it is kept: keys are the run's own."""
         return key if key is None or self.child is None else f"{self.child}\n{key}"
 
@@ -185,7 +185,7 @@ def append_batch(database: Database, batch: EventBatch, now: str, *, recorded: b
             feed.token = batch.token
     known = _read_known_keys(database, feed, batch)
     for new in batch.events:
-        key = feed.key(new.key)
+        key = feed.qualify_key(new.key)
         if key in known or not _insert_event(database, feed, new, key):
             continue
         if key is not None and new.event.type != "model.delta":
@@ -211,7 +211,7 @@ def _record_new_path(database: Database, feed: _FeedState, lineage: Lineage | No
     """Note another way than the last one: who opens a conversation again may call under the same ids once more."""
     if lineage is None or feed.child is None or lineage.root != feed.stream or encode_first_path(lineage) == feed.path:
         return
-    if (path := PathHistory(feed.path).then(lineage, feed.seq + 1)) is not None:
+    if (path := PathHistory(feed.path).encode_next(lineage, feed.seq + 1)) is not None:
         UPDATE_FEED_PATH.run(database, of=feed.context_id, new_path=path)
 
 
@@ -243,8 +243,8 @@ def _update_feed(database: Database, feed: _FeedState) -> None:
 
 def _read_known_keys(database: Database, feed: _FeedState, batch: EventBatch) -> set[str | None]:
     """The keys that the conversation has, where they are to be known. The lock is held: nobody adds one meanwhile."""
-    keys = [key for new in batch.events if _needs_key_lookup(new) and (key := feed.key(new.key)) is not None]
-    return {key for (key,) in SELECT_EVENT_KEYS.each(database, keys, stream=feed.stream)} if keys else set()
+    keys = [key for new in batch.events if _needs_key_lookup(new) and (key := feed.qualify_key(new.key)) is not None]
+    return {key for (key,) in SELECT_EVENT_KEYS.iter_rows(database, keys, stream=feed.stream)} if keys else set()
 
 
 def _needs_key_lookup(new: NewEvent) -> bool:
@@ -383,7 +383,7 @@ def read_events(
 
 def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
     """Of each conversation that has an event: the last number where its events are numbered."""
-    return dict(SELECT_LATEST_SEQS.each(database, context_ids))
+    return dict(SELECT_LATEST_SEQS.iter_rows(database, context_ids))
 
 
 def _parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
@@ -406,7 +406,9 @@ def _add_run_paths(database: Database, rows: list[EventRow], context_id: str, de
         return rows
     ways = {child: ways for child, (_, ways) in _read_feed_roots(database, below).items()}
     return [
-        EventRow(row.seq, row.task_id, row.type, row.body, row.spans, row.child, ways[row.child].at(row.seq)[depth:])
+        EventRow(
+            row.seq, row.task_id, row.type, row.body, row.spans, row.child, ways[row.child].get_path(row.seq)[depth:]
+        )
         if row.child in ways
         else EventRow(row.seq, row.task_id, row.type, row.body, row.spans)
         for row in rows
@@ -417,5 +419,5 @@ def _read_feed_roots(database: Database, context_ids: Iterable[str]) -> dict[str
     """In whose stream the events of each stand, where it has any, and the ways down from there."""
     return {
         context_id: (root, PathHistory(path))
-        for context_id, root, path in SELECT_FEED_ROOTS.each(database, context_ids)
+        for context_id, root, path in SELECT_FEED_ROOTS.iter_rows(database, context_ids)
     }

@@ -75,7 +75,7 @@ class Statement:
 class KeyListStatement:
     """A statement over a list of keys, padded to a power of two so that few statements are compiled."""
 
-    MOST = 512
+    MAX_KEYS = 512
     """Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
 
     def __init__(self, build: Callable[[list[Any]], ClauseElement]) -> None:
@@ -91,11 +91,11 @@ class KeyListStatement:
             self._by_count[count] = Statement(lambda _: self._build(names))
         return self._by_count[count].run(database, **{f"k{i}": key for i, key in enumerate(padded)}, **values)
 
-    def each(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
+    def iter_rows(self, database: Database, keys: Iterable[str], **values: Any) -> Iterator[Any]:
         """All rows for any number of keys."""
         wanted = list(dict.fromkeys(keys))
-        for start in range(0, len(wanted), self.MOST):
-            yield from self.run(database, wanted[start : start + self.MOST], **values)
+        for start in range(0, len(wanted), self.MAX_KEYS):
+            yield from self.run(database, wanted[start : start + self.MAX_KEYS], **values)
 
 
 def build_insert(dialect: Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:

@@ -202,7 +202,7 @@ def read_store_id(database: Database) -> str | None:
 
 def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
     """The recorded outcomes among ``keys``."""
-    return {key: as_bytes(outcome) for key, outcome in SELECT_OUTCOMES.each(database, keys) if outcome is not None}
+    return {key: as_bytes(outcome) for key, outcome in SELECT_OUTCOMES.iter_rows(database, keys) if outcome is not None}
 
 
 def claim_call(
@@ -233,9 +233,9 @@ def _claim_journal_key(database: Database, key: str, owner: str, again: bool, no
 def write_commit(database: Database, commit: Commit, now: str) -> bytes | None:
     """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
     # In one order everywhere, so that two transactions on PostgreSQL never wait for each other in a circle.
-    for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
+    for blob in sorted(commit.read_blobs, key=lambda blob: blob.hash):
         INSERT_BLOB.run(database, hash=blob.hash, body=blob.body)
-    for node in sorted(commit.nodes, key=lambda node: node.hash):
+    for node in sorted(commit.read_nodes, key=lambda node: node.hash):
         INSERT_NODE.run(database, hash=node.hash, parent=node.parent, body=node.body)
     outcome = commit.outcome
     if outcome is not None:
@@ -270,7 +270,7 @@ def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node
     known = set(until)
     if head in known:
         return []
-    rows = SELECT_CHAIN.run(database, list(until[: KeyListStatement.MOST]), head=head)
+    rows = SELECT_CHAIN.run(database, list(until[: KeyListStatement.MAX_KEYS]), head=head)
     found = {row[0]: Node(row[0], row[1], as_bytes(row[2])) for row in rows}
     chain: list[Node] = []
     at: str | None = head
@@ -289,7 +289,7 @@ def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node
 
 def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
     """The blobs that are there."""
-    return {name: as_bytes(body) for name, body in SELECT_BLOBS.each(database, hashes)}
+    return {name: as_bytes(body) for name, body in SELECT_BLOBS.iter_rows(database, hashes)}
 
 
 def read_run(database: Database, context_id: str) -> RunRow | None:

@@ -50,39 +50,41 @@ class SqliteStore:
         self._now = now
         self._busy_timeout = busy_timeout
         self._threads: tuple[StoreThread[DatabaseWork], StoreThread[DatabaseWork]] | None = None
-        self._watch: EventWatcher | None = None
-        self._at_once_lock = threading.Lock()
-        self._at_once = self._session(write=False, busy_timeout=0)
-        self._sessions = [self._at_once]
+        self._watcher: EventWatcher | None = None
+        self._loop_session_lock = threading.Lock()
+        self._loop_session = self._create_session(write=False, busy_timeout=0)
+        self._sessions = [self._loop_session]
 
-    def _session(self, *, write: bool, busy_timeout: float) -> SqliteSession:
+    def _create_session(self, *, write: bool, busy_timeout: float) -> SqliteSession:
         return SqliteSession(self.path, write=write, busy_timeout=busy_timeout)
 
     async def open(self, *, create: bool = True) -> None:
         """See :class:`perdure.ports.Store`."""
         if self._threads is None:
-            writer, reader, watcher = (self._session(write=n == 0, busy_timeout=self._busy_timeout) for n in range(3))
-            self._sessions = [writer, reader, watcher, self._at_once]
+            writer, reader, watcher = (
+                self._create_session(write=n == 0, busy_timeout=self._busy_timeout) for n in range(3)
+            )
+            self._sessions = [writer, reader, watcher, self._loop_session]
             self._threads = (
                 StoreThread("perdure-store-write", writer.run_all, writer.close),
                 StoreThread("perdure-store-read", reader.run_all, reader.close),
             )
-            self._watch = EventWatcher(watcher, self._latest)
+            self._watcher = EventWatcher(watcher, self._read_latest_seq)
             self.store_id = ""
         if self.store_id:
             return
         try:
-            self.store_id = await self._prepared(create)
+            self.store_id = await self._prepare_store(create)
         except BaseException:
             await self.close()
             raise
         for session in self._sessions:
             session.store_id = self.store_id
 
-    async def _prepared(self, create: bool) -> str:
+    async def _prepare_store(self, create: bool) -> str:
         """The ``store_id``; "" where there is no store and none is made."""
         try:
-            known: str = await self._read(_read_current_store_id)
+            known: str = await self._run_read(_read_current_store_id)
         except StoreVersionError:
             raise
         except StoreError:
@@ -94,25 +96,25 @@ class SqliteStore:
         writer = self._sessions[0]
         writer.create = True
         try:
-            return await self._hand_over(0, _prepare_schema, (uuid.uuid4().hex, self._now()))
+            return await self._run_on_thread(0, _prepare_schema, (uuid.uuid4().hex, self._now()))
         finally:
             writer.create = False
 
     async def close(self) -> None:
         """Finish what was handed over, close the file and end the threads. ``open`` may follow."""
-        if self._watch is not None:
-            watch, self._watch = self._watch, None
+        if self._watcher is not None:
+            watch, self._watcher = self._watcher, None
             await watch.close()
         if self._threads is not None:
             threads, self._threads = self._threads, None
-            with self._at_once_lock:
-                self._at_once.close()
+            with self._loop_session_lock:
+                self._loop_session.close()
             await threads[1].close()
             await threads[0].close()
             for session in self._sessions:
                 session.store_id = ""
 
-    async def _write(self, operation: Callable[..., T], *arguments: Any) -> T:
+    async def _run_write(self, operation: Callable[..., T], *arguments: Any) -> T:
         if self._threads is not None and not self.store_id:
             await self.open(create=False)
             if not self.store_id:
@@ -120,122 +122,122 @@ class SqliteStore:
                     f"there is no store at {self.path} yet",
                     hint="Workers make it when they start; or put its file there, or mount its volume.",
                 )
-        return await self._hand_over(0, operation, arguments)
+        return await self._run_on_thread(0, operation, arguments)
 
-    async def _read(self, operation: Callable[..., T], *arguments: Any) -> T:
-        return await self._hand_over(1, operation, arguments)
+    async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
+        return await self._run_on_thread(1, operation, arguments)
 
-    async def _hand_over(self, thread: int, operation: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    async def _run_on_thread(self, thread: int, operation: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         if self._threads is None:
             raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
         done: T = await self._threads[thread].run(lambda database: operation(database, *arguments))
         return done
 
-    def _quick(self, operation: Callable[..., T], *arguments: Any) -> T | None:
+    def _try_on_loop(self, operation: Callable[..., T], *arguments: Any) -> T | None:
         """On the loop itself, without waiting: 30 µs, where the way to a thread and back costs 150 and wakes both.
 
         None where that fails (locked, gone): the thread waits for it, or says what is wrong.
         """
         # An event loop of another thread may be at it: that one's connection is not to be closed under it.
-        if not self._at_once_lock.acquire(blocking=False):
+        if not self._loop_session_lock.acquire(blocking=False):
             return None
         try:
             if self._threads is None:
                 return None
-            return self._at_once.run(lambda database: operation(database, *arguments))
+            return self._loop_session.run(lambda database: operation(database, *arguments))
         except StoreError:
             return None
         finally:
-            self._at_once_lock.release()
+            self._loop_session_lock.release()
 
-    def _wrote(self, events: EventBatch | None) -> None:
-        if events is not None and self._watch is not None:
-            self._watch.written(events.context_id)
+    def _notify_watcher(self, events: EventBatch | None) -> None:
+        if events is not None and self._watcher is not None:
+            self._watcher.notify_write(events.context_id)
             if events.lineage is not None:
-                self._watch.written(events.lineage.root)
+                self._watcher.notify_write(events.lineage.root)
 
-    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Journal`."""
-        if 0 < len(keys) <= _QUICK_KEYS and (found := self._quick(sql.read_outcomes, keys)) is not None:
+        if 0 < len(keys) <= _QUICK_KEYS and (found := self._try_on_loop(sql.read_outcomes, keys)) is not None:
             return found
-        return await self._read(sql.read_outcomes, keys) if keys else {}
+        return await self._run_read(sql.read_outcomes, keys) if keys else {}
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
-        claim = await self._write(sql.claim_call, key, owner, again, self._now(), events)
-        self._wrote(events)
+        claim = await self._run_write(sql.claim_call, key, owner, again, self._now(), events)
+        self._notify_watcher(events)
         return claim
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
-        recorded = await self._write(sql.write_commit, commit, self._now())
-        self._wrote(commit.events)
+        recorded = await self._run_write(sql.write_commit, commit, self._now())
+        self._notify_watcher(commit.events)
         return recorded
 
-    async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """See :class:`perdure.ports.Transcripts`."""
-        return await self._read(sql.read_nodes, head, until)
+        return await self._run_read(sql.read_nodes, head, until)
 
-    async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Transcripts`."""
-        return await self._read(sql.read_blobs, hashes) if hashes else {}
+        return await self._run_read(sql.read_blobs, hashes) if hashes else {}
 
-    async def run(self, context_id: str) -> RunRow | None:
+    async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
-        return await self._read(sql.read_run, context_id)
+        return await self._run_read(sql.read_run, context_id)
 
-    async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
+    async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """See :class:`perdure.ports.Runs`."""
-        return await self._read(sql.read_runs, agent, status, limit)
+        return await self._run_read(sql.read_runs, agent, status, limit)
 
-    async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
+    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._read(sql.read_turn, context_id, task_id)
+        return await self._run_read(sql.read_turn, context_id, task_id)
 
-    async def turn_of(self, context_id: str, message_id: str) -> str | None:
+    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._read(sql.find_turn_of_message, context_id, message_id)
+        return await self._run_read(sql.find_turn_of_message, context_id, message_id)
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.Memory`."""
-        return await self._read(sql.recall, namespace, key)
+        return await self._run_read(sql.recall, namespace, key)
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.Memory`."""
-        return await self._read(sql.recall_all, namespace, prefix, limit)
+        return await self._run_read(sql.recall_all, namespace, prefix, limit)
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.Events`."""
-        written = await self._write(event_log.append_batch, batch, self._now())
-        self._wrote(batch)
+        written = await self._run_write(event_log.append_batch, batch, self._now())
+        self._notify_watcher(batch)
         return written
 
-    async def events(
+    async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
         """See :class:`perdure.ports.Events`."""
         few = min(limit, _QUICK_EVENTS)
         read = partial(event_log.read_events, children=children)
-        found = self._quick(read, context_id, after, few, _QUICK_BYTES)
+        found = self._try_on_loop(read, context_id, after, few, _QUICK_BYTES)
         if found is not None and (len(found) < few or few == limit) and sum(len(r.body) for r in found) <= _QUICK_BYTES:
             return found
-        return await self._read(read, context_id, after, limit)
+        return await self._run_read(read, context_id, after, limit)
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> int:
+    async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.Events`."""
-        if self._watch is None:
+        if self._watcher is None:
             raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
-        return await self._watch.changed(context_id, after, timeout)
+        return await self._watcher.wait_for_event(context_id, after, timeout)
 
-    async def _latest(self, context_id: str) -> int:
-        found = self._quick(event_log.read_latest_seqs, [context_id])
+    async def _read_latest_seq(self, context_id: str) -> int:
+        found = self._try_on_loop(event_log.read_latest_seqs, [context_id])
         if found is None:
-            found = await self._read(event_log.read_latest_seqs, [context_id])
+            found = await self._run_read(event_log.read_latest_seqs, [context_id])
         return found.get(context_id, 0)
 
 
 def _read_current_store_id(database: SqliteDatabase) -> str:
-    with database.alchemy() as connection:
+    with database.open_sqlalchemy() as connection:
         current = migrations.is_current(connection)
         if not current:
             migrations.check_not_foreign(connection)
@@ -243,7 +245,7 @@ def _read_current_store_id(database: SqliteDatabase) -> str:
 
 
 def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
-    with database.alchemy() as connection:
+    with database.open_sqlalchemy() as connection:
         migrations.upgrade(connection)
     return sql.assign_store_id(database, proposed, now)
 

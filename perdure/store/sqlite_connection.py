@@ -163,11 +163,11 @@ class StoreThread(Generic[JobT]):
         self, name: str, execute: Callable[[Sequence[JobT]], Sequence[JobResult]], end: Callable[[], None]
     ) -> None:
         self._execute = execute
-        self._end = end
+        self._on_close = end
         self._queue: SimpleQueue[_QueuedJob[JobT]] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, job: JobT) -> Any:
@@ -192,12 +192,12 @@ class StoreThread(Generic[JobT]):
         await future
         self._thread.join()  # it has nothing left to do
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         ended = False
         while not ended:
-            ended = self._round()  # a frame of its own: an idle thread keeps nothing alive
+            ended = self._run_queued_jobs()  # a frame of its own: an idle thread keeps nothing alive
 
-    def _round(self) -> bool:
+    def _run_queued_jobs(self) -> bool:
         """Do what has gathered; true after the end."""
         waiting = [self._queue.get()]
         while len(waiting) < _MAX_JOBS_AT_ONCE and waiting[-1][0] is not None and not self._queue.empty():
@@ -206,7 +206,7 @@ class StoreThread(Generic[JobT]):
         jobs = [job for job, _, _ in waiting if job is not None]
         done = list(self._execute(jobs)) if jobs else []
         if ended:
-            self._end()
+            self._on_close()
             done.append((None, None))
         for loop in {loop for _, _, loop in waiting}:
             settled = [(future, answer) for (_, future, of), answer in zip(waiting, done, strict=True) if of is loop]
@@ -241,7 +241,7 @@ class SqliteDatabase:
         self.execute = connection.execute
 
     @contextmanager
-    def alchemy(self) -> Iterator[sa.Connection]:
+    def open_sqlalchemy(self) -> Iterator[sa.Connection]:
         """The same connection for SQLAlchemy, inside the transaction that is open: for the schema, not for rows."""
         engine = sa.create_engine("sqlite://", creator=lambda: _BorrowedConnection(self.connection), poolclass=NullPool)
         with engine.connect() as connection:
@@ -274,11 +274,11 @@ class SqliteSession:
 
     def __init__(self, path: Path, *, write: bool, busy_timeout: float) -> None:
         self._path = path
-        self._write = write
+        self._is_writer = write
         self._busy_timeout = busy_timeout
         self._database: SqliteDatabase | None = None
-        self._file: tuple[int, ...] | None = None
-        self._still = False
+        self._file_identity: tuple[int, ...] | None = None
+        self._is_snapshot = False
         """Whether the connection does not see what others write (see :meth:`_read_only`)."""
         self.create = False
         """Whether a writer makes the file where there is none."""
@@ -291,8 +291,8 @@ class SqliteSession:
         A reader has no transaction: it runs one statement at a time, and SQLite keeps that consistent.
         """
         try:
-            database = self._connected()
-            if not self._write:
+            database = self._get_database()
+            if not self._is_writer:
                 return work(database)
             # At once for writing: a lock taken later could fail in the middle, where waiting does not help.
             database.execute("BEGIN IMMEDIATE")
@@ -311,7 +311,7 @@ class SqliteSession:
 
         If that fails, each alone, so that each gets its own answer; they are all safe to run again.
         """
-        if self._write and len(works) > 1:
+        if self._is_writer and len(works) > 1:
             begun = False
 
             def together(database: SqliteDatabase) -> list[JobResult]:
@@ -324,9 +324,9 @@ class SqliteSession:
             except Exception as error:
                 if not begun and isinstance(error, StoreError):  # locked, read-only, removed: so it is for all
                     return [(None, _copy_store_error(error)) for _ in works]
-        return [self._attempt(work) for work in works]
+        return [self._run_alone(work) for work in works]
 
-    def _attempt(self, work: DatabaseWork) -> JobResult:
+    def _run_alone(self, work: DatabaseWork) -> JobResult:
         try:
             return self.run(work), None
         except BaseException as error:  # whatever it is, it belongs to the one who waits
@@ -339,35 +339,35 @@ class SqliteSession:
             with suppress(*SQLITE_FAILURES):
                 database.connection.close()
 
-    def _connected(self) -> SqliteDatabase:
+    def _get_database(self) -> SqliteDatabase:
         """The connection, to the file that now has this path.
 
         A file that is removed or replaced stays alive for who has it open, and what is written to it is lost
         without an error: so every use looks whether the path still names the same file.
         """
         if self._database is not None:
-            if self._identity() == self._file:
+            if self._read_file_identity() == self._file_identity:
                 return self._database
             self.close()
-        if self._write and self.create:
-            self._make_file()
-        self._still = not self._write
-        before = self._identity()  # also because SQLite's own word for a missing file says less
-        self._database = SqliteDatabase(self._connect() if self._write else self._read_only(before))
-        self._file = before if self._still else before[:2]
+        if self._is_writer and self.create:
+            self._create_file()
+        self._is_snapshot = not self._is_writer
+        before = self._read_file_identity()  # also because SQLite's own word for a missing file says less
+        self._database = SqliteDatabase(self._open_for_writing() if self._is_writer else self._open_for_reading(before))
+        self._file_identity = before if self._is_snapshot else before[:2]
         if self.store_id:
-            self._check(self._database)
+            self._check_same_store(self._database)
         return self._database
 
-    def _identity(self) -> tuple[int, ...]:
+    def _read_file_identity(self) -> tuple[int, ...]:
         """Of the file at the path; () where a reader may find none, because no store is known to be there."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
-            if self._write or self.store_id:
+            if self._is_writer or self.store_id:
                 raise
             return ()
-        if not self._still:
+        if not self._is_snapshot:
             return stat.st_dev, stat.st_ino
         wal = (0, 0)
         with suppress(FileNotFoundError):
@@ -375,12 +375,12 @@ class SqliteSession:
             wal = changes.st_size, changes.st_mtime_ns
         return stat.st_dev, stat.st_ino, *wal, stat.st_size, stat.st_mtime_ns
 
-    def _make_file(self) -> None:
+    def _create_file(self) -> None:
         """Readable by its owner alone from its first moment on; SQLite gives -wal and -shm the mode of the file."""
         with suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
-    def _check(self, database: SqliteDatabase) -> None:
+    def _check_same_store(self, database: SqliteDatabase) -> None:
         found = sql.read_store_id(database)
         if found != self.store_id:
             raise StoreMismatchError(
@@ -388,8 +388,8 @@ class SqliteSession:
                 hint="Put the right file back, or restart this program to use the new one.",
             )
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = self._opened("mode=rw")
+    def _open_for_writing(self) -> sqlite3.Connection:
+        connection = self._open_connection("mode=rw")
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             # FULL, not NORMAL: kill -9 loses nothing with either, but a power loss may take the last
@@ -401,7 +401,7 @@ class SqliteSession:
             raise
         return connection
 
-    def _read_only(self, identity: tuple[int, ...]) -> sqlite3.Connection:
+    def _open_for_reading(self, identity: tuple[int, ...]) -> sqlite3.Connection:
         """A connection that writes nothing into the file.
 
         SQLite reads a file in WAL mode with the help of -wal and -shm beside it, which it makes. Where it may not, as
@@ -411,7 +411,7 @@ class SqliteSession:
         """
         if not identity:
             return _open_empty_store()
-        connection = self._opened("mode=ro")
+        connection = self._open_connection("mode=ro")
         try:
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         except sqlite3.Error as error:
@@ -422,14 +422,14 @@ class SqliteSession:
             if not refused or wal_bytes or os.access(self._path.parent, os.W_OK):
                 raise
             logger.info("the store %s is on a disk that cannot be written: it is read as it is now", self._path)
-            return self._opened("mode=ro&immutable=1")
+            return self._open_connection("mode=ro&immutable=1")
         if not tables and not self.store_id:
             connection.close()
             return _open_empty_store()
-        self._still = False
+        self._is_snapshot = False
         return connection
 
-    def _opened(self, options: str) -> sqlite3.Connection:
+    def _open_connection(self, options: str) -> sqlite3.Connection:
         uri = f"{self._path.as_uri()}?{options}"
         # Used by one thread at a time, but not always the same: who closes it may be another one.
         return sqlite3.connect(uri, uri=True, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
@@ -437,7 +437,7 @@ class SqliteSession:
 
 def _open_empty_store() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with SqliteDatabase(connection).alchemy() as alchemy:
+    with SqliteDatabase(connection).open_sqlalchemy() as alchemy:
         metadata.create_all(alchemy)
     connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT_VERSION}' AS version_num")
     return connection

@@ -32,7 +32,7 @@ class _EventWaiter:
     context_id: str
     after: int
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Future[int]
+    latest_seq: asyncio.Future[int]
 
 
 class EventWatcher:
@@ -43,33 +43,33 @@ class EventWatcher:
 
     def __init__(self, session: SqliteSession, latest: Callable[[str], Awaitable[int]]) -> None:
         self._session = session
-        self._latest = latest
+        self._read_latest_seq = latest
         self._lock = threading.Lock()
         self._waiters: defaultdict[str, set[_EventWaiter]] = defaultdict(set)
-        self._look_now = threading.Event()
+        self._poll_now = threading.Event()
         self._thread: threading.Thread | None = None
-        self._asleep = False
+        self._is_asleep = False
         self._closed = False
-        self._at_end: Callable[[], object] = lambda: None
-        self._seen: tuple[SqliteDatabase, int] | None = None
-        self._news_at = self._wanted_at = 0.0
+        self._on_end: Callable[[], object] = lambda: None
+        self._seen_version: tuple[SqliteDatabase, int] | None = None
+        self._last_change_at = self._last_waiter_at = 0.0
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> int:
+    async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.Events`."""
-        waiter = self._enter(context_id, after)
+        waiter = self._add_waiter(context_id, after)
         try:
             # Behind the entry: what is committed before this look is seen by it, what comes later by the thread.
-            if (latest := await self._latest(context_id)) > after:
+            if (latest := await self._read_latest_seq(context_id)) > after:
                 return latest
-            await asyncio.wait([waiter.news], timeout=timeout)
-            return waiter.news.result() if waiter.news.done() else 0
+            await asyncio.wait([waiter.latest_seq], timeout=timeout)
+            return waiter.latest_seq.result() if waiter.latest_seq.done() else 0
         finally:
-            self._leave(waiter)
+            self._remove_waiter(waiter)
 
-    def written(self, context_id: str) -> None:
+    def notify_write(self, context_id: str) -> None:
         """This process wrote events of the conversation."""
         if context_id in self._waiters:
-            self._look_now.set()
+            self._poll_now.set()
 
     async def close(self) -> None:
         """End the thread; who still waits is told by a ``StoreError``."""
@@ -77,15 +77,15 @@ class EventWatcher:
         ended: asyncio.Future[None] = loop.create_future()
         with self._lock:
             self._closed = True
-            self._at_end = lambda: loop.call_soon_threadsafe(ended.set_result, None)
+            self._on_end = lambda: loop.call_soon_threadsafe(ended.set_result, None)
             thread = self._thread
-        self._look_now.set()
-        self._fail(StoreError, CLOSED, CLOSED_HINT)
+        self._poll_now.set()
+        self._fail_waiters(StoreError, CLOSED, CLOSED_HINT)
         if thread is not None:
             await ended
             thread.join()  # it has nothing left to do
 
-    def _enter(self, context_id: str, after: int) -> _EventWaiter:
+    def _add_waiter(self, context_id: str, after: int) -> _EventWaiter:
         loop = asyncio.get_running_loop()
         waiter = _EventWaiter(context_id, after, loop, loop.create_future())
         with self._lock:
@@ -94,66 +94,66 @@ class EventWatcher:
             self._waiters[context_id].add(waiter)
             if self._thread is None:
                 # A daemon: a program that forgets to close the store still exits.
-                self._thread = threading.Thread(target=self._work, name="perdure-store-watch", daemon=True)
+                self._thread = threading.Thread(target=self._run_thread, name="perdure-store-watch", daemon=True)
                 self._thread.start()
-            if self._asleep:
-                self._look_now.set()
+            if self._is_asleep:
+                self._poll_now.set()
         return waiter
 
-    def _leave(self, waiter: _EventWaiter) -> None:
+    def _remove_waiter(self, waiter: _EventWaiter) -> None:
         with self._lock:
             waiting = self._waiters[waiter.context_id]
             waiting.discard(waiter)
             if not waiting:
                 del self._waiters[waiter.context_id]
-        if not waiter.news.cancel() and not waiter.news.cancelled():
-            waiter.news.exception()  # taken note of, also where nobody waited for it to the end
+        if not waiter.latest_seq.cancel() and not waiter.latest_seq.cancelled():
+            waiter.latest_seq.exception()  # taken note of, also where nobody waited for it to the end
 
-    def _work(self) -> None:
-        while self._wait():
+    def _run_thread(self) -> None:
+        while self._wait_for_poll():
             with self._lock:
                 wanted = bool(self._waiters)
             if wanted:
-                self._wanted_at = time.monotonic()
-                self._look()
+                self._last_waiter_at = time.monotonic()
+                self._poll_database()
         self._session.close()
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-            self._at_end()
+            self._on_end()
 
-    def _wait(self) -> bool:
+    def _wait_for_poll(self) -> bool:
         """Until it is time for a look; false when there is to be none."""
         time.sleep(MIN_INTERVAL)
         now = time.monotonic()
         with self._lock:
-            self._asleep = not self._waiters and now - self._wanted_at > LINGER_SECONDS
-            asleep = self._asleep
-        every = BUSY_INTERVAL if now - self._news_at < BUSY_SECONDS else QUIET_INTERVAL
-        self._look_now.wait(None if asleep else every - MIN_INTERVAL)
+            self._is_asleep = not self._waiters and now - self._last_waiter_at > LINGER_SECONDS
+            asleep = self._is_asleep
+        every = BUSY_INTERVAL if now - self._last_change_at < BUSY_SECONDS else QUIET_INTERVAL
+        self._poll_now.wait(None if asleep else every - MIN_INTERVAL)
         with self._lock:
-            self._asleep = False
-            self._look_now.clear()
+            self._is_asleep = False
+            self._poll_now.clear()
             return not self._closed
 
-    def _look(self) -> None:
+    def _poll_database(self) -> None:
         try:
-            self._session.run(self._ask)
+            self._session.run(self._find_new_events)
         except StoreError as error:
-            self._seen = None
-            self._fail(type(error), error.message, error.hint)
+            self._seen_version = None
+            self._fail_waiters(type(error), error.message, error.hint)
         except Exception as error:  # whoever waits must hear of it: the thread goes on
-            self._seen = None
-            self._fail(StoreError, f"the store cannot be watched: {type(error).__name__}: {error}", None)
+            self._seen_version = None
+            self._fail_waiters(StoreError, f"the store cannot be watched: {type(error).__name__}: {error}", None)
 
-    def _ask(self, database: SqliteDatabase) -> None:
+    def _find_new_events(self, database: SqliteDatabase) -> None:
         version: int = database.execute("PRAGMA data_version").fetchone()[0]
         # Versions are those of one connection: of a file put in the place of another they say nothing.
-        if self._seen is not None and self._seen[0] is database and self._seen[1] == version:
+        if self._seen_version is not None and self._seen_version[0] is database and self._seen_version[1] == version:
             return
         with self._lock:
             wanted = list(self._waiters)
         found = event_log.read_latest_seqs(database, wanted)
-        self._seen = database, version
-        self._news_at = time.monotonic()
+        self._seen_version = database, version
+        self._last_change_at = time.monotonic()
         with self._lock:
             ready = {
                 waiter: seq
@@ -161,13 +161,13 @@ class EventWatcher:
                 for waiter in self._waiters.get(context_id, ())
                 if waiter.after < seq
             }
-        _wake_waiters(ready, lambda waiter: waiter.news.set_result(ready[waiter]))
+        _wake_waiters(ready, lambda waiter: waiter.latest_seq.set_result(ready[waiter]))
 
-    def _fail(self, kind: type[StoreError], message: str, hint: str | None) -> None:
+    def _fail_waiters(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:
             waiting = [waiter for waiters in self._waiters.values() for waiter in waiters]
         # One for each: a traceback grows wherever an error is raised.
-        _wake_waiters(waiting, lambda waiter: waiter.news.set_exception(kind(message, hint=hint)))
+        _wake_waiters(waiting, lambda waiter: waiter.latest_seq.set_exception(kind(message, hint=hint)))
 
 
 def _wake_waiters(waiters: Iterable[_EventWaiter], settle: Callable[[_EventWaiter], None]) -> None:
@@ -182,5 +182,5 @@ def _wake_waiters(waiters: Iterable[_EventWaiter], settle: Callable[[_EventWaite
 
 def _settle_waiters(waiters: list[_EventWaiter], settle: Callable[[_EventWaiter], None]) -> None:
     for waiter in waiters:
-        if not waiter.news.done():
+        if not waiter.latest_seq.done():
             settle(waiter)

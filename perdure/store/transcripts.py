@@ -23,10 +23,10 @@ class ForkPoint:
     """``extra`` behind ``base`` is the conversation up to the point: messages of a node that the point is inside of,
     results that were put in the place of others, and one for every call that had none."""
 
-    base: str | None
-    extra: tuple[Message, ...]
+    base_head: str | None
+    extra_messages: tuple[Message, ...]
     iteration: int
-    answered: bool
+    is_answered: bool
     """It ends with a reply, so there is nothing to ask the model."""
 
 
@@ -34,25 +34,25 @@ class ForkPoint:
 class _RawMessage:
     """A message, not decoded: a conversation of thousands is looked through, and a few of them are needed."""
 
-    node: int
-    place: int
+    node_index: int
+    message_index: int
     raw: Mapping[str, Any]
 
     @property
     def role(self) -> str:
         return str(self.raw["role"])
 
-    def ids(self, type: str, name: str) -> list[str]:
+    def list_part_ids(self, type: str, name: str) -> list[str]:
         """The ids of its tool calls, or of the calls that it has the results of."""
         return [part[name] for part in self.raw.get("parts", ()) if part["type"] == type]
 
     @property
-    def calls(self) -> list[str]:
-        return self.ids("tool_call", "id")
+    def call_ids(self) -> list[str]:
+        return self.list_part_ids("tool_call", "id")
 
     @property
-    def results(self) -> list[str]:
-        return self.ids("tool_result", "call_id")
+    def result_ids(self) -> list[str]:
+        return self.list_part_ids("tool_result", "call_id")
 
 
 async def find_fork_point(
@@ -63,7 +63,7 @@ async def find_fork_point(
     Without ``at`` all of it; with ``results`` (texts by call id) up to the iteration of their calls. Raises
     ``InvalidInputError`` for an iteration or a call that it does not have, ``TranscriptCorruptedError``.
     """
-    nodes = await transcripts.nodes(head) if head is not None else []
+    nodes = await transcripts.read_nodes(head) if head is not None else []
     said = [
         _RawMessage(node, place, raw) for node, one in enumerate(nodes) for place, raw in enumerate(from_json(one.body))
     ]
@@ -76,7 +76,7 @@ async def find_fork_point(
             hint="`perdure show ID` numbers them; 0 is before the first.",
         )
     if at == 0 or not said:
-        return ForkPoint(None, (), 0, answered=True)
+        return ForkPoint(None, (), 0, is_answered=True)
     return _build_fork_point(nodes, said, replies, at, dict(results or {}))
 
 
@@ -86,25 +86,33 @@ def _build_fork_point(
     iteration = len(replies) if at is None else at
     reply = replies[iteration - 1] if iteration else -1
     end, later = (len(said), []) if at is None else _find_reply_results(said, reply)
-    known = {call for one in [*said[reply + 1 : end], *later] for call in one.results}
-    asked = said[reply].calls if iteration else []
+    known = {call for one in [*said[reply + 1 : end], *later] for call in one.result_ids}
+    asked = said[reply].call_ids if iteration else []
     if strangers := given.keys() - set(asked):
         raise _build_missing_call_error(min(strangers), iteration)
-    edited = [index for index in range(reply + 1, end) if given.keys() & set(said[index].results)]
+    edited = [index for index in range(reply + 1, end) if given.keys() & set(said[index].result_ids)]
     whole = min(edited, default=end)
     """The messages before it stay as they are: nodes that end there are shared."""
-    last = [index for index, one in enumerate(said) if index + 1 == len(said) or said[index + 1].node != one.node]
+    last = [
+        index
+        for index, one in enumerate(said)
+        if index + 1 == len(said) or said[index + 1].node_index != one.node_index
+    ]
     shared = max((index for index in last if index < whole), default=-1)
     decoded: dict[int, list[Message]] = {}
     extra: list[Message] = []
     for one in [*said[shared + 1 : end], *later]:
-        if one.node not in decoded:
-            decoded[one.node] = decode_node(nodes[one.node])
-        extra.append(_replace_results(decoded[one.node][one.place], given if one.role == "tool" else {}))
+        if one.node_index not in decoded:
+            decoded[one.node_index] = decode_node(nodes[one.node_index])
+        extra.append(_replace_results(decoded[one.node_index][one.message_index], given if one.role == "tool" else {}))
     if missing := [call for call in asked if call not in known]:
-        extra.append(_build_missing_results(decode_node(nodes[said[reply].node])[said[reply].place], missing, given))
+        extra.append(
+            _build_missing_results(
+                decode_node(nodes[said[reply].node_index])[said[reply].message_index], missing, given
+            )
+        )
     answered = end - 1 == reply and not later and not asked
-    return ForkPoint(nodes[said[shared].node].hash if shared >= 0 else None, tuple(extra), iteration, answered)
+    return ForkPoint(nodes[said[shared].node_index].hash if shared >= 0 else None, tuple(extra), iteration, answered)
 
 
 def _find_reply_results(said: Sequence[_RawMessage], reply: int) -> tuple[int, list[_RawMessage]]:
@@ -124,7 +132,7 @@ def _find_call_iteration(said: Sequence[_RawMessage], replies: Sequence[int], re
     """The last iteration that has the call; some models give the same id again and again."""
     first = next(iter(results))
     for iteration in range(len(replies), 0, -1):
-        if first in said[replies[iteration - 1]].calls:
+        if first in said[replies[iteration - 1]].call_ids:
             return iteration
     raise _build_missing_call_error(first, None)
 
@@ -186,7 +194,7 @@ async def load_full_conversation(transcripts: Transcripts, head: str | None) -> 
         replaced = found[0] if found else None
         root = 0
         if replaced is not None and not replaced.kept:
-            root = len(parse_messages((await transcripts.nodes(head))[0].body))
+            root = len(parse_messages((await transcripts.read_nodes(head))[0].body))
         forms.append((messages, root))
         head = replaced.head if replaced is not None else None
     said: list[Message] = []

@@ -59,24 +59,24 @@ class ActivityRunner:
         """What activity ``name`` comes to; both go through JSON. Raises ``ApplicationError``."""
         plain = json.loads(json.dumps(argument))
         if name != MODEL_ACTIVITY and not plain.keys() >= _TOOL_INPUT_FIELDS:
-            return await self._remote(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
+            return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
         number, asked_at = next(self._numbers), timestamp(datetime.now(UTC))
         scheduled = monotonic()
         for attempt in itertools.count(1):
             owner = f"{self._run_id}/{number}/{attempt}"
             try:
-                output = await self._attempt(name, plain, owner, attempt, asked_at, scheduled)
+                output = await self._run_attempt(name, plain, owner, attempt, asked_at, scheduled)
             except Exception as error:
                 found = decide_retry(error, attempt)
                 if found.retry and attempt < MAX_ATTEMPTS:
                     await asyncio.sleep(0)  # at once, whatever delay is asked for
                     continue
                 text = f"{found.message} (given up after {MAX_ATTEMPTS} attempts)" if found.retry else found.message
-                raise ApplicationError(text, *found.details, type=found.kind, non_retryable=True) from None
+                raise ApplicationError(text, *found.details, type=found.error_type, non_retryable=True) from None
             return json.loads(output.model_dump_json(exclude_none=True))
         raise AssertionError("counting does not end")
 
-    async def _remote(self, name: str, arguments: dict[str, Any]) -> Any:
+    async def _run_remote_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """A remote tool: what the tool of its name that was given to ``scripted(tools=…)`` answers in its place."""
         stand_in = self._engine.agents.tools.get(name)
         if stand_in is None:
@@ -89,7 +89,7 @@ class ActivityRunner:
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
         return json.loads(json.dumps(value))
 
-    async def _attempt(
+    async def _run_attempt(
         self, name: str, argument: dict[str, Any], owner: str, attempt: int, asked_at: str, scheduled: float
     ) -> ModelOutput | ToolOutput:
         if name == MODEL_ACTIVITY:
@@ -142,7 +142,7 @@ def encode_memo(memo: dict[str, Any]) -> Memo:
 async def _wait_for_child_result(execution: Execution) -> Any:
     while execution.ended is None:
         try:
-            await execution.closed()
+            await execution.wait_closed()
         except asyncio.CancelledError:
             execution.cancel()
     if execution.ended == "completed":
@@ -178,7 +178,7 @@ class ConditionWaiters:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
-    async def met(self, condition: Callable[[], bool], seconds: float | None) -> None:
+    async def wait_until(self, condition: Callable[[], bool], seconds: float | None) -> None:
         """Until ``condition()`` holds. Raises ``TimeoutError``."""
         if condition():  # to be met when everything that has arrived is applied
             for _turn in range(_SETTLING_LOOP_TURNS):
@@ -192,17 +192,17 @@ class ConditionWaiters:
         finally:
             self._waiting = [one for one in self._waiting if one[1] is not met]
 
-    def look(self) -> None:
+    def schedule_check(self) -> None:
         """Look at them now and in the next turns of the loop, in which the rest of what follows happens."""
-        self._loop.call_soon(self._look, _SETTLING_LOOP_TURNS)
+        self._loop.call_soon(self._check_conditions, _SETTLING_LOOP_TURNS)
 
-    def _look(self, turns: int) -> None:
+    def _check_conditions(self, turns: int) -> None:
         with use_host(self._execution):  # a condition may ask it too
             for condition, met in self._waiting:
                 if not met.done() and condition():
                     met.set_result(None)
         if turns and self._waiting:
-            self._loop.call_soon(self._look, turns - 1)
+            self._loop.call_soon(self._check_conditions, turns - 1)
 
 
 # ---
@@ -258,11 +258,11 @@ class ParentExecution:
 class ExecutionRegistry(Protocol):
     """The executions beside it."""
 
-    def begin(self, started: ExecutionStart) -> Execution:
+    def start_child(self, started: ExecutionStart) -> Execution:
         """Begin a child. Raises ``WorkflowAlreadyStartedError``."""
         ...
 
-    def last(self, id: str) -> Execution | None:
+    def find_latest(self, id: str) -> Execution | None:
         """The latest of that id."""
         ...
 
@@ -291,24 +291,24 @@ class Execution:
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._outside = contextvars.copy_context()
         with use_host(self):
-            self._task = self._loop.create_task(self._run())
+            self._task = self._loop.create_task(self._run_workflow())
         self._closed = asyncio.Event()
 
     # --- from outside
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         """Until it has ended."""
         await self._closed.wait()
 
     def cancel(self) -> None:
         """Ask the run to end."""
         self._task.cancel()
-        self._conditions.look()
+        self._conditions.schedule_check()
 
     async def stop(self, ended: ExecutionEndState | None = None) -> None:
         """End it here and now; the workflow is not asked."""
         if self.ended is None and ended is not None:
-            self._end(ended)
+            self._record_end(ended)
         patience = _CLOSING_SECONDS  # first it closes its transcript, as a run that is cancelled does
         while not self._task.done():
             self._task.cancel()
@@ -322,7 +322,7 @@ class Execution:
             return
         with use_host(self):
             getattr(self._workflow, name)(*arguments)
-        self._conditions.look()
+        self._conditions.schedule_check()
 
     def query(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a query's handler. Raises what it raises, ``LookupError`` for one that there is not."""
@@ -338,8 +338,8 @@ class Execution:
                 raise ApplicationError(f"the run has no update {name!r}", non_retryable=True)
             with use_host(self):
                 getattr(self._workflow, UPDATES[name])(*arguments)
-                self._updates[id] = self._loop.create_task(self._handle(name, arguments))
-        ending = self._loop.create_task(self.closed())
+                self._updates[id] = self._loop.create_task(self._run_update_handler(name, arguments))
+        ending = self._loop.create_task(self.wait_closed())
         await asyncio.wait([self._updates[id], ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         if not self._updates[id].done():
@@ -347,13 +347,13 @@ class Execution:
             raise ApplicationError("the run ended before the update did", type=kind, non_retryable=True)
         return self._updates[id].result()
 
-    async def _handle(self, name: str, arguments: Sequence[Any]) -> Any:
+    async def _run_update_handler(self, name: str, arguments: Sequence[Any]) -> Any:
         self._handling += 1
         try:
             return await getattr(self._workflow, name)(*arguments)
         finally:
             self._handling -= 1
-            self._conditions.look()
+            self._conditions.schedule_check()
 
     # --- the host
 
@@ -418,7 +418,7 @@ class Execution:
     async def wait_condition(self, condition: Callable[[], bool], *, timeout: Any = None, **_: Any) -> None:
         """See ``Host``."""
         seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
-        await self._conditions.met(condition, seconds)
+        await self._conditions.wait_until(condition, seconds)
 
     async def execute_activity(self, name: str, argument: dict[str, Any], **_: Any) -> Any:
         """See ``Host``: cancelled, it waits for the call to end, and gives what it came to."""
@@ -432,7 +432,7 @@ class Execution:
             await asyncio.wait([work])
         finally:
             self._events += _EVENTS_PER_ACTIVITY
-            self._conditions.look()
+            self._conditions.schedule_check()
         if work.cancelled():
             raise build_activity_error(name) from TemporalCancelledError("Cancelled")
         if (error := work.exception()) is not None:
@@ -451,49 +451,49 @@ class Execution:
             attributes={pair.key.name: pair.value for pair in options.get("search_attributes") or ()},
             parent_id=self.workflow_id,
         )
-        child = InProcessChild(self._outside.copy().run(self._others.begin, started))
-        child.add_done_callback(lambda _: self._conditions.look())
+        child = InProcessChild(self._outside.copy().run(self._others.start_child, started))
+        child.add_done_callback(lambda _: self._conditions.schedule_check())
         return child
 
     async def signal_external(self, id: str, signal: str, arguments: Sequence[Any]) -> None:
         """See ``Host``."""
-        self._open(id).signal(signal, json.loads(json.dumps(arguments)))
+        self._find_open_execution(id).signal(signal, json.loads(json.dumps(arguments)))
 
     async def cancel_external(self, id: str) -> None:
         """See ``Host``."""
-        self._open(id).cancel()
+        self._find_open_execution(id).cancel()
 
-    def _open(self, id: str) -> Execution:
-        found = self._others.last(id)
+    def _find_open_execution(self, id: str) -> Execution:
+        found = self._others.find_latest(id)
         if found is None or found.ended is not None:
             raise ApplicationError(f"no run {id} is open", type=EXTERNAL_RUN_GONE)
         return found
 
     # --- its course
 
-    async def _run(self) -> None:
+    async def _run_workflow(self) -> None:
         arguments = self.started.input
         while True:
             try:
                 self.result = await self._workflow.run(*arguments)
-                self._end("completed")
+                self._record_end("completed")
             except _ContinuedAsNew as again:
                 self._workflow, self._events, arguments = AgentWorkflow(), 0, [again.carried]
                 self.continued_run_id = self.run_id
                 self.memo.clear()
                 continue
             except asyncio.CancelledError:
-                self._end("cancelled")
+                self._record_end("cancelled")
             except ApplicationError as error:
                 self.failure = error
-                self._end("failed")
+                self._record_end("failed")
             except Exception as error:
                 logger.exception("the workflow failed; Temporal would wait for a worker that can go on")
                 self.failure = ApplicationError(str(error), type=type(error).__name__)
-                self._end("failed")
+                self._record_end("failed")
             return
 
-    def _end(self, ended: ExecutionEndState) -> None:
+    def _record_end(self, ended: ExecutionEndState) -> None:
         if self.ended is None:
             self.ended, self.ended_at = ended, datetime.now(UTC)
             self._closed.set()

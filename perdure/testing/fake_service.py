@@ -161,7 +161,7 @@ class InProcessService(ServiceClient):
 
     async def close(self) -> None:
         """Stop what still runs."""
-        for execution in self._all():
+        for execution in self._list_executions():
             await execution.stop()
 
     @property
@@ -196,7 +196,7 @@ class InProcessService(ServiceClient):
     # --- starts and messages
 
     async def _on_start_workflow_execution(self, req: api.StartWorkflowExecutionRequest) -> Any:
-        last = self.last(req.workflow_id)
+        last = self.find_latest(req.workflow_id)
         if last is not None and not _can_start_execution(req, last):
             if req.workflow_id_conflict_policy == WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING:
                 return api.StartWorkflowExecutionResponse(run_id=last.run_id, started=False)
@@ -206,16 +206,16 @@ class InProcessService(ServiceClient):
             kind = req.workflow_type.name
             raise build_rpc_error(RPCStatusCode.INVALID_ARGUMENT, f"only {WORKFLOW_TYPE} runs in process, not {kind}")
         attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(req.search_attributes)}
-        execution = self.begin(
+        execution = self.start_child(
             ExecutionStart(
                 req.workflow_id, decode_arguments(req.input), req.memo, req.task_queue.name, attributes=attributes
             )
         )
         return api.StartWorkflowExecutionResponse(run_id=execution.run_id, started=True)
 
-    def begin(self, started: ExecutionStart) -> Execution:
+    def start_child(self, started: ExecutionStart) -> Execution:
         """Raises ``WorkflowAlreadyStartedError``, which only a child's start can find."""
-        last = self.last(started.workflow_id)
+        last = self.find_latest(started.workflow_id)
         if last is not None and last.ended is None:
             raise WorkflowAlreadyStartedError(started.workflow_id, WORKFLOW_TYPE, run_id=last.run_id)
         execution = Execution(self._engine, started, self)
@@ -242,11 +242,11 @@ class InProcessService(ServiceClient):
         )
 
     async def _on_signal_workflow_execution(self, req: api.SignalWorkflowExecutionRequest) -> Any:
-        self._open(req.workflow_execution).signal(req.signal_name, decode_arguments(req.input))
+        self._find_open_execution(req.workflow_execution).signal(req.signal_name, decode_arguments(req.input))
         return api.SignalWorkflowExecutionResponse()
 
     async def _on_update_workflow_execution(self, req: api.UpdateWorkflowExecutionRequest) -> Any:
-        execution = self._open(req.workflow_execution)
+        execution = self._find_open_execution(req.workflow_execution)
         update_id, asked = req.request.meta.update_id, req.request.input
         try:
             value = await execution.update(update_id, asked.name, decode_arguments(asked.args))
@@ -258,7 +258,7 @@ class InProcessService(ServiceClient):
         return api.UpdateWorkflowExecutionResponse(update_ref=ref, outcome=outcome, stage=_UPDATE_COMPLETED_STAGE)
 
     async def _on_query_workflow(self, req: api.QueryWorkflowRequest) -> Any:
-        execution = self._find(req.execution)
+        execution = self._find_execution(req.execution)
         try:
             value = execution.query(req.query.query_type, decode_arguments(req.query.query_args))
         except Exception as error:
@@ -266,19 +266,19 @@ class InProcessService(ServiceClient):
         return api.QueryWorkflowResponse(query_result=encode_payloads(value))
 
     async def _on_request_cancel_workflow_execution(self, req: api.RequestCancelWorkflowExecutionRequest) -> Any:
-        execution = self._find(req.workflow_execution)
+        execution = self._find_execution(req.workflow_execution)
         if execution.ended is None:
             execution.cancel()
         return api.RequestCancelWorkflowExecutionResponse()
 
     async def _on_terminate_workflow_execution(self, req: api.TerminateWorkflowExecutionRequest) -> Any:
-        await self._open(req.workflow_execution).stop("terminated")
+        await self._find_open_execution(req.workflow_execution).stop("terminated")
         return api.TerminateWorkflowExecutionResponse()
 
     # --- what can be read
 
     async def _on_describe_workflow_execution(self, req: api.DescribeWorkflowExecutionRequest) -> Any:
-        execution = self._find(req.execution)
+        execution = self._find_execution(req.execution)
         config = WorkflowExecutionConfig()
         config.task_queue.name = execution.started.task_queue
         return api.DescribeWorkflowExecutionResponse(
@@ -286,9 +286,9 @@ class InProcessService(ServiceClient):
         )
 
     async def _on_get_workflow_execution_history(self, req: api.GetWorkflowExecutionHistoryRequest) -> Any:
-        execution = self._find(req.execution)
+        execution = self._find_execution(req.execution)
         if req.wait_new_event:
-            await execution.closed()
+            await execution.wait_closed()
         ending = [build_close_event(execution)] if execution.ended else []
         if req.history_event_filter_type == HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
             return api.GetWorkflowExecutionHistoryResponse(history=History(events=ending))
@@ -298,7 +298,7 @@ class InProcessService(ServiceClient):
 
     async def _on_list_workflow_executions(self, req: api.ListWorkflowExecutionsRequest) -> Any:
         """All there are, the newest first; the query is not looked at."""
-        newest = sorted(self._all(), key=lambda execution: execution.started.at, reverse=True)
+        newest = sorted(self._list_executions(), key=lambda execution: execution.started.at, reverse=True)
         return api.ListWorkflowExecutionsResponse(executions=[build_execution_info(execution) for execution in newest])
 
     async def _on_list_search_attributes(self, _: ListSearchAttributesRequest) -> Any:
@@ -312,23 +312,23 @@ class InProcessService(ServiceClient):
         here.last_access_time.FromDatetime(datetime.now(UTC))
         return api.DescribeTaskQueueResponse(pollers=[here])
 
-    def _all(self) -> list[Execution]:
+    def _list_executions(self) -> list[Execution]:
         return [execution for executions in self._executions.values() for execution in executions]
 
-    def last(self, id: str) -> Execution | None:
+    def find_latest(self, id: str) -> Execution | None:
         """The latest execution of that id."""
         executions = self._executions.get(id)
         return executions[-1] if executions else None
 
-    def _find(self, named: WorkflowExecution) -> Execution:
+    def _find_execution(self, named: WorkflowExecution) -> Execution:
         executions = self._executions.get(named.workflow_id, [])
         found = [one for one in executions if named.run_id in ("", one.run_id)]
         if not found:
             raise build_rpc_error(RPCStatusCode.NOT_FOUND, f"workflow not found for ID: {named.workflow_id}")
         return found[-1]
 
-    def _open(self, named: WorkflowExecution) -> Execution:
-        execution = self._find(named)
+    def _find_open_execution(self, named: WorkflowExecution) -> Execution:
+        execution = self._find_execution(named)
         if execution.ended is not None:
             raise build_rpc_error(RPCStatusCode.NOT_FOUND, "workflow execution already completed")
         return execution

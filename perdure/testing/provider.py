@@ -36,7 +36,7 @@ class Fault:
     error: Exception | None = None
     hangs: bool = False
 
-    async def happens(self) -> None:
+    async def trigger(self) -> None:
         """Raise the error, hang, or return: then the stream is at its end, without a whole reply."""
         if self.error is not None:
             raise self.error
@@ -175,23 +175,25 @@ class ScriptedProvider:
         self.requests.append(request)
         reply = next(self._replies, None)
         if reply is None:
-            raise ScriptError(self.unfit() or "The script has no reply for this request.")
+            raise ScriptError(self.describe_mismatch() or "The script has no reply for this request.")
         if callable(reply):
             answer = reply(request)
             reply = await answer if inspect.isawaitable(answer) else answer
         if isinstance(reply, Exception):
             raise reply
         fault = reply if isinstance(reply, Fault) else None
-        completed = None if fault and fault.reply is None else self._complete(fault.reply if fault else reply, request)
+        completed = (
+            None if fault and fault.reply is None else self._build_completed(fault.reply if fault else reply, request)
+        )
         events = _build_deltas(completed.parts) if completed else ()
         for event in events if fault is None or fault.after is None else _truncate_deltas(fault.after, events):
             yield event
         if fault is not None:
-            await fault.happens()
+            await fault.trigger()
         elif completed is not None:
             yield completed
 
-    def unfit(self) -> str | None:
+    def describe_mismatch(self) -> str | None:
         """What does not go together so far: how many replies were not asked for, or are missing."""
         if self._count is None or len(self.requests) == self._count:
             return None
@@ -201,20 +203,20 @@ class ScriptedProvider:
         said = self.requests[-1].messages[-1].text or self.requests[-1].messages[-1].parts
         return f"{has}, and the model was asked {asked} times; the last time it was told: {said!s:.200}"
 
-    def _complete(self, reply: Any, request: ModelRequest) -> Completed:
+    def _build_completed(self, reply: Any, request: ModelRequest) -> Completed:
         if isinstance(reply, Completed):
             return reply
         if isinstance(reply, Exception | Fault):
             raise ProviderError(f"A scripted exception cannot be part of a reply: {reply!r}")
         pieces = [reply] if isinstance(reply, str | ToolCallPart) else list(reply)
-        parts = tuple(self._part(piece) for piece in pieces)
+        parts = tuple(self._build_part(piece) for piece in pieces)
         calls = any(isinstance(part, ToolCallPart) for part in parts)
         usage = Usage(
             input_tokens=_count_request_words(request), output_tokens=max(1, sum(map(_count_part_words, parts)))
         )
         return Completed(parts, "tool_calls" if calls else "stop", usage, request.model)
 
-    def _part(self, piece: str | ToolCallPart) -> Part:
+    def _build_part(self, piece: str | ToolCallPart) -> Part:
         if isinstance(piece, str):
             return TextPart(text=piece)
         return piece if piece.id else piece.model_copy(update={"id": f"call_{next(self._ids)}"})

@@ -46,12 +46,12 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
 
     def __init__(self, *, allow: Iterable[str] = ()) -> None:
         self._allow = frozenset([allow] if isinstance(allow, str) else allow)
-        fake_models.insert(0, self._find)  # asked last: what is scripted is not blocked
+        fake_models.insert(0, self._find_blocked_provider)  # asked last: what is scripted is not blocked
 
     def remove(self) -> None:
         """Let real models be called again."""
-        if self._find in fake_models:
-            fake_models.remove(self._find)
+        if self._find_blocked_provider in fake_models:
+            fake_models.remove(self._find_blocked_provider)
 
     def __enter__(self) -> block_models:
         return self
@@ -61,7 +61,7 @@ class block_models:  # noqa: N801  # used as a function, and as `with block_mode
     ) -> None:
         self.remove()
 
-    def _find(self, agent: str, model: str, own: Provider | None) -> Provider | None:
+    def _find_blocked_provider(self, agent: str, model: str, own: Provider | None) -> Provider | None:
         allowed = isinstance(own, ScriptedProvider) or model.partition(":")[0] in self._allow
         return None if allowed else _BlockedProvider(agent, model)
 
@@ -165,7 +165,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         self._agents = [agent, *(others or {})]
         self._providers = {agent.name: ScriptedProvider(replies)}
         self._providers |= {other.name: ScriptedProvider(said) for other, said in (others or {}).items()}
-        self._serve = self._in_process if engine == "process" else self._on_temporal
+        self._serve = self._serve_in_process if engine == "process" else self._serve_on_temporal
         self._lifespan = lifespan
         self._store = store
         self._tools = tuple(tools)
@@ -175,8 +175,8 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
     async def __aenter__(self) -> Script:
         script = Script(self._agent, self._providers, HomeLoop())
         async with AsyncExitStack() as stack:
-            fake_models.append(self._model)
-            stack.callback(fake_models.remove, self._model)
+            fake_models.append(self._find_scripted_provider)
+            stack.callback(fake_models.remove, self._find_scripted_provider)
             await stack.enter_async_context(self._serve(script))
             self._stack = stack.pop_all()
         return script
@@ -186,7 +186,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
     ) -> None:
         await self._stack.aclose()
         for name, provider in self._providers.items() if error is None else ():
-            if (wrong := provider.unfit()) is not None:
+            if (wrong := provider.describe_mismatch()) is not None:
                 raise ScriptError(wrong if name == self._agent.name else f"{name}: {wrong}")
 
     def __enter__(self) -> Script:
@@ -206,13 +206,13 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
         finally:
             self._thread.stop()
 
-    def _model(self, agent: str, model: str, own: Provider | None) -> Provider | None:
+    def _find_scripted_provider(self, agent: str, model: str, own: Provider | None) -> Provider | None:
         return self._providers.get(agent)
 
     @asynccontextmanager
-    async def _in_process(self, script: Script) -> AsyncIterator[None]:
+    async def _serve_in_process(self, script: Script) -> AsyncIterator[None]:
         engine = Engine(self._agents, store=self._store or MemoryStore(), lifespan=self._lifespan, tools=self._tools)
-        async with engine.running():
+        async with engine.serve():
             service = InProcessService(engine)
 
             def client() -> Client:
@@ -226,7 +226,7 @@ class scripted:  # noqa: N801  # used as `with scripted(…)`
                 await service.close()
 
     @asynccontextmanager
-    async def _on_temporal(self, script: Script) -> AsyncIterator[None]:
+    async def _serve_on_temporal(self, script: Script) -> AsyncIterator[None]:
         queue = f"scripted-{uuid.uuid4().hex[:12]}"
         async with local(self._agents, task_queue=queue, lifespan=self._lifespan, tools=self._tools) as client:
             script._client = client
@@ -246,7 +246,7 @@ class _InProcessClient(Client):
         return self._shared
 
 
-class _LocalServerOverride:  # noqa: N801  # used as a function
+class _LocalServerOverride:
     """Serves ``local()`` and calls of ``agent`` by ``open``, for the length of a block."""
 
     def __init__(self, agent: Agent, open: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]) -> None:
@@ -254,12 +254,12 @@ class _LocalServerOverride:  # noqa: N801  # used as a function
         self._open = open
 
     def __enter__(self) -> None:
-        fake_servers.append(self._find)
+        fake_servers.append(self._find_server)
 
     def __exit__(self, *_: object) -> None:
-        fake_servers.remove(self._find)
+        fake_servers.remove(self._find_server)
 
-    def _find(self, agents: Any) -> AbstractAsyncContextManager[Client] | None:
+    def _find_server(self, agents: Any) -> AbstractAsyncContextManager[Client] | None:
         ours = isinstance(agents, list) and self._agent.name in (getattr(agent, "name", None) for agent in agents)
         return self._open(agents) if ours else None
 

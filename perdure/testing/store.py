@@ -62,29 +62,29 @@ class MemoryFeed:
                 first = next(row for row in self.rows if row.seq == self.open[0])
                 delta = decode_event(self.context_id, first.seq, first.task_id, first.type, first.body)
                 assert delta is not None
-                self._add(NewEvent(build_worker_lost_retraction(delta, now)))
+                self._add_event(NewEvent(build_worker_lost_retraction(delta, now)))
             if batch.advances:
                 self.token = batch.token
         for new in batch.events:
-            self._add(new)
+            self._add_event(new)
         return True
 
-    def after(self, seq: int, limit: int, *, children: bool) -> list[EventRow]:
+    def read_after(self, seq: int, limit: int, *, children: bool) -> list[EventRow]:
         """Events behind number ``seq``, in order."""
-        found = [row for row in self.stream.rows if row.seq > seq and self._has(row, children=children)]
-        return [self._seen(row) for row in found[:limit]]
+        found = [row for row in self.stream.rows if row.seq > seq and self._has_row(row, children=children)]
+        return [self._localize_row(row) for row in found[:limit]]
 
-    def _has(self, row: EventRow, *, children: bool) -> bool:
+    def _has_row(self, row: EventRow, *, children: bool) -> bool:
         assert row.child is not None, "each says whose it is"
         return row.child == self.context_id or (children and row.child.startswith(f"{self.context_id}/"))
 
-    def _seen(self, row: EventRow) -> EventRow:
+    def _localize_row(self, row: EventRow) -> EventRow:
         """As it is seen from this conversation."""
         if row.child == self.context_id:
             return replace(row, child=None, path=())
         return replace(row, path=row.path[len(self.path) :])
 
-    def _add(self, new: NewEvent) -> None:
+    def _add_event(self, new: NewEvent) -> None:
         event = new.event
         if new.key is not None and new.key in self.keys:
             return
@@ -137,15 +137,15 @@ class _MemoryEventWaiter:
         self.context_id = context_id
         self.after = after
         self._loop = asyncio.get_running_loop()
-        self.news: asyncio.Future[int] = self._loop.create_future()
+        self.next_seq: asyncio.Future[int] = self._loop.create_future()
 
     def wake(self, seq: int) -> None:
         """There is a number ``seq`` now. From any thread."""
-        self._loop.call_soon_threadsafe(self._woken, seq)
+        self._loop.call_soon_threadsafe(self._set_next_seq, seq)
 
-    def _woken(self, seq: int) -> None:
-        if not self.news.done():
-            self.news.set_result(seq)
+    def _set_next_seq(self, seq: int) -> None:
+        if not self.next_seq.done():
+            self.next_seq.set_result(seq)
 
 
 class MemoryStore:
@@ -174,27 +174,27 @@ class MemoryStore:
 
     async def open(self, *, create: bool = True) -> None:
         """Make the ``store_id`` known."""
-        self._check()
+        self._raise_failure()
         self.store_id = self._id
 
     async def close(self) -> None:
         """Nothing to give back; what was written stays."""
 
-    async def find(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The recorded outcomes among ``keys``."""
-        self._check()
+        self._raise_failure()
         found = {key: self.journal[key].outcome for key in keys if key in self.journal}
         return {key: outcome for key, outcome in found.items() if outcome is not None}
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
-        self._check()
-        claim = self._claim(key, owner, again)
+        self._raise_failure()
+        claim = self._claim_entry(key, owner, again)
         if events is not None and claim.state == "new":
             self._write_events(events)
         return claim
 
-    def _claim(self, key: str, owner: str, again: bool) -> Claim:
+    def _claim_entry(self, key: str, owner: str, again: bool) -> Claim:
         entry = self.journal.get(key)
         if entry is None:
             self.journal[key] = JournalEntry(owner, 1)
@@ -209,12 +209,12 @@ class MemoryStore:
 
     async def commit(self, commit: Commit) -> bytes | None:
         """Write everything at once; the recorded outcome."""
-        self._check()
+        self._raise_failure()
         self._check_memory(commit)
         self.commits.append(commit)
-        for node in commit.nodes:
+        for node in commit.read_nodes:
             self.all_nodes.setdefault(node.hash, node)
-        for blob in commit.blobs:
+        for blob in commit.read_blobs:
             self.all_blobs.setdefault(blob.hash, blob.body)
         if commit.outcome is not None:
             entry = self.journal.setdefault(commit.outcome.key, JournalEntry())
@@ -247,9 +247,9 @@ class MemoryStore:
             if write.checked and self.memory.get(name) != write.before:
                 raise MemoryChangedError(f"memory {name} was changed by somebody else")
 
-    async def nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """The chain that ends in ``head``, root first, without what stands at or before a node of ``until``."""
-        self._check()
+        self._raise_failure()
         chain: list[Node] = []
         at: str | None = head
         while at is not None and at not in until:
@@ -261,59 +261,59 @@ class MemoryStore:
             at = chain[-1].parent
         return chain[::-1]
 
-    async def blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """The blobs that are there."""
-        self._check()
+        self._raise_failure()
         return {name: self.all_blobs[name] for name in hashes if name in self.all_blobs}
 
-    async def run(self, context_id: str) -> RunRow | None:
+    async def get_run(self, context_id: str) -> RunRow | None:
         """One row."""
-        self._check()
+        self._raise_failure()
         return self.all_runs.get(context_id)
 
-    async def runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
+    async def list_runs(self, *, agent: str | None = None, status: str | None = None, limit: int = 100) -> list[RunRow]:
         """Rows, the newest first."""
-        self._check()
+        self._raise_failure()
         rows = [row for row in self.all_runs.values() if agent in (None, row.agent) and status in (None, row.status)]
         return sorted(rows, key=lambda row: (row.created_at, row.context_id), reverse=True)[:limit]
 
-    async def turn(self, context_id: str, task_id: str) -> TurnRow | None:
+    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """One row, without ``messages``."""
-        self._check()
+        self._raise_failure()
         return self.all_turns.get((context_id, task_id))
 
-    async def turn_of(self, context_id: str, message_id: str) -> str | None:
+    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """The turn that took the message first."""
-        self._check()
+        self._raise_failure()
         return self.sent.get((context_id, message_id))
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """One value."""
-        self._check()
+        self._raise_failure()
         return self.memory.get((namespace, key))
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """The values whose key begins with ``prefix``, in the order of their keys."""
-        self._check()
+        self._raise_failure()
         keys = sorted(key for space, key in self.memory if space == namespace and key.startswith(prefix))
         return {key: self.memory[namespace, key] for key in keys[:limit]}
 
     async def append(self, batch: EventBatch) -> bool:
         """Record ``batch``. False where it came too late."""
-        self._check()
+        self._raise_failure()
         return self._write_events(batch)
 
-    async def events(
+    async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
         """Events behind number ``after``, in order."""
-        self._check()
+        self._raise_failure()
         feed = self.feeds.get(context_id)
-        return feed.after(after, limit, children=children) if feed is not None else []
+        return feed.read_after(after, limit, children=children) if feed is not None else []
 
-    async def changed(self, context_id: str, after: int, timeout: float) -> int:
+    async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """Wait until a number behind ``after`` is taken; the last one."""
-        self._check()
+        self._raise_failure()
         feed = self.feeds.get(context_id)
         if feed is not None and feed.seq > after:
             return feed.seq
@@ -321,14 +321,14 @@ class MemoryStore:
         self._waiting.add(waiter)
         try:
             async with asyncio.timeout(timeout):
-                return await waiter.news
+                return await waiter.next_seq
         except TimeoutError:
             return 0
         finally:
             self._waiting.discard(waiter)
 
     def _write_events(self, batch: EventBatch, *, recorded: bool = False) -> bool:
-        feed = self._feed(batch)
+        feed = self._get_or_create_feed(batch)
         written = feed.write(batch, self._now(), recorded=recorded)
         for waiter in tuple(self._waiting):
             of = self.feeds.get(waiter.context_id)
@@ -336,7 +336,7 @@ class MemoryStore:
                 waiter.wake(feed.seq)
         return written
 
-    def _feed(self, batch: EventBatch) -> MemoryFeed:
+    def _get_or_create_feed(self, batch: EventBatch) -> MemoryFeed:
         """The first batch of a conversation says in whose stream its events stand."""
         known = self.feeds.get(batch.context_id)
         if known is not None:
@@ -358,6 +358,6 @@ class MemoryStore:
         for message_id in turn.messages:
             self.sent.setdefault((turn.context_id, message_id), turn.task_id)
 
-    def _check(self) -> None:
+    def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure

@@ -48,7 +48,7 @@ class Approval:
             raise DefinitionError(
                 "Approval: on_expiry='approve' without expires", hint="Say when: Approval(expires='1h', …)."
             )
-        expires, remind = self._seconds("expires"), self._seconds("remind")
+        expires, remind = self._normalise_seconds("expires"), self._normalise_seconds("remind")
         if remind is None:
             return
         if remind < MIN_REMIND_SECONDS:
@@ -59,7 +59,7 @@ class Approval:
                 hint="Nobody would be reminded: remind more often, or leave it out.",
             )
 
-    def _seconds(self, name: Literal["expires", "remind"]) -> float | None:
+    def _normalise_seconds(self, name: Literal["expires", "remind"]) -> float | None:
         given = getattr(self, name)
         if given is None:
             return None
@@ -98,7 +98,7 @@ UNKNOWN_ARGUMENT = object()
 class NamedFields(dict[str, Any]):
     """The fields of a model or a dataclass. In rules each may have any of its names."""
 
-    also: Mapping[str, str] = {}
+    aliases: Mapping[str, str] = {}
     """Other names of fields: which is the key here."""
 
 
@@ -108,7 +108,7 @@ class CallArguments:
 
     arguments: Mapping[str, Any]
     """What the tool's function is called with; in the place of a value that is no data, ``UNKNOWN``."""
-    loose: bool = False
+    is_unvalidated: bool = False
     """They are what the model said, and are read where the call is run: a text may become a number there."""
 
 
@@ -120,7 +120,7 @@ class Rule:
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     approval: Approval | None = None
-    doubtful: bool = False
+    is_uncertain: bool = False
     """It cannot be told whether it matches: ``approval`` adds to the terms of the tool's own."""
 
     def matches(self, name: str, seen: CallArguments) -> bool | None:
@@ -129,16 +129,16 @@ class Rule:
             return False
         given = seen.arguments
         return _all_match(
-            argument in given and self._fits(pattern, given[argument], loose=seen.loose)
+            argument in given and self._matches_pattern(pattern, given[argument], loose=seen.is_unvalidated)
             for argument, pattern in self.arguments.items()
         )
 
-    def _fits(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
+    def _matches_pattern(self, pattern: Any, value: Any, *, loose: bool) -> bool | None:
         if value is UNKNOWN_ARGUMENT:
             return None
         if isinstance(value, list) and not isinstance(pattern, list):
             # One dangerous item is enough to be asked for; what is allowed must be so in all of them.
-            of_items = [self._fits(pattern, item, loose=loose) for item in value]
+            of_items = [self._matches_pattern(pattern, item, loose=loose) for item in value]
             return bool(of_items) and _all_match(of_items) if self.action == "allow" else _any_matches(of_items)
         if isinstance(pattern, str):
             if any(fnmatchcase(text, pattern) for text in _iterate_glob_texts(value)):
@@ -154,7 +154,7 @@ class Rule:
             return len(pattern) == len(value) and _all_match(self._equals(a, b, loose=loose) for a, b in pairs)
         if isinstance(pattern, dict) and isinstance(value, dict):
             if isinstance(value, NamedFields):
-                pattern = {key if key in value else value.also.get(key, key): of for key, of in pattern.items()}
+                pattern = {key if key in value else value.aliases.get(key, key): of for key, of in pattern.items()}
             if self.action == "allow" and pattern.keys() != value.keys():
                 return False
             return _all_match(key in value and self._equals(pattern[key], value[key], loose=loose) for key in pattern)
@@ -216,7 +216,7 @@ def find_rule(rules: Iterable[Rule], name: str, seen: CallArguments) -> Rule | N
                 return rule
             return _add_approval_terms(doubtful, rule.approval)
         if matches is None and rule.action != "allow":
-            doubtful = _add_approval_terms(doubtful or replace(rule, action="ask", doubtful=True), rule.approval)
+            doubtful = _add_approval_terms(doubtful or replace(rule, action="ask", is_uncertain=True), rule.approval)
     return doubtful
 
 
@@ -241,7 +241,7 @@ def to_plain_data(value: Any) -> Any:
         case BaseModel():
             names = {name: _get_json_field_name(value, name) for name, _ in value}
             found = NamedFields({names[name]: to_plain_data(of) for name, of in value})
-            found.also = {
+            found.aliases = {
                 also: names.get(name, name) for also, name in _iterate_field_aliases(type(value).model_fields)
             } | names
             return found
@@ -252,7 +252,7 @@ def to_plain_data(value: Any) -> Any:
             }
         case _ if is_dataclass(value) and not isinstance(value, type):
             found = NamedFields({one.name: to_plain_data(getattr(value, one.name)) for one in fields(value)})
-            found.also = dict(_iterate_field_aliases(_get_field_infos(type(value))))
+            found.aliases = dict(_iterate_field_aliases(_get_field_infos(type(value))))
             return found
         case Collection() if not isinstance(value, type | bytes | bytearray | memoryview):
             return [to_plain_data(one) for one in value]

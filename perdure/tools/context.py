@@ -47,9 +47,9 @@ class Questions:
             one if isinstance(one, ToolAnswer) else ToolAnswer(value=to_jsonable_python(one, by_alias=True))
             for one in answers
         ]
-        self._next = 0
+        self._next_index = 0
         self._lock = threading.Lock()
-        self.open: Question | None = None
+        self.open_question: Question | None = None
         """What was asked and has no answer. Kept here too: a tool may swallow whatever leaves it."""
 
     def ask(self, text: str, schema: Any, expires: float | str | timedelta | None) -> Any:
@@ -61,7 +61,7 @@ class Questions:
             expires=None if expires is None else parse_seconds(expires),
         )
         read = _build_answer_reader(schema)
-        while (answer := self._taken()) is not None:
+        while (answer := self._take_answer()) is not None:
             if answer.error is not None:
                 who = answer.by or "somebody"
                 raise QuestionDeclinedError(f"{who} did not answer {question.text[:200]!r}: {answer.error}")
@@ -73,15 +73,15 @@ class Questions:
                     update={"text": f"{_validate_question_text(text)}\n{said}"[: 2 * QUESTION_CHARS]}
                 )
         with self._lock:
-            self.open = self.open or question
+            self.open_question = self.open_question or question
         raise QuestionSuspension(question)
 
-    def _taken(self) -> ToolAnswer | None:
+    def _take_answer(self) -> ToolAnswer | None:
         with self._lock:
-            if self._next >= len(self._answers):
+            if self._next_index >= len(self._answers):
                 return None
-            self._next += 1
-            return self._answers[self._next - 1]
+            self._next_index += 1
+            return self._answers[self._next_index - 1]
 
 
 def check_running_loop(verb: str) -> None:

@@ -41,19 +41,21 @@ class ContextType:
         self._field = field
         self._name = getattr(kind, "__name__", None) or repr(kind)
         if isinstance(kind, BaseModel | Mapping):
-            raise self._wrong("is a value", f"Give its type: {field}={type(kind).__name__}.")
+            raise self._build_context_type_error("is a value", f"Give its type: {field}={type(kind).__name__}.")
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
             self._adapter.rebuild(raise_errors=True)  # a name that is missing in it is said now
             shape = self._adapter.core_schema.get("type")
         except Exception as error:  # a type's own schema hook may raise anything
             why = str(error).strip().partition("\n")[0]
-            raise self._wrong(
+            raise self._build_context_type_error(
                 f"is no type that pydantic can take: {why}",
                 "A pydantic model, a dataclass or a TypedDict of plain types, defined before the agent.",
             ) from error
         if shape in _NON_OBJECT_TYPES:
-            raise self._wrong("cannot be a JSON object", "A pydantic model, a dataclass or a TypedDict can.")
+            raise self._build_context_type_error(
+                "cannot be a JSON object", "A pydantic model, a dataclass or a TypedDict can."
+            )
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
@@ -65,9 +67,9 @@ class ContextType:
         try:
             return self._adapter.validate_json(json.dumps(raw or {}, allow_nan=False))
         except ValidationError as error:
-            raise self._unfit(describe_validation_error(error, self._field, most=10)) from error
+            raise self._build_input_error(describe_validation_error(error, self._field, most=10)) from error
         except Exception as error:  # a validator of the author's, or values that are not JSON
-            raise self._unfit(f"{type(error).__name__}: {error}") from error
+            raise self._build_input_error(f"{type(error).__name__}: {error}") from error
 
     def check(self, value: Any) -> dict[str, Any]:
         """``value``, a mapping or an instance, as the JSON object that a worker reads back.
@@ -75,31 +77,33 @@ class ContextType:
         Raises ``InvalidInputError`` as :meth:`read`, and for an instance that JSON does not carry whole.
         """
         if value is None or isinstance(value, Mapping):
-            plain = self._plain(lambda: to_jsonable_python(dict(value or {})))
+            plain = self._dump_plain(lambda: to_jsonable_python(dict(value or {})))
             self.read(plain)
             return plain
         try:
             instance = self._adapter.validate_python(value)
         except ValidationError as error:
-            raise self._unfit(describe_validation_error(error, self._field, most=10)) from error
+            raise self._build_input_error(describe_validation_error(error, self._field, most=10)) from error
         dump = self._adapter.dump_python
-        plain = self._plain(lambda: dump(instance, mode="json", by_alias=True, round_trip=True, warnings="error"))
+        plain = self._dump_plain(lambda: dump(instance, mode="json", by_alias=True, round_trip=True, warnings="error"))
         if dump(self.read(plain), round_trip=True) != dump(instance, round_trip=True):
-            raise self._unfit("as JSON it comes back changed (a SecretStr, for instance, comes back as asterisks)")
+            raise self._build_input_error(
+                "as JSON it comes back changed (a SecretStr, for instance, comes back as asterisks)"
+            )
         return plain
 
-    def _plain(self, dump: Any) -> dict[str, Any]:
+    def _dump_plain(self, dump: Any) -> dict[str, Any]:
         try:
             plain = dump()
         except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
-            raise self._unfit(f"it cannot be written as JSON: {error}") from error
+            raise self._build_input_error(f"it cannot be written as JSON: {error}") from error
         if why := find_json_flaw(plain):
-            raise self._unfit(f"it must be plain JSON: {why}")
+            raise self._build_input_error(f"it must be plain JSON: {why}")
         if not isinstance(plain, dict):
-            raise self._unfit(f"as JSON it is no object but a {type(plain).__name__}")
+            raise self._build_input_error(f"as JSON it is no object but a {type(plain).__name__}")
         return plain
 
-    def _unfit(self, why: str) -> InvalidInputError:
+    def _build_input_error(self, why: str) -> InvalidInputError:
         named = getattr(self._kind, "model_fields", None) or getattr(self._kind, "__annotations__", {})
         fields = [getattr(field, "alias", None) or name for name, field in named.items()]
         return InvalidInputError(
@@ -107,7 +111,7 @@ class ContextType:
             hint=f"Its type is {self._name}" + (f", with {', '.join(fields)}." if fields else "."),
         )
 
-    def _wrong(self, why: str, hint: str) -> DefinitionError:
+    def _build_context_type_error(self, why: str, hint: str) -> DefinitionError:
         return DefinitionError(f"agent {self._agent!r}: {self._field}={self._name:.100} {why}", hint=hint)
 
 

@@ -80,7 +80,7 @@ class CallbackTool(Tool):
         """A call that was asked for when it was a tool of this worker. Raises ``ToolError``."""
         raise ToolError(f"{self.name} is run by a client now: call it again")
 
-    def ask(self, arguments: Mapping[str, Any]) -> CallbackCall:
+    def build_disposition(self, arguments: Mapping[str, Any]) -> CallbackCall:
         """How a call of it is run. Raises ``ArgumentsError``."""
         self.validate(arguments)
         return CallbackCall(form=self.form, expires=self.expires, on_expiry=self.on_expiry)
@@ -218,11 +218,11 @@ class RemoteTool(Tool):
                 f"remote tool {name!r}: {schema!r:.100} is no schema",
                 hint='Give {"type": "object", "properties": {…}}, or a function with the same parameters.',
             )
-        self._loose = isinstance(schema, Mapping)
+        self._has_raw_schema = isinstance(schema, Mapping)
         super().__init__(
             _build_remote_stub(name) if isinstance(schema, Mapping) else schema,
             name=name,
-            description=description if description is not None or not self._loose else "",
+            description=description if description is not None or not self._has_raw_schema else "",
             timeout=timeout,
             idempotent=idempotent,
             retries=retries,
@@ -247,13 +247,13 @@ class RemoteTool(Tool):
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments; under a JSON Schema as they are, which is for the activity to check."""
-        return dict(arguments) if self._loose else super().validate(arguments)
+        return dict(arguments) if self._has_raw_schema else super().validate(arguments)
 
     def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
         """A call that was asked for when it was a tool of this worker. Raises ``ToolError``."""
         raise ToolError(f"{self.name} is run elsewhere now: call it again")
 
-    def ask(self, arguments: Mapping[str, Any]) -> RemoteCall:
+    def build_disposition(self, arguments: Mapping[str, Any]) -> RemoteCall:
         """How a call of it is run. Raises ``ToolError`` for arguments that do not fit."""
         self.validate(arguments)
         assert self.task_queue is not None, "checked"

@@ -73,38 +73,38 @@ class Memory:
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
         """The value, ``default`` where there is none. Raises ``InvalidInputError`` for what is no namespace or key."""
-        own = self._own(namespace, key)
+        own = self._get_own_write(namespace, key)
         if own is None and self._kept is not None:
             return _decode_memory_value(await asyncio.wrap_future(self._kept.recall(namespace, key)), default)
         return _decode_memory_value(own.value if own else None, default)
 
     async def put(self, namespace: str, key: str, value: Any) -> None:
         """Keep ``value``. Raises ``InvalidInputError`` for what is no plain JSON, or too large."""
-        self._write(build_memory_write(namespace, key, value))
+        self._record_write(build_memory_write(namespace, key, value))
 
-    async def _replace(self, namespace: str, key: str, before: Any, value: Any) -> None:
+    async def _put_if_unchanged(self, namespace: str, key: str, before: Any, value: Any) -> None:
         """Keep ``value`` if ``before``, as it was read, is still there when the call's outcome is kept (None: nothing).
 
         Else the call runs once more: only for those that do nothing but write here. Raises as :meth:`put`.
         """
-        own = self._own(namespace, key)
+        own = self._get_own_write(namespace, key)
         if own is not None:  # what was there before this call is what counts
             checked, was = own.checked, own.before
         else:
             checked, was = True, None if before is None else build_memory_write(namespace, key, before).value
         write = build_memory_write(namespace, key, value)
-        self._write(MemoryWrite(namespace, key, write.value, checked, was))
+        self._record_write(MemoryWrite(namespace, key, write.value, checked, was))
 
     async def delete(self, namespace: str, key: str) -> None:
         """Forget the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
-        self._write(build_memory_delete(namespace, key))
+        self._record_write(build_memory_delete(namespace, key))
 
     async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """The first ``limit`` values whose key begins with ``prefix``, by their keys, in the order of these.
 
         Raises ``InvalidInputError`` as :meth:`get`.
         """
-        own = self._below(namespace, prefix, limit)
+        own = self._list_own_writes(namespace, prefix, limit)
         kept: dict[str, bytes] = {}
         if self._kept is not None:
             kept = await asyncio.wrap_future(self._kept.recall_all(namespace, prefix, limit + len(own)))
@@ -118,14 +118,14 @@ class Memory:
     def absorb(self, writes: MemoryWrites) -> None:
         """Take over what another memory of the same call has written."""
         for write in writes:
-            self._write(write)
+            self._record_write(write)
 
     def close(self) -> None:
         """The call has ended: from now on a write raises ``RuntimeError`` instead of being lost."""
         with _writes_lock:
             self._closed = True
 
-    def _own(self, namespace: str, key: str) -> MemoryWrite | None:
+    def _get_own_write(self, namespace: str, key: str) -> MemoryWrite | None:
         """What this call wrote under the key."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
@@ -133,7 +133,7 @@ class Memory:
             place = self._places.get((namespace, key))
             return None if place is None else self._writes[place]
 
-    def _below(self, namespace: str, prefix: str, limit: int) -> dict[str, bytes | None]:
+    def _list_own_writes(self, namespace: str, prefix: str, limit: int) -> dict[str, bytes | None]:
         """What this call wrote in the namespace, deletions too."""
         check_memory_list(namespace, prefix, limit)
         with _writes_lock:
@@ -143,7 +143,7 @@ class Memory:
                 if write.namespace == namespace and write.key.startswith(prefix)
             }
 
-    def _write(self, write: MemoryWrite) -> None:
+    def _record_write(self, write: MemoryWrite) -> None:
         name = (write.namespace, write.key)
         with _writes_lock:
             if self._closed:
@@ -163,7 +163,7 @@ class BlockingMemory:
 
     def get(self, namespace: str, key: str, default: Any = None) -> Any:
         """See :meth:`Memory.get`."""
-        own, kept = self._memory._own(namespace, key), self._memory._kept
+        own, kept = self._memory._get_own_write(namespace, key), self._memory._kept
         if own is None and kept is not None:
             _check_may_block("get")
             return _decode_memory_value(kept.recall(namespace, key).result(), default)
@@ -171,15 +171,15 @@ class BlockingMemory:
 
     def put(self, namespace: str, key: str, value: Any) -> None:
         """See :meth:`Memory.put`."""
-        self._memory._write(build_memory_write(namespace, key, value))
+        self._memory._record_write(build_memory_write(namespace, key, value))
 
     def delete(self, namespace: str, key: str) -> None:
         """See :meth:`Memory.delete`."""
-        self._memory._write(build_memory_delete(namespace, key))
+        self._memory._record_write(build_memory_delete(namespace, key))
 
     def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """See :meth:`Memory.list`."""
-        own, kept = self._memory._below(namespace, prefix, limit), self._memory._kept
+        own, kept = self._memory._list_own_writes(namespace, prefix, limit), self._memory._kept
         if kept is None:
             return _merge_memory_values({}, own, limit)
         _check_may_block("list")
@@ -201,7 +201,8 @@ def build_memory_write(namespace: str, key: str, value: Any) -> MemoryWrite:
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     if len(body) > MAX_VALUE_BYTES:
         raise InvalidInputError(
-            f"memory {namespace!r}, key {key!r}: the value has {len(body):,} bytes as JSON; most is {MAX_VALUE_BYTES:,}",
+            f"memory {namespace!r}, key {key!r}: the value has {len(body):,} bytes as JSON; "
+            f"most is {MAX_VALUE_BYTES:,}",
             hint="Keep its parts under keys of their own, or large data elsewhere and its address here.",
         )
     return MemoryWrite(namespace, key, body)

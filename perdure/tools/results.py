@@ -75,7 +75,8 @@ def serialise(value: Any) -> str:
         return dump_result_json(value)
     except Exception as error:  # a type's own serialiser may raise anything
         raise ResultError(
-            f"the tool ran, but its result ({_get_qualified_type_name(value)}) is not serialisable: {_get_error_message(error)}",
+            f"the tool ran, but its result ({_get_qualified_type_name(value)}) is not serialisable: "
+            f"{_get_error_message(error)}",
             hint="Return text, plain data, a dataclass or a pydantic model; a File alone, or in a list or tuple.",
         ) from error
 

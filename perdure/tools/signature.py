@@ -91,7 +91,7 @@ class FunctionSignature:
     context: str | None
     """Name of the parameter that takes the context."""
 
-    def wrong(self, reason: str, hint: str) -> DefinitionError:
+    def build_error(self, reason: str, hint: str) -> DefinitionError:
         """The error that says what is wrong with it, where it stands, and the way out."""
         return build_tool_error(self.name, self.where, reason, hint)
 
@@ -303,7 +303,7 @@ class Arguments:
             model = _build_arguments_model(fields)
             self.schema = _build_arguments_schema(model)
         except Exception as error:  # a type's own schema hook may raise anything
-            raise self._no_schema(fields, error) from error
+            raise self._build_no_schema_error(fields, error) from error
         self._validator = model.__pydantic_validator__
         self.runs_code = runs_code(model.__pydantic_core_schema__)
         """Whether validating may run a function of the author's, which must not block the worker's loop."""
@@ -317,27 +317,27 @@ class Arguments:
         try:
             values = self._validator.validate_json(_encode_arguments(arguments)).__dict__
         except ValidationError as error:
-            raise ArgumentsError(self._explain(error)) from error
+            raise ArgumentsError(self._explain_error(error)) from error
         except Exception as error:  # a validator of the author's, or values that are not JSON
             raise ArgumentsError(
                 f"the arguments of {self._tool} could not be read: {type(error).__name__}: {error}"
             ) from error
         return {name: values[field_name] for field_name, name in self._names.items()}
 
-    def _explain(self, error: ValidationError) -> str:
+    def _explain_error(self, error: ValidationError) -> str:
         return explain_validation_error(error, f"the arguments of {self._tool} are not valid:", self._names.values())
 
-    def _no_schema(self, fields: Mapping[str, tuple[Any, FieldInfo]], error: Exception) -> Exception:
+    def _build_no_schema_error(self, fields: Mapping[str, tuple[Any, FieldInfo]], error: Exception) -> Exception:
         for field_name, (hint, info) in fields.items():
             try:
                 _build_arguments_schema(_build_arguments_model({field_name: (hint, info)}))
             except Exception as single:
                 first = str(single).partition("\n")[0]
-                return self._function.wrong(
+                return self._function.build_error(
                     f"the type hint of {self._names[field_name]!r} has no JSON Schema: {first}",
                     "Use plain types, Literal, enums, dataclasses, TypedDicts or pydantic models.",
                 )
-        return self._function.wrong(f"its parameters have no JSON Schema: {error}", "Use plain types.")
+        return self._function.build_error(f"its parameters have no JSON Schema: {error}", "Use plain types.")
 
     def _check_defaults(self, model: type[BaseModel]) -> None:
         empty = model.model_construct()
@@ -350,7 +350,7 @@ class Arguments:
             except ValidationError as error:
                 why = first_problem(error)[1]
                 way = "Allow None in its type: X | None." if info.default is None else "Change the default or the type."
-                raise self._function.wrong(
+                raise self._function.build_error(
                     f"the default {info.default!r:.100} of {name!r} does not fit its type: {why}", way
                 ) from error
 

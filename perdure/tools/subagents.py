@@ -51,7 +51,7 @@ class SubagentTool(Tool):
         self.name, self.description = name, clean_text(description)
         self.where = f"subagent{'s' if chosen else ''} {', '.join(map(agent_name, agents))}"
         self.parameters = dict(parameters)
-        self.agents, self.chosen, self.answers = tuple(agents), chosen, answers
+        self.agents, self.is_chosen_by_model, self.returns_answer = tuple(agents), chosen, answers
         self.timeout, self.idempotent, self.inline = 0.0, False, False  # nothing of it runs in a worker
         self.retries, self.task_queue = None, None
         self.hooks = HookSet()
@@ -60,14 +60,14 @@ class SubagentTool(Tool):
         self.spec = ToolSpec(self.name, self.description, self.parameters)
         seen = json.dumps([self.name, self.description, self.parameters, "subagent"], sort_keys=True)
         self.definition = hashlib.sha256(seen.encode()).hexdigest()[:16]
-        self.ask = ask
+        self.build_disposition = ask
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self!r} is run by the engine, as a run of its own")
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as they are. Raises ``ArgumentsError``."""
-        self.ask(arguments)
+        self.build_disposition(arguments)
         return dict(arguments)
 
     def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
@@ -193,7 +193,8 @@ def background(agents: Sequence[Any], *, at_once: int = DEFAULT_BACKGROUND_RUNS)
 
     said = (
         "Start another agent in background: it works while you go on. Gives a handle, by which "
-        f"{COLLECT_TOOL} gets its answer and {TELL_TOOL} sends it a message. Uncollected agents are stopped when you finish. "
+        f"{COLLECT_TOOL} gets its answer and {TELL_TOOL} sends it a message. "
+        "Uncollected agents are stopped when you finish. "
     )
     started = SubagentTool(
         START_TOOL, said + describe_agents(agents), form.parameters, start, agents=agents, chosen=True, answers=False

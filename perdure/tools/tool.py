@@ -170,11 +170,11 @@ def as_tool(fn: Tool | Callable[..., Any]) -> Tool:
 
 def _check_tool_name(name: str, function: FunctionSignature) -> None:
     if name == "<lambda>":
-        raise function.wrong("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
+        raise function.build_error("a lambda has no name", 'Name it: tool(lambda: …, name="…").')
     if name == FINISH_TOOL:
-        raise function.wrong(f"{name} is the engine's own tool", 'Give it another name: @tool(name="…").')
+        raise function.build_error(f"{name} is the engine's own tool", 'Give it another name: @tool(name="…").')
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise function.wrong(
+        raise function.build_error(
             f"the name {name!r} does not match {NAME_PATTERN.pattern}", 'Give it another one: @tool(name="…").'
         )
 
@@ -182,38 +182,38 @@ def _check_tool_name(name: str, function: FunctionSignature) -> None:
 def _check_tool_options(one: Tool[..., Any], function: FunctionSignature) -> None:
     timeout, retries = one.timeout, one.retries
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise function.wrong(
+        raise function.build_error(
             f"timeout={timeout!r} is not a positive number of seconds", "Write for instance timeout=60."
         )
     if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
-        raise function.wrong(f"retries={retries!r} is not a number of retries", "Write for instance retries=3.")
+        raise function.build_error(f"retries={retries!r} is not a number of retries", "Write for instance retries=3.")
     if retries is not None and not one.idempotent:
-        raise function.wrong(
+        raise function.build_error(
             "retries needs idempotent=True",
             "Say idempotent=True if running the call twice does no harm; else leave retries out.",
         )
     if one.inline and one.task_queue is not None:
-        raise function.wrong(
+        raise function.build_error(
             "an inline tool runs inside the model's activity, so it has no task_queue",
             "Leave one of the two out.",
         )
     if not isinstance(one.needs_approval, bool | Approval) and not callable(one.needs_approval):
-        raise function.wrong(
+        raise function.build_error(
             f"needs_approval={one.needs_approval!r:.100} is neither True nor an Approval nor a function",
             'Write for instance needs_approval=Approval(expires="7d").',
         )
     if callable(one.needs_approval) and not takes_call_and_context(one.needs_approval):
-        raise function.wrong(
+        raise function.build_error(
             f"needs_approval={one.needs_approval!r:.100} cannot be called with a call and a context",
             "Write for instance lambda call, ctx: call.arguments['amount'] > 100.",
         )
     if one.inline and one.needs_approval is not False:
-        raise function.wrong(
+        raise function.build_error(
             "an inline tool runs inside the model's activity, so it cannot wait for an approval",
             "Leave one of the two out.",
         )
     if one.task_queue == "":
-        raise function.wrong("task_queue is empty", "Name a task queue or leave it out.")
+        raise function.build_error("task_queue is empty", "Name a task queue or leave it out.")
 
 
 def _merge_docstrings(function: FunctionSignature) -> tuple[str, dict[str, str]]:

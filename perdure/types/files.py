@@ -83,7 +83,7 @@ class File:
         data = bytes(data)
         if not data:
             raise InvalidInputError(f"the file{f' {name}' if name else ''} is empty", hint="No model takes such a one.")
-        self._set(
+        self._assign_fields(
             data,
             None,
             media_type
@@ -113,10 +113,10 @@ class File:
                 f"cannot tell the media type of {url!r:.200}", hint='Say it: File.at(url, media_type="image/png").'
             )
         file = cls.__new__(cls)
-        file._set(None, url, known, name)
+        file._assign_fields(None, url, known, name)
         return file
 
-    def _set(self, data: bytes | None, url: str | None, media_type: str, name: str | None) -> None:
+    def _assign_fields(self, data: bytes | None, url: str | None, media_type: str, name: str | None) -> None:
         for field, text in (("media_type", media_type), ("url", url), ("name", name)):
             if text is not None and not isinstance(text, str):
                 raise InvalidInputError(f"a file's {field} is text, not {type(text).__name__}")

@@ -52,7 +52,7 @@ def normalize_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_form_mismatch(form: Any, value: Any) -> str | None:
     """Why ``value``, plain JSON, does not fit; None where it does."""
-    return next(_FormCheck(form).misfits(form, value, ""), None)
+    return next(_FormCheck(form).iter_mismatches(form, value, ""), None)
 
 
 class _FormCheck:
@@ -65,47 +65,51 @@ class _FormCheck:
         self._names: dict[int, Any] = {}
         self._options: dict[int, frozenset[Any]] = {}
 
-    def misfits(self, form: Any, value: Any, at: str) -> Generator[str, None, None]:
+    def iter_mismatches(self, form: Any, value: Any, at: str) -> Generator[str, None, None]:
         """Why ``value``, which stands at ``at``, does not fit."""
         self._left -= 1
         if self._left < 0 or self._depth >= MAX_FORM_DEPTH:
             return
         self._depth += 1
         try:
-            yield from self._misfits(form, value, at)
+            yield from self._iter_schema_mismatches(form, value, at)
         finally:
             self._depth -= 1
 
-    def _misfits(self, form: Any, value: Any, at: str) -> Iterator[str]:
+    def _iter_schema_mismatches(self, form: Any, value: Any, at: str) -> Iterator[str]:
         if form is False:
             yield f"{at or 'the answer'}: nothing is expected here"
         if not isinstance(form, Mapping):
             return
         if isinstance(ref := form.get("$ref"), str):
-            yield from self.misfits(self._found(ref), value, at)
-        yield from self._plain(form, value, at)
-        yield from self._inside(form, value, at)
+            yield from self.iter_mismatches(self._resolve_ref(ref), value, at)
+        yield from self._iter_value_mismatches(form, value, at)
+        yield from self._iter_item_mismatches(form, value, at)
         for part in _as_sequence(form.get("allOf")):
-            yield from self.misfits(part, value, at)
+            yield from self.iter_mismatches(part, value, at)
         for name in ("anyOf", "oneOf"):
             ways = _as_sequence(form.get(name))
-            found = [self._first(way, value, at) for way in ways]
+            found = [self._find_first_mismatch(way, value, at) for way in ways]
             if ways and None not in found:
-                yield str(found[0]) if len(found) == 1 else f"{self._at(at, value)} fits none of the {len(found)} ways"
+                yield (
+                    str(found[0])
+                    if len(found) == 1
+                    else f"{self._locate_value(at, value)} fits none of the {len(found)} ways"
+                )
 
-    def _first(self, form: Any, value: Any, at: str) -> str | None:
+    def _find_first_mismatch(self, form: Any, value: Any, at: str) -> str | None:
         """The first of them; whatever else there is, is not looked for."""
-        found = self.misfits(form, value, at)
+        found = self.iter_mismatches(form, value, at)
         try:
             return next(found, None)
         finally:
             found.close()
 
-    def _inside(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
+    def _iter_item_mismatches(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         if isinstance(value, list):
             first = _as_sequence(form.get("prefixItems"))
             for index, item in enumerate(value):
-                yield from self.misfits(
+                yield from self.iter_mismatches(
                     first[index] if index < len(first) else form.get("items"), item, f"{at}[{index}]"
                 )
         if not isinstance(value, dict):
@@ -117,47 +121,48 @@ class _FormCheck:
                 yield f"{_join_field_path(at, name)}: it is missing"
         for name, item in value.items():
             if name in fields:
-                yield from self.misfits(fields[name], item, _join_field_path(at, name))
+                yield from self.iter_mismatches(fields[name], item, _join_field_path(at, name))
             elif form.get("additionalProperties") is False and "patternProperties" not in form:
-                yield f"{_join_field_path(at, name)}: there is no such field; there is: {_format_options(list(map(str, fields))) or 'none'}"
+                there = _format_options(list(map(str, fields))) or "none"
+                yield f"{_join_field_path(at, name)}: there is no such field; there is: {there}"
             else:
-                yield from self.misfits(form.get("additionalProperties"), item, _join_field_path(at, name))
+                yield from self.iter_mismatches(form.get("additionalProperties"), item, _join_field_path(at, name))
 
-    def _found(self, ref: str) -> Any:
+    def _resolve_ref(self, ref: str) -> Any:
         """What ``#/$defs/Name`` means; nothing that is not in the form itself."""
         found = self._root
         for step in ref.removeprefix("#").strip("/").split("/") if ref != "#" else ():
             found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
         return found
 
-    def _plain(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
+    def _iter_value_mismatches(self, form: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
         """What the value itself, without what is in it, breaks."""
         kinds = form.get("type")
         known = [kind for kind in ([kinds] if isinstance(kinds, str) else _as_sequence(kinds)) if kind in _TYPE_CHECKS]
         if known and not any(_TYPE_CHECKS[kind](value) for kind in known):
-            yield f"{self._at(at, value)} is no {' or '.join(known)}"
-        if "const" in form and self._name(form["const"]) != self._name(value):
-            yield f"{self._at(at, value)} is not {self._shown(form['const'])}"
+            yield f"{self._locate_value(at, value)} is no {' or '.join(known)}"
+        if "const" in form and self._get_json_key(form["const"]) != self._get_json_key(value):
+            yield f"{self._locate_value(at, value)} is not {self._format_value(form['const'])}"
         options = form.get("enum")
-        if isinstance(options, list) and self._name(value) not in self._named(options):
-            yield f"{self._at(at, value)} is none of {_format_options(options, self._shown)}"
+        if isinstance(options, list) and self._get_json_key(value) not in self._get_option_keys(options):
+            yield f"{self._locate_value(at, value)} is none of {_format_options(options, self._format_value)}"
         if _is_json_number(value):
             for name, fits, why in _BOUND_CHECKS:
                 if _is_json_number(bound := form.get(name)) and not fits(value, bound):
-                    yield f"{self._at(at, value)} {why} {bound}"
+                    yield f"{self._locate_value(at, value)} {why} {bound}"
         for kind, (least, most, unit) in _SIZE_KEYWORDS.items():
             if isinstance(value, kind):
                 if _is_json_number(bound := form.get(least)) and len(value) < bound:
-                    yield f"{self._at(at, value)} has fewer than {bound} {unit}"
+                    yield f"{self._locate_value(at, value)} has fewer than {bound} {unit}"
                 if _is_json_number(bound := form.get(most)) and len(value) > bound:
-                    yield f"{self._at(at, value)} has more than {bound} {unit}"
+                    yield f"{self._locate_value(at, value)} has more than {bound} {unit}"
 
-    def _named(self, options: list[Any]) -> frozenset[Any]:
+    def _get_option_keys(self, options: list[Any]) -> frozenset[Any]:
         if id(options) not in self._options:
-            self._options[id(options)] = frozenset(map(self._name, options))
+            self._options[id(options)] = frozenset(map(self._get_json_key, options))
         return self._options[id(options)]
 
-    def _name(self, value: Any) -> Any:
+    def _get_json_key(self, value: Any) -> Any:
         """The same for what is equal as JSON: true is not 1, and 1.0 is."""
         if _is_json_number(value):
             return value
@@ -165,10 +170,10 @@ class _FormCheck:
             self._names[id(value)] = json.dumps(value, sort_keys=True)
         return self._names[id(value)]
 
-    def _at(self, at: str, value: Any) -> str:
-        return f"{at}: {self._shown(value)}" if at else self._shown(value)
+    def _locate_value(self, at: str, value: Any) -> str:
+        return f"{at}: {self._format_value(value)}" if at else self._format_value(value)
 
-    def _shown(self, value: Any) -> str:
+    def _format_value(self, value: Any) -> str:
         if id(value) not in self._texts:
             text = json.dumps(value, ensure_ascii=False)
             self._texts[id(value)] = text if len(text) <= _SHOWN_VALUE_CHARS else text[:_SHOWN_VALUE_CHARS] + "…"

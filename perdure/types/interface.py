@@ -23,7 +23,7 @@ from .subagents import BackgroundStatus, Lineage
 # On whose behalf a run acts, as it travels: a token that only workers with the key can read, or a reference.
 
 
-AUTH_TOKEN_PREFIX = "perdure1"
+AUTH_TOKEN_PREFIX = "perdure1"  # noqa: S105  # no secret
 """What a token begins with: ``perdure1:<key id>:<fingerprint of the key>:<base64>``."""
 AUTH_TOKEN_CHARS = 16 * 1024
 """Of a token; every activity is told it."""
@@ -133,7 +133,7 @@ class Override(StrictInput):
 
     @field_validator("model", mode="before")
     @classmethod
-    def _is_model(cls, model: Any) -> Any:
+    def _check_model(cls, model: Any) -> Any:
         listed = model if isinstance(model, list | tuple) else (model or "",)
         if not all(isinstance(one, str) for one in listed):
             raise ValueError("it is the name of a model, or a list of names")
@@ -169,7 +169,7 @@ class UserMessage(StrictInput):
 
     @model_validator(mode="before")
     @classmethod
-    def _says_something(cls, raw: Any) -> Any:
+    def _check_content_or_input(cls, raw: Any) -> Any:
         raw = check_single_auth(raw)
         if not isinstance(raw, Mapping) or raw.get("input") is None:
             return raw
@@ -234,7 +234,7 @@ class Start(StrictInput):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_auth(cls, raw: Any) -> Any:
+    def _check_start_auth(cls, raw: Any) -> Any:
         return check_single_auth(raw)
 
 

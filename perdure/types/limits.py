@@ -128,7 +128,7 @@ class RunLimits(TurnLimits):
 
     @model_validator(mode="before")
     @classmethod
-    def _turn_iterations(cls, raw: Any) -> Any:
+    def _merge_max_iterations(cls, raw: Any) -> Any:
         """``max_iterations`` is the other name of the turn's iterations."""
         if not isinstance(raw, dict) or "max_iterations" not in raw:
             return raw
@@ -223,14 +223,14 @@ class Limits:
     @property
     def of_run(self) -> Bounds | None:
         """What a run may use; None without limits."""
-        return self._bounds(self.iterations)
+        return self._build_bounds(self.iterations)
 
     @property
     def of_turn(self) -> Bounds | None:
         """What a turn may use besides its iterations, which are the agent's ``max_iterations``."""
-        return self.turn._bounds(None) if self.turn is not None else None
+        return self.turn._build_bounds(None) if self.turn is not None else None
 
-    def _bounds(self, iterations: int | None) -> Bounds | None:
+    def _build_bounds(self, iterations: int | None) -> Bounds | None:
         wall_time = None if self.wall_time is None else float(self.wall_time)
         of = (iterations, self.tokens, self.cost_usd, wall_time, self.tool_calls)
         if of == (None,) * len(of):

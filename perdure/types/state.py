@@ -255,13 +255,13 @@ class RunState(StatePart):
     cancelled: bool = False
 
     @field_serializer("seen")
-    def _as_pairs(self, seen: dict[str, str]) -> list[list[str]]:
+    def _dump_seen(self, seen: dict[str, str]) -> list[list[str]]:
         """Temporal sorts the keys of an object, and which id is the oldest would be forgotten on the way."""
         return [[sent, task_id] for sent, task_id in seen.items()]
 
     @field_validator("seen", mode="before")
     @classmethod
-    def _from_pairs(cls, raw: Any) -> Any:
+    def _load_seen(cls, raw: Any) -> Any:
         pairs = isinstance(raw, list) and all(isinstance(one, list) and len(one) == 2 for one in raw)
         return {sent: task_id for sent, task_id in raw if isinstance(sent, str)} if pairs else raw
 

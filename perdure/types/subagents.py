@@ -94,7 +94,7 @@ class BackgroundRun(BaseModel):
     looked: float | None = None
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it has not ended, as far as is known."""
         return self.state in ("starting", "running")
 
@@ -184,6 +184,6 @@ class Lineage(Data):
     """The agent of the run at the top."""
 
     @property
-    def above(self) -> tuple[str, ...]:
+    def ancestors(self) -> tuple[str, ...]:
         """The agents of the runs above, the top one first."""
         return (self.agent, *(step.agent for step in self.path[:-1]))

@@ -143,7 +143,7 @@ class CallAnswer(Data):
 
     @model_validator(mode="before")
     @classmethod
-    def _one(cls, raw: Any) -> Any:
+    def _check_one_answer(cls, raw: Any) -> Any:
         if isinstance(raw, Mapping):
             given = ["value" in raw, raw.get("error") is not None, raw.get("blob") is not None]
             if sum(given) != 1:

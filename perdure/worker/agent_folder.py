@@ -27,12 +27,12 @@ _FileState = tuple[int, int]
 @dataclass(slots=True)
 class _WatchedAgentFile:
     state: _FileState
-    latest: Agent | None = None
+    latest_agent: Agent | None = None
     """What it says, or said before it was broken."""
-    served: Agent | None = None
+    served_agent: Agent | None = None
     """What is served of it: an older one, where the latest has a name that others have."""
-    broken: str | None = None
-    said: str = ""
+    load_error: str | None = None
+    last_report: str = ""
     """What was said of it last."""
 
 
@@ -54,18 +54,18 @@ class AgentFolder:
         self._toolsets = tuple(toolsets)
         self._say = say
         self._files: dict[Path, _WatchedAgentFile] = {}
-        self._before = self._look()
-        self._take(self._before, self._before, self._loaded(self._changed(self._before)))
+        self._before = self._scan_folder()
+        self._apply_files(self._before, self._before, self._load_files(self._find_changed_files(self._before)))
 
     async def __aenter__(self) -> AgentFolder:
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._watch_folder())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
-    async def _watch(self) -> None:
+    async def _watch_folder(self) -> None:
         """Until cancelled."""
         there = True
         while True:
@@ -77,14 +77,16 @@ class AgentFolder:
                     self._say(f"the folder {self._folder} is gone; its agents are served as they were")
                 continue
             try:
-                self._before = now = await asyncio.to_thread(self._look)
+                self._before = now = await asyncio.to_thread(self._scan_folder)
                 settled = {path: state for path, state in now.items() if before.get(path) == state}
-                loaded = await asyncio.to_thread(self._loaded, self._changed(settled))  # YAML takes its time
-                self._take(settled, now.keys() | before.keys(), loaded)
+                loaded = await asyncio.to_thread(
+                    self._load_files, self._find_changed_files(settled)
+                )  # YAML takes its time
+                self._apply_files(settled, now.keys() | before.keys(), loaded)
             except Exception:
                 logger.exception("the agent files of %s could not be looked at", self._folder)
 
-    def _look(self) -> dict[Path, _FileState]:
+    def _scan_folder(self) -> dict[Path, _FileState]:
         """The files that there are."""
         found: dict[Path, _FileState] = {}
         for path in sorted(self._folder.glob("*")):
@@ -94,15 +96,15 @@ class AgentFolder:
                     found[path] = (stat.st_mtime_ns, stat.st_size)
         return found
 
-    def _changed(self, settled: dict[Path, _FileState]) -> list[Path]:
+    def _find_changed_files(self, settled: dict[Path, _FileState]) -> list[Path]:
         """The files that are to be read."""
         return [path for path, state in settled.items() if path not in self._files or self._files[path].state != state]
 
-    def _loaded(self, paths: Iterable[Path]) -> dict[Path, Agent | str]:
+    def _load_files(self, paths: Iterable[Path]) -> dict[Path, Agent | str]:
         """The agents that these files describe, or why they do not."""
-        return {path: self._load(path) for path in paths}
+        return {path: self._load_file(path) for path in paths}
 
-    def _load(self, path: Path) -> Agent | str:
+    def _load_file(self, path: Path) -> Agent | str:
         try:
             return load_agent(path, tools=self._agents.tools, toolsets=self._toolsets)
         except PerdureError as error:
@@ -110,7 +112,7 @@ class AgentFolder:
         except Exception as error:  # the others are served all the same
             return f"{path}: {type(error).__name__}: {error}"
 
-    def _take(
+    def _apply_files(
         self, settled: dict[Path, _FileState], present: Collection[Path], loaded: dict[Path, Agent | str]
     ) -> None:
         """Serve what the files say. Those of ``present`` that are not ``settled`` may still be written to; what has
@@ -120,43 +122,51 @@ class AgentFolder:
         if not gone and not changed:
             return
         for path, found in loaded.items():
-            self._keep(path, settled[path], found)
-        ours = {file.served.name for file in (*gone, *self._files.values()) if file.served is not None}
+            self._record_loaded(path, settled[path], found)
+        ours = {file.served_agent.name for file in (*gone, *self._files.values()) if file.served_agent is not None}
         taken = {agent.name: "the code" for agent in self._agents if agent.name not in ours}
         # Who has a name keeps it; of several that want one, the first file gets it.
         for path, file in sorted(self._files.items(), key=lambda one: (_is_agent_renamed(one[1]), one[0])):
-            free = (agent for agent in (file.latest, file.served) if agent is not None and agent.name not in taken)
-            file.served = next(free, None)
-            if file.served is not None:
-                taken[file.served.name] = path.name
-        self._agents.change(ours, [file.served for file in self._files.values() if file.served is not None])
+            free = (
+                agent
+                for agent in (file.latest_agent, file.served_agent)
+                if agent is not None and agent.name not in taken
+            )
+            file.served_agent = next(free, None)
+            if file.served_agent is not None:
+                taken[file.served_agent.name] = path.name
+        self._agents.replace_agents(
+            ours, [file.served_agent for file in self._files.values() if file.served_agent is not None]
+        )
         for name in sorted(ours - taken.keys()):
             self._say(f"removed: agent {name} is not served any more")
         for path, file in sorted(self._files.items()):
-            self._report(path, file, taken, again=path in changed)
+            self._report_file(path, file, taken, again=path in changed)
 
-    def _keep(self, path: Path, state: _FileState, found: Agent | str) -> None:
+    def _record_loaded(self, path: Path, state: _FileState, found: Agent | str) -> None:
         file = self._files.setdefault(path, _WatchedAgentFile(state))
-        file.state, file.broken = state, None
+        file.state, file.load_error = state, None
         if isinstance(found, str):
-            file.broken = found
+            file.load_error = found
         else:
-            file.latest = found
+            file.latest_agent = found
 
-    def _report(self, path: Path, file: _WatchedAgentFile, taken: dict[str, str], *, again: bool) -> None:
-        why = file.broken
-        if why is None and file.latest is not file.served and file.latest is not None:
-            name = file.latest.name
+    def _report_file(self, path: Path, file: _WatchedAgentFile, taken: dict[str, str], *, again: bool) -> None:
+        why = file.load_error
+        if why is None and file.latest_agent is not file.served_agent and file.latest_agent is not None:
+            name = file.latest_agent.name
             why = f"{path}: two agents are called {name!r}, the other one in {taken[name]} (rename one)"
-        if why is None and file.served is not None:
-            said = f"serving: {file.served.name} ({path.name})"
+        if why is None and file.served_agent is not None:
+            said = f"serving: {file.served_agent.name} ({path.name})"
         else:
-            said = f"broken: {why}" + ("; what it said before is still served" if file.served is not None else "")
-        if again or said != file.said:
+            said = f"broken: {why}" + ("; what it said before is still served" if file.served_agent is not None else "")
+        if again or said != file.last_report:
             self._say(said)
-        file.said = said
+        file.last_report = said
 
 
 def _is_agent_renamed(file: _WatchedAgentFile) -> bool:
     """Whether it asks for another name than the one that it is served under."""
-    return file.served is None or (file.latest is not None and file.latest.name != file.served.name)
+    return file.served_agent is None or (
+        file.latest_agent is not None and file.latest_agent.name != file.served_agent.name
+    )

@@ -175,18 +175,18 @@ class LifespanResources:
 
     async def __aenter__(self) -> LifespanResources:
         if self._lifespan is not None:
-            await self._enter()
+            await self._enter_lifespan()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._lifespan is not None:
-            await self._leave()
+            await self._leave_lifespan()
 
-    async def _enter(self) -> None:
+    async def _enter_lifespan(self) -> None:
         """Raises ``RuntimeSetupError`` when it cannot be entered."""
         entered: Future[Any] = Future()
         self._leaving: Future[None] = Future()
-        self._task = asyncio.create_task(self._author.run(self._name, self._hold, entered, self._leaving))
+        self._task = asyncio.create_task(self._author.run(self._name, self._hold_lifespan, entered, self._leaving))
         ready = asyncio.wrap_future(entered)
         try:
             while not (
@@ -196,11 +196,11 @@ class LifespanResources:
             )[0]:
                 logger.warning("%s is not entered yet; the worker waits for it", self._name)
         except asyncio.CancelledError:
-            await self._give_up()
+            await self._abandon_task()
             raise
         if ready.done():
             self.value = ready.result()
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._log_early_end)
             return
         ready.cancel()
         error = self._task.exception()
@@ -209,7 +209,7 @@ class LifespanResources:
             hint="The worker serves nothing without it: mend it, or what it connects to.",
         ) from error
 
-    async def _hold(self, entered: Future[Any], leaving: Future[None]) -> None:
+    async def _hold_lifespan(self, entered: Future[Any], leaving: Future[None]) -> None:
         """On the author's loop: enter, say so, and leave when told to."""
         assert self._lifespan is not None, "only called with one"
         manager = self._lifespan()
@@ -224,9 +224,9 @@ class LifespanResources:
             entered.set_result(value)
             await asyncio.wrap_future(leaving)
 
-    async def _leave(self) -> None:
+    async def _leave_lifespan(self) -> None:
         """Never raises and never hangs: the worker has to stop."""
-        self._task.remove_done_callback(self._ended)
+        self._task.remove_done_callback(self._log_early_end)
         if not self._leaving.done():
             self._leaving.set_result(None)
         self.value = None
@@ -237,16 +237,16 @@ class LifespanResources:
                 logger.warning(
                     "%s was not left within %g s; the worker stops without it", self._name, LIFESPAN_EXIT_SECONDS
                 )
-                await self._give_up()
+                await self._abandon_task()
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
             logger.error("%s failed when it was left", self._name, exc_info=error)
 
-    async def _give_up(self) -> None:
+    async def _abandon_task(self) -> None:
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
         self._task.cancel()
         await asyncio.wait([self._task], timeout=_LIFESPAN_CANCEL_SECONDS)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _log_early_end(self, task: asyncio.Task[Any]) -> None:
         """It is over while the worker serves: a task group in it that failed, for instance."""
         error = None if task.cancelled() else task.exception()
         logger.error("%s ended while the worker serves; its resources are gone", self._name, exc_info=error)
@@ -303,14 +303,14 @@ class Engine:
         self.store = store or open_store(config.resolve_store_url(store_url) or config.get_home_store_url())
         self.author = AuthorLoop()
         self._resources = LifespanResources(lifespan, self.author)
-        self._authorise = AuthResolver(KeyRing.given(), self.author, resolve_auth, self._shared)
+        self._authorise = AuthResolver(KeyRing.from_environment(), self.author, resolve_auth, self._get_resources)
         memory = MemoryFactory(self.store, report_waiting)
-        self.model = ModelActivity(self._provider, calculate_cost_usd)
+        self.model = ModelActivity(self._build_model_chain, calculate_cost_usd)
         self.toolsets = Toolsets(self.author, Chain(self.store).resolve_blob, ByteLRU(self._cache))
         self._iteration = IterationStage(
             self.agents,
             self.author,
-            resources=self._shared,
+            resources=self._get_resources,
             memory=memory,
             hooks=self.hooks,
             forces=self._can_force,
@@ -319,19 +319,19 @@ class Engine:
         self.tool = ToolActivity(
             self.agents,
             self.author,
-            self._shared,
+            self._get_resources,
             heartbeat=build_heartbeat_reporter,
             memory=memory,
             toolsets=self.toolsets,
         )
-        self.interceptor = StageInterceptor(lambda: self._stages, self._is_ours, SearchAttributeCheck())
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, SearchAttributeCheck())
         self._stages: Sequence[Stage] = ()
         self._users = 0
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
 
     @asynccontextmanager
-    async def running(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
+    async def serve(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
         """Open for the length of the block, to serve ``task_queue``.
 
         Raises ``DefinitionError`` where a hook of the worker asks an agent that is not here, ``StoreError`` when the
@@ -340,7 +340,7 @@ class Engine:
         async with self._opening:
             if self._users == 0:
                 check_hook_agents(self.hooks, self.agents)
-                await self._open(temporal, task_queue)
+                await self._open_parts(temporal, task_queue)
             self._users += 1
         try:
             yield
@@ -350,7 +350,7 @@ class Engine:
                 if self._users == 0:
                     await self._stack.aclose()
 
-    async def _open(self, temporal: TemporalClient | None, task_queue: str) -> None:
+    async def _open_parts(self, temporal: TemporalClient | None, task_queue: str) -> None:
         async with AsyncExitStack() as stack:
             await self.store.open(create=temporal is None)
             stack.push_async_callback(self.store.close)
@@ -362,7 +362,7 @@ class Engine:
             stack.push_async_callback(self.toolsets.close, self.agents)
             await stack.enter_async_context(self._resources)
             self._throttles = build_throttles(self._provider_limits)
-            self._stages = self._make_stages()
+            self._stages = self._build_stages()
             self._stack = stack.pop_all()
 
     async def call_model(self, call: ModelCall) -> ModelReply:
@@ -373,11 +373,11 @@ class Engine:
         """A tool call through all stages, without Temporal."""
         return await compose_tool(self._stages, self.tool.call)(call)
 
-    def _make_stages(self) -> list[Stage]:
+    def _build_stages(self) -> list[Stage]:
         """From the outside in. Inline tools run through the same stages, the inline stage itself left out."""
         chain = Chain(self.store, cache=self._cache)
         tracing = TracingStage()
-        hooks = HookStage(self.author.run, self.agents.get, self.agents.tool, self.tool.context, self.hooks)
+        hooks = HookStage(self.author.run, self.agents.get, self.agents.find_tool, self.tool.context, self.hooks)
         outcomes = CachedJournal(self.store, cache=self._cache)
         journal = JournalStage(outcomes, waiting=report_waiting)
         transcript = TranscriptStage(chain, outcomes, self.store, self.store.store_id, self._iteration.render_input)
@@ -385,21 +385,21 @@ class Engine:
         failures = FailuresStage(self.store)
         events = EventsStage(
             self.store,
-            lambda: get_cancellation().by_run(),
+            lambda: get_cancellation().is_from_run(),
             stream=self._stream,
-            changed_by_hooks=self._changes_messages,
+            changed_by_hooks=self._can_hooks_change_messages,
         )
         outer: list[Stage] = [failures, prepare, journal, events, transcript]
         compaction = CompactionStage(ByteLRU(self._cache))
         paid = ReplyCacheStage(self.store, self.hooks)
-        behind_inline = [*outer, self._iteration, compaction, hooks, paid, BudgetStage(self._limits)]
+        behind_inline = [*outer, self._iteration, compaction, hooks, paid, BudgetStage(self._get_limits)]
         inline = InlineStage(compose_tool([tracing, *behind_inline], self.tool.call))
         return [tracing, inline, *behind_inline]
 
-    def _shared(self) -> Any:
+    def _get_resources(self) -> Any:
         return self._resources.value
 
-    def _provider(self, agent: Agent) -> Provider:
+    def _build_model_chain(self, agent: Agent) -> Provider:
         def find(model: ModelRef) -> Provider:
             in_place = find_fake_model(agent.name, str(model), model.own)
             return in_place or model.own or get_provider(model.provider)
@@ -411,14 +411,14 @@ class Engine:
         models = [(find_fake_model(agent.name, str(one), one.own) or one.own, one.provider) for one in agent.chain]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
 
-    def _limits(self, agent: str) -> Limits:
+    def _get_limits(self, agent: str) -> Limits:
         return self.agents.get(agent).limits
 
-    def _changes_messages(self, agent: str) -> bool:
+    def _can_hooks_change_messages(self, agent: str) -> bool:
         """Whether hooks may change what users say to the agent; those of the worker, where nobody knows it."""
         known = self.agents.find(agent)
         sets = (self.hooks, *([known.hooks] if known is not None else []))
         return any(some.on(event) for some in sets if some for event in MESSAGE_EVENTS)
 
-    def _is_ours(self, fn: Callable[..., Any]) -> bool:
+    def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
         return getattr(fn, "__self__", None) in (self.model, self.tool)

@@ -142,7 +142,7 @@ class PerdurePlugin(SimplePlugin):
         """See base class. Raises ``ThreadsLostError`` when the worker had to stop, after it has drained."""
 
         async def serve() -> None:
-            loop, lost = asyncio.get_running_loop(), self.engine.author.lost
+            loop, lost = asyncio.get_running_loop(), self.engine.author.fatal_reason
             stopping: list[asyncio.Task[None]] = []
 
             def stop() -> None:
@@ -157,7 +157,7 @@ class PerdurePlugin(SimplePlugin):
                     hint="Restart its process, which alone ends them. Give what the functions wait for a timeout.",
                 )
 
-        async with self.engine.running(worker.client, worker.task_queue):
+        async with self.engine.serve(worker.client, worker.task_queue):
             await serve()
 
     def drain_time(self) -> timedelta:

@@ -128,11 +128,11 @@ class Worker:
         To be called on the worker's event loop, and on every worker of the queue: a run whose next call finds a worker
         that does not know its agent yet looks for one for a minute. Raises ``DefinitionError``.
         """
-        self._engine.agents.change([agent.name] if replace else (), [agent])
+        self._engine.agents.replace_agents([agent.name] if replace else (), [agent])
 
     def remove(self, name: str) -> None:
         """Serve the agent of that name no more. Raises ``AgentNotFoundError``."""
-        self._engine.agents.change([self._engine.agents.get(name).name])
+        self._engine.agents.replace_agents([self._engine.agents.get(name).name])
 
     def folder(
         self, path: Path, *, toolsets: Iterable[Toolset] = (), say: Callable[[str], object] = logger.warning
@@ -158,12 +158,12 @@ class Worker:
     async def __aenter__(self) -> Worker:
         async with AsyncExitStack() as stack:
             # Opened here too, so that a store that cannot be opened is an error now and not a cancelled block.
-            await stack.enter_async_context(self._engine.running(self._temporal, self.task_queue))
-            await stack.enter_async_context(self._made())
+            await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
+            await stack.enter_async_context(self._create_temporal_worker())
             self._open = stack.pop_all()
         return self
 
-    def _made(self) -> TemporalWorker:
+    def _create_temporal_worker(self) -> TemporalWorker:
         try:
             return self._make()
         except RuntimeError as error:

@@ -41,57 +41,57 @@ class AgentWorkflow(WorkflowHandlers):
     def __init__(self) -> None:
         super().__init__()
         self._step: loop.NextStep | None = None
-        self._too_large = False
+        self._is_carry_over_too_large = False
         """The state was too large to be continued as new with, when that was last due."""
 
     @workflow.run
     @accept_raw_argument
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """Drive the conversation to its end; the result is a ``Response`` without its messages."""
-        state = self._open(raw, *more)
+        state = self._open_run(raw, *more)
         with ensure_commands(state) as self._progress, sync_visibility(state, lambda: self._step):
-            return await self._drive(state)
+            return await self._run_steps(state)
 
-    async def _drive(self, state: RunState) -> dict[str, Any]:
+    async def _run_steps(self, state: RunState) -> dict[str, Any]:
         work = StepTasks(lambda: state.interrupt is not None, self._guard)
         children = BackgroundChildren(state, self._guard)
         while True:
-            if work.cancelling() and not state.cancelled:
+            if work.is_cancelling() and not state.cancelled:
                 loop.cancel_run(state)
             now = host.now()
-            planned = self._guard.apply(state, "the next step", partial(_decide_next_step, state, now))
+            planned = self._guard.change_or_pause(state, "the next step", partial(_decide_next_step, state, now))
             self._step = step = planned or loop.Wait("resumed")
-            self._since = now.isoformat()
-            if children.due(step, now.timestamp()):
-                await work.finish(children.look(now.timestamp()), stop=False)
+            self._step_started_at = now.isoformat()
+            if children.is_probe_due(step, now.timestamp()):
+                await work.run_to_end(children.send_due_probes(now.timestamp()), stop=False)
                 continue
             match step:
                 case loop.CallModel():
                     await self._continue_as_new_if_long(state)
-                    if not work.stopping():
-                        await work.through([steps.call_model(state, step, work)])
+                    if not work.is_stopping():
+                        await work.run_all([steps.call_model(state, step, work)])
                 case loop.CompactConversation():
                     await self._continue_as_new_if_long(state)
-                    if not work.stopping():
-                        await work.through([steps.compact_conversation(state, step, work)])
+                    if not work.is_stopping():
+                        await work.run_all([steps.compact_conversation(state, step, work)])
                 case loop.RunToolCalls(calls=calls):
                     await run_tool_calls(state, calls, work, children)
                 case loop.RunBranches(branches=branches):
-                    await work.through([run_branch(state, branch, work) for branch in branches])
+                    await work.run_all([run_branch(state, branch, work) for branch in branches])
                 case loop.SendReminders():
                     await send_reminders_while_waiting(state, work, children)
                 case loop.RecordClosing():
-                    await work.finish(steps.record_ending(state, step, work), stop=not state.cancelled)
+                    await work.run_to_end(steps.record_ending(state, step, work), stop=not state.cancelled)
                 case loop.Wait():
                     await self._continue_as_new_if_long(state)  # it may wait for months
-                    await self._wait(state, step, children.next_look(step, now.timestamp()))
+                    await self._wait_for_change(state, step, children.compute_next_probe(step, now.timestamp()))
                     loop.update_work_time(state, host.now(), working=step.until == "child")
                 case loop.StopChildren():
-                    await work.finish(children.stop(), stop=False)
+                    await work.run_to_end(children.stop_children(), stop=False)
                 case loop.ReportToParent():
-                    await work.finish(report_to_parent(state, step, self._guard), stop=False)
+                    await work.run_to_end(report_to_parent(state, step, self._guard), stop=False)
                 case loop.EndRun(status=ended):
-                    result = self._guard.apply(state, "the result", lambda: _build_run_result(state, ended))
+                    result = self._guard.change_or_pause(state, "the result", lambda: _build_run_result(state, ended))
                     if result is not None:
                         return _return_or_raise_result(ended, result)
                 case _:
@@ -99,7 +99,7 @@ class AgentWorkflow(WorkflowHandlers):
 
     # --- around the steps
 
-    def _open(self, *arguments: Any) -> RunState:
+    def _open_run(self, *arguments: Any) -> RunState:
         info = host.info()
         scope = info.first_execution_run_id
         if info.cron_schedule and info.continued_run_id:  # every run of a cron has the same first one
@@ -117,10 +117,10 @@ class AgentWorkflow(WorkflowHandlers):
             raise build_application_error(why) from None
         if state is None:  # what is wrong here fails the task, not the run: another worker may be able to go on
             state = loop.read_continued_state(raw, info.workflow_id)
-        self._begin(state)
+        self._set_state(state)
         return state
 
-    async def _wait(self, state: RunState, step: loop.Wait, look: float | None) -> None:
+    async def _wait_for_change(self, state: RunState, step: loop.Wait, look: float | None) -> None:
         idle = state.idle_timeout if step.until == "message" else None
         times = [at for at in (step.deadline, look) if at is not None]
         if times:
@@ -128,7 +128,9 @@ class AgentWorkflow(WorkflowHandlers):
         try:
             with suppress(asyncio.CancelledError):  # the loop is told of it before its next decision
                 await host.wait_condition(
-                    lambda: state.interrupt is not None or _is_step_outdated(state, step) or self._is_long(state),
+                    lambda: (
+                        state.interrupt is not None or _is_step_outdated(state, step) or self._is_history_long(state)
+                    ),
                     timeout=idle,
                     timeout_summary=_describe_wait_timer(step) if idle else None,
                 )
@@ -139,24 +141,24 @@ class AgentWorkflow(WorkflowHandlers):
 
     async def _continue_as_new_if_long(self, state: RunState) -> None:
         """Nothing is in flight before a model call and in a wait, so the state is all that a new execution needs."""
-        self._too_large = False
-        if not self._is_long(state):
+        self._is_carry_over_too_large = False
+        if not self._is_history_long(state):
             return
         try:
             await host.wait_condition(host.all_handlers_finished)
         except asyncio.CancelledError:
             return
-        carried = self._guard.apply(
+        carried = self._guard.change_or_pause(
             state, "the next execution", lambda: loop.build_continuation_input(state, host.info().run_id)
         )
         # Where it is too large, the model calls first take the waiting messages in.
-        self._too_large = carried is None or measure_json(carried) > STATE_BYTES
-        if carried is not None and not self._too_large:
+        self._is_carry_over_too_large = carried is None or measure_json(carried) > STATE_BYTES
+        if carried is not None and not self._is_carry_over_too_large:
             host.continue_as_new(carried)
 
-    def _is_long(self, state: RunState) -> bool:
+    def _is_history_long(self, state: RunState) -> bool:
         """Whether the history is so long that the run is continued as new, where it can be."""
-        if self._too_large:
+        if self._is_carry_over_too_large:
             return False
         info, most = host.info(), state.max_history_events
         return info.is_continue_as_new_suggested() or (most is not None and info.get_current_history_length() > most)

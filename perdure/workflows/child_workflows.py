@@ -46,14 +46,14 @@ from .step_tasks import StepTasks
 
 async def run_subagent(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
     """Run the child to its end. An interrupt of the run interrupts the child, which then says what it has used."""
-    start = work.guard.apply(state, "the start of a subagent", lambda: loop.build_child_start(state, pending))
+    start = work.guard.change_or_pause(state, "the start of a subagent", lambda: loop.build_child_start(state, pending))
     if isinstance(start, NewResult):
         loop.apply_result(state, pending.op, start)
     if not isinstance(start, dict):
         return
     ended = await run_child(state, loop.build_child_run_id(state, pending), start)
-    stopping = work.stopping() and loop.was_stopped(ended)
-    work.guard.apply(
+    stopping = work.is_stopping() and loop.was_stopped(ended)
+    work.guard.change_or_pause(
         state, "the end of a subagent", lambda: loop.apply_child_outcome(state, pending, ended, stopping=stopping)
     )
 
@@ -149,17 +149,17 @@ class BackgroundChildren:
     def __init__(self, state: RunState, guard: Guard) -> None:
         self._state = state
         self._guard = guard
-        self._watched: dict[str, asyncio.Task[Any]] = {}
+        self._child_tasks: dict[str, asyncio.Task[Any]] = {}
         """By handle: those that this execution has started."""
 
     # --- calls
 
-    async def start(self, pending: ToolCallState, how: SubagentCall) -> None:
+    async def start_child(self, pending: ToolCallState, how: SubagentCall) -> None:
         """Start what the call asks for; the call ends as soon as that has begun."""
         state = self._state
         if len(list_active_background_runs(state)) >= (how.background or 0):
-            await self._look_at(list_active_background_runs(state))  # one that is lost holds no place
-        prepared = self._guard.apply(
+            await self._probe_children(list_active_background_runs(state))  # one that is lost holds no place
+        prepared = self._guard.change_or_pause(
             state, "the start of a subagent", lambda: background.prepare_background_run(state, pending)
         )
         if prepared is None:
@@ -174,11 +174,13 @@ class BackgroundChildren:
         except FailureError as error:
             background.fail_background_start(state, row, f"{type(error).__name__}: {error}")
             return
-        self._watched[row.handle] = child
-        child.add_done_callback(lambda task: self._closed(row, task))
-        self._guard.apply(state, "the start of a subagent", lambda: background.mark_background_started(state, row))
+        self._child_tasks[row.handle] = child
+        child.add_done_callback(lambda task: self._apply_child_closed(row, task))
+        self._guard.change_or_pause(
+            state, "the start of a subagent", lambda: background.mark_background_started(state, row)
+        )
 
-    async def tell(self, pending: ToolCallState, how: TellCall) -> None:
+    async def send_message(self, pending: ToolCallState, how: TellCall) -> None:
         """Send the message. Sent twice, it counts once."""
         state = self._state
         row = background.find_tell_target(state, pending, how.handle)
@@ -191,10 +193,10 @@ class BackgroundChildren:
         message: dict[str, Any] = {"content": how.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
         if how.blob is not None:
             message |= {"content": how.blob.model_dump(mode="json"), "store_id": state.store_id}
-        error = await self._signal(row, "inject_user_message", message)
+        error = await self._signal_child(row, "inject_user_message", message)
         background.apply_tell_result(state, pending, None if error is None else f"not delivered: {error}")
 
-    def _closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
+    def _apply_child_closed(self, row: BackgroundRun, task: asyncio.Task[Any]) -> None:
         if task.cancelled():  # this worker lets go of the run
             return
         error = task.exception()
@@ -206,7 +208,7 @@ class BackgroundChildren:
             raise error
         lost = error is not None and is_lost_child_error(error)
         host.record_received()
-        self._guard.apply(
+        self._guard.change_or_pause(
             self._state,
             "the end of a subagent",
             lambda: background.apply_background_outcome(self._state, row, ended, lost=lost),
@@ -214,18 +216,18 @@ class BackgroundChildren:
 
     # --- looking after them
 
-    def due(self, step: loop.NextStep, now: float) -> bool:
+    def is_probe_due(self, step: loop.NextStep, now: float) -> bool:
         """Whether somebody is to be looked after before ``step``."""
-        at = self.next_look(step, now)
+        at = self.compute_next_probe(step, now)
         return at is not None and at <= now
 
-    def next_look(self, step: loop.NextStep, now: float) -> float | None:
+    def compute_next_probe(self, step: loop.NextStep, now: float) -> float | None:
         """When: seconds since 1970; None where nobody is."""
         state = self._state
         if not isinstance(step, loop.Wait | loop.CallModel) or step == loop.Wait("message"):
             return None
         times = (
-            [_compute_child_probe_time(row) for row in self._unwatched(list_awaited_background_runs(state))]
+            [_compute_child_probe_time(row) for row in self._select_unwatched(list_awaited_background_runs(state))]
             if isinstance(step, loop.Wait)
             else []
         )
@@ -235,10 +237,10 @@ class BackgroundChildren:
             times.append(_compute_parent_probe_time(state))
         return min(times, default=None)
 
-    async def look(self, now: float) -> None:
+    async def send_due_probes(self, now: float) -> None:
         """Look after those who are due."""
         state, parent = self._state, self._state.parent
-        await self._look_at(
+        await self._probe_children(
             [row for row in list_awaited_background_runs(state) if _compute_child_probe_time(row) <= now]
         )
         if parent is None or not parent.background or _compute_parent_probe_time(state) > now:
@@ -252,17 +254,17 @@ class BackgroundChildren:
                 why = f"run {parent.context_id!r}, which had started this one in background, has ended"
                 loop.fail_run(state, "RunClosedError", why)
 
-    async def _look_at(self, rows: Iterable[BackgroundRun]) -> None:
-        await _run_all_shielded(self._look_after(row) for row in self._unwatched(rows))
+    async def _probe_children(self, rows: Iterable[BackgroundRun]) -> None:
+        await _run_all_shielded(self._probe_child(row) for row in self._select_unwatched(rows))
 
-    async def _look_after(self, row: BackgroundRun) -> None:
+    async def _probe_child(self, row: BackgroundRun) -> None:
         row.looks, row.looked = row.looks + 1, round(host.now().timestamp(), 3)
-        await self._signal(row, "probe")
+        await self._signal_child(row, "probe")
 
-    def _unwatched(self, rows: Iterable[BackgroundRun]) -> list[BackgroundRun]:
-        return [row for row in rows if row.state == "running" and row.handle not in self._watched]
+    def _select_unwatched(self, rows: Iterable[BackgroundRun]) -> list[BackgroundRun]:
+        return [row for row in rows if row.state == "running" and row.handle not in self._child_tasks]
 
-    async def _signal(self, row: BackgroundRun, signal: str, *arguments: Any) -> str | None:
+    async def _signal_child(self, row: BackgroundRun, signal: str, *arguments: Any) -> str | None:
         """Why it could not be delivered, if so. What the run had to say of its end was said before it closed."""
         try:
             await _run_shielded(host.signal_external(build_background_run_id(self._state, row), signal, *arguments))
@@ -275,11 +277,11 @@ class BackgroundChildren:
 
     # --- the end
 
-    async def stop(self) -> None:
+    async def stop_children(self) -> None:
         """Cancel those that run, and wait until they have closed their transcripts; not for ever."""
         state, rows = self._state, list_active_background_runs(self._state)
-        await _run_all_shielded(self._stop(row) for row in rows)
-        watched = [self._watched[row.handle] for row in rows if row.handle in self._watched]
+        await _run_all_shielded(self._stop_child(row) for row in rows)
+        watched = [self._child_tasks[row.handle] for row in rows if row.handle in self._child_tasks]
         try:
             await host.wait_condition(
                 lambda: not list_active_background_runs(state) and all(task.done() for task in watched),
@@ -289,11 +291,11 @@ class BackgroundChildren:
         except TimeoutError:
             background.abandon_background_runs(state)
 
-    async def _stop(self, row: BackgroundRun) -> None:
+    async def _stop_child(self, row: BackgroundRun) -> None:
         row.stopped = True
-        if row.handle not in self._watched:
-            await self._signal(row, "probe")
-        if not row.runs:
+        if row.handle not in self._child_tasks:
+            await self._signal_child(row, "probe")
+        if not row.is_running:
             return
         try:
             await _run_shielded(host.cancel_external(build_background_run_id(self._state, row)))
@@ -306,7 +308,7 @@ async def report_to_parent(state: RunState, step: loop.ReportToParent, guard: Gu
     """Tell the parent how this run ends. One that has ended itself need not know."""
     assert state.parent is not None, "somebody started it"
     op, parent = state.op, state.parent.context_id
-    ended = guard.apply(
+    ended = guard.change_or_pause(
         state,
         "the report to the parent",
         lambda: background.build_child_ended(state, step.status).model_dump(mode="json", exclude_defaults=True),
@@ -358,13 +360,13 @@ def _is_workflow_not_found(error: FailureError) -> bool:
 
 async def run_branch(state: RunState, branch: PendingBranch, work: StepTasks) -> None:
     """Run the branch to its end. An interrupt of the run interrupts it, and it says what it has used."""
-    start = work.guard.apply(state, "the start of a branch", lambda: loop.build_branch_start(state, branch))
+    start = work.guard.change_or_pause(state, "the start of a branch", lambda: loop.build_branch_start(state, branch))
     if isinstance(start, BranchOutcome):
         loop.set_branch_outcome(branch, start)
     if not isinstance(start, dict):
         return
     ended = await run_child(state, loop.build_branch_run_id(state, branch), start)
-    stopping = work.stopping() and loop.was_stopped(ended)
-    work.guard.apply(
+    stopping = work.is_stopping() and loop.was_stopped(ended)
+    work.guard.change_or_pause(
         state, "the end of a branch", lambda: loop.apply_branch_outcome(state, branch, ended, stopping=stopping)
     )

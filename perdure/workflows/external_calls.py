@@ -53,14 +53,14 @@ async def run_before_hooks(state: RunState, pending: ToolCallState, work: StepTa
         return (
             bool(output and output.cleared)
             and external_calls.can_begin_external_call(state, pending)
-            and not work.stopping()
+            and not work.is_stopping()
         )
     return True
 
 
 async def run_after_hooks(state: RunState, pending: ToolCallState, work: StepTasks) -> None:
     """Let hooks see what the call came to, where they are to. One that is stopped before shows nothing of it."""
-    if external_calls.needs_after_activity(pending) and not work.stopping():
+    if external_calls.needs_after_activity(pending) and not work.is_stopping():
         await _run_hooks_activity(state, pending, lambda: external_calls.build_after_input(pending), work)
 
 
@@ -69,7 +69,7 @@ async def _run_hooks_activity(
 ) -> ToolOutput | None:
     """What the worker says; a result that it gives is the call's. None where it was stopped or did not come to it."""
     call = pending.call
-    task = work.guard.apply(
+    task = work.guard.change_or_pause(
         state,
         "the input of hooks around a call",
         lambda: dump_activity_input(
@@ -91,7 +91,7 @@ async def _run_hooks_activity(
     try:
         raw = await host.execute_activity(prefix + call.name, task, **hook_options())
     except ActivityError as error:
-        if is_cancelled_activity(error) and work.stopping():
+        if is_cancelled_activity(error) and work.is_stopping():
             return None  # closed by the loop
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
@@ -101,11 +101,11 @@ async def _run_hooks_activity(
             loop.fail_run_after_calls(state, kind, message)
         what = external_calls.describe_withheld_result(pending) or f"\n({call.name} was not run)"
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}{what}")
-        work.guard.apply(
+        work.guard.change_or_pause(
             state, "the failure of hooks around a call", lambda: _apply_hooks_result(state, pending, result)
         )
         return None
-    return work.guard.apply(
+    return work.guard.change_or_pause(
         state, "the outcome of hooks around a call", lambda: _apply_hooks_output(state, pending, raw)
     )
 
@@ -155,7 +155,7 @@ async def _run_remote_activity(state: RunState, pending: ToolCallState, how: Rem
                 **remote_options(how),
             )
         except ActivityError as error:
-            if is_cancelled_exception(error) and work.stopping():
+            if is_cancelled_exception(error) and work.is_stopping():
                 return False  # closed by the loop
             lost = isinstance(error.cause, temporal.TimeoutError)
             if lost and how.idempotent and (how.retries is None or attempt <= how.retries):
@@ -176,14 +176,14 @@ def _apply_remote_value(state: RunState, pending: ToolCallState, work: StepTasks
         loop.apply_external_result(state, pending.op, result, "ResultError" if result.is_error else "")
 
     try:
-        work.guard.change(state, "the outcome of a remote call", apply)
+        work.guard.change_or_raise(state, "the outcome of a remote call", apply)
     except EngineError as error:  # it has run, and must not run again when the run is resumed
         _apply_remote_failure(state, pending, work, "OutcomeUnknown", f"{error.message}. The call may have succeeded.")
 
 
 def _apply_remote_failure(state: RunState, pending: ToolCallState, work: StepTasks, kind: str, message: str) -> None:
     result = build_remote_failure(pending, f"{kind}: {message}")
-    work.guard.apply(
+    work.guard.change_or_pause(
         state, "the failure of a remote call", lambda: loop.apply_external_result(state, pending.op, result, kind)
     )
 

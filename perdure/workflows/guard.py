@@ -28,15 +28,15 @@ class Guard:
     """Makes the changes of one execution's state, each of them whole or not at all."""
 
     def __init__(self) -> None:
-        self._changes = 0
+        self._change_count = 0
 
-    def change(self, state: RunState, what: str, change: Callable[[], T], *refusals: type[Exception]) -> T:
+    def change_or_raise(self, state: RunState, what: str, change: Callable[[], T], *refusals: type[Exception]) -> T:
         """The result of ``change``, which may alter ``state``.
 
         Raises one of ``refusals`` as it is, and anything else as ``EngineError``; the state is then as it was before.
         """
-        self._changes += 1
-        mark = f"perdure-fault-{self._changes}"
+        self._change_count += 1
+        mark = f"perdure-fault-{self._change_count}"
         before, failed_then = Savepoint(state), host.has_marker(mark)
         try:
             result = change()
@@ -54,10 +54,10 @@ class Guard:
             raise EngineError(f"{what} failed in an earlier version of the engine")
         return result
 
-    def apply(self, state: RunState, what: str, change: Callable[[], T]) -> T | None:
+    def change_or_pause(self, state: RunState, what: str, change: Callable[[], T]) -> T | None:
         """The result of ``change``; None where it failed, and the run is paused."""
         try:
-            return self.change(state, what, change)
+            return self.change_or_raise(state, what, change)
         except EngineError as error:
             reason = f"{error.message}. Resume the run when its workers have a mended engine."
             loop.pause_run(state, reason, host.now().isoformat(), fault=True)
@@ -78,9 +78,9 @@ class Savepoint:
 
     def __init__(self, state: RunState) -> None:
         self._fields: list[tuple[BaseModel, dict[str, Any]]] = []
-        self._keep(state)
+        self._save_fields(state)
 
-    def _keep(self, part: BaseModel) -> None:
+    def _save_fields(self, part: BaseModel) -> None:
         fields = dict(part.__dict__)
         self._fields.append((part, fields))
         for name, value in fields.items():
@@ -88,11 +88,11 @@ class Savepoint:
                 fields[name] = list(value)
                 if value and isinstance(value[0], MUTABLE_TYPES):  # the items of a list are of one kind
                     for item in value:
-                        self._keep(item)
+                        self._save_fields(item)
             elif isinstance(value, dict):
                 fields[name] = dict(value)
             elif isinstance(value, MUTABLE_TYPES):
-                self._keep(value)
+                self._save_fields(value)
 
     def restore(self) -> None:
         """Undo all changes since."""

@@ -58,9 +58,9 @@ class WorkflowHandlers:
     def __init__(self) -> None:
         self._state: RunState | None = None
         self._guard = Guard()
-        self._early: list[Callable[[RunState], None]] = []
+        self._queued_changes: list[Callable[[RunState], None]] = []
         """Signals and updates that came before the input was read, as with signal-with-start."""
-        self._since: str | None = None
+        self._step_started_at: str | None = None
         """When the present step began."""
         self._progress = host.TaskProgress()
 
@@ -68,14 +68,14 @@ class WorkflowHandlers:
     @accept_raw_argument
     def inject_user_message(self, message: Any = None, *_: Any) -> None:
         """A message that joins the conversation at the next iteration: a string, or ``{"content", "id"}``."""
-        self._signal("inject_user_message", lambda state: loop.receive_message(state, decode_argument(message)))
+        self._apply_signal("inject_user_message", lambda state: loop.receive_message(state, decode_argument(message)))
 
     @workflow.update
     @accept_raw_argument
     async def send_message(self, message: Any = None, *_: Any) -> dict[str, Any]:
         """The same from a client that waits for the answer: ``{"task_id"}`` of the turn that it joins or opens."""
         return {
-            "task_id": await self._answer(
+            "task_id": await self._apply_update(
                 "send_message", lambda state: loop.accept_message(state, decode_argument(message))
             )
         }
@@ -90,7 +90,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     async def decide_approval(self, decision: Any = None, *_: Any) -> dict[str, Any]:
         """Approve or deny a call that waits: ``{"call_id", "decision", "by", "comment", "always", …}``."""
-        decided = await self._answer(
+        decided = await self._apply_update(
             "decide_approval", lambda state: loop.decide_approval(state, decode_argument(decision), host.now())
         )
         return decided.model_dump(mode="json", exclude_none=True)
@@ -105,7 +105,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     async def revoke_approval(self, which: Any = None, *_: Any) -> dict[str, Any]:
         """Revoke the standing approvals of a tool: ``{"tool", "by"}``. Those that stood are in ``revoked``."""
-        revoked = await self._answer(
+        revoked = await self._apply_update(
             "revoke_approval", lambda state: loop.revoke_standing_approval(state, decode_argument(which), host.now())
         )
         return {"revoked": [approval.model_dump(mode="json") for approval in revoked]}
@@ -120,7 +120,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     async def answer_call(self, answer: Any = None, *_: Any) -> dict[str, Any]:
         """Answer a call that waits for it: ``{"call_id", "value" or "error", "by", "hash"}``."""
-        answered = await self._answer(
+        answered = await self._apply_update(
             "answer_call", lambda state: loop.answer_call(state, decode_argument(answer), host.now())
         )
         return answered.model_dump(mode="json", exclude_none=True)
@@ -135,31 +135,31 @@ class WorkflowHandlers:
     @accept_raw_argument
     def interrupt(self, message: Any = None, *_: Any) -> None:
         """Stop what is in flight. With a message the turn goes on with it, without one it ends."""
-        self._signal("interrupt", lambda state: loop.request_interrupt(state, decode_argument(message)))
+        self._apply_signal("interrupt", lambda state: loop.request_interrupt(state, decode_argument(message)))
 
     @workflow.signal
     @accept_raw_argument
     def close(self, *_: Any) -> None:
         """End a session after its current turn."""
-        self._signal("close", loop.close_run)
+        self._apply_signal("close", loop.close_run)
 
     @workflow.signal
     @accept_raw_argument
     def resume(self, how: Any = None, *_: Any) -> None:
         """The cause of a pause is gone: try the same step again. ``{"limits": {"cost_usd": 5}}`` raises limits."""
-        self._signal("resume", lambda state: loop.resume_run(state, decode_argument(how)))
+        self._apply_signal("resume", lambda state: loop.resume_run(state, decode_argument(how)))
 
     @workflow.signal
     @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
         """A subagent in background has ended: a ``ChildEnded``. Only what it was given to prove itself counts."""
-        self._signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
+        self._apply_signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
 
     @workflow.signal
     @accept_raw_argument
     def probe(self, *_: Any) -> None:
         """Shows the sender that the run is open: to a closed one, no signal is delivered."""
-        self._progress.received = True
+        self._progress.has_received = True
 
     @workflow.update
     @accept_raw_argument
@@ -168,7 +168,7 @@ class WorkflowHandlers:
 
     @read.validator
     @accept_raw_argument
-    def _read(self, view: Any = None, *_: Any) -> None:
+    def _answer_read(self, view: Any = None, *_: Any) -> None:
         """Refuse ``{"view": "status" or "turn", "task_id", "asker"}`` with ``{"answer", "asker"}``: what the query has.
 
         A refused update adds nothing to history, and comes with a workflow task, as a query need not: see
@@ -185,7 +185,7 @@ class WorkflowHandlers:
     @accept_raw_argument
     def status(self, *_: Any) -> dict[str, Any]:
         """What the run is at, or waits for: a ``Status``."""
-        return loop.status(self._begun(), self._since).model_dump(mode="json")
+        return loop.build_status(self._require_state(), self._step_started_at).model_dump(mode="json")
 
     @workflow.query
     @accept_raw_argument
@@ -193,57 +193,57 @@ class WorkflowHandlers:
         """How a turn stands, and its answer: a ``TurnStatus``. Without a ``task_id`` the present or last turn."""
         value = decode_argument(task_id)
         asked = value if isinstance(value, str) else None
-        return loop.build_turn_status(self._begun(), asked).model_dump(mode="json", exclude_none=True)
+        return loop.build_turn_status(self._require_state(), asked).model_dump(mode="json", exclude_none=True)
 
-    def _begun(self) -> RunState:
+    def _require_state(self) -> RunState:
         if self._state is None:
             raise ApplicationError("the run has not begun", type="RunNotFoundError", non_retryable=True)
         return self._state
 
-    def _signal(self, name: str, change: Callable[[RunState], object]) -> None:
+    def _apply_signal(self, name: str, change: Callable[[RunState], object]) -> None:
         """Make the change that a signal asks for; a signal has no answer, so ``status.refused`` says what is wrong."""
 
         def apply(state: RunState) -> None:
             try:
-                self._guard.change(state, f"signal {name}", lambda: change(state), PerdureError)
+                self._guard.change_or_raise(state, f"signal {name}", lambda: change(state), PerdureError)
             except EngineError as error:
                 loop.record_refusal(state, error.message)
             except PerdureError as error:
                 loop.record_refusal(state, f"{name}: {error.message}")
 
-        self._apply(apply)
-        self._progress.received = True
+        self._apply_or_queue(apply)
+        self._progress.has_received = True
 
-    async def _answer(self, name: str, change: Callable[[RunState], UpdateResult]) -> UpdateResult:
+    async def _apply_update(self, name: str, change: Callable[[RunState], UpdateResult]) -> UpdateResult:
         """What ``change`` gives for the state. Raises what it raises, as it crosses Temporal."""
         given: list[UpdateResult] = []
         refused: list[ApplicationError] = []
 
         def apply(state: RunState) -> None:
             try:
-                given.append(self._guard.change(state, f"update {name}", lambda: change(state), PerdureError))
+                given.append(self._guard.change_or_raise(state, f"update {name}", lambda: change(state), PerdureError))
             except PerdureError as error:
                 refused.append(build_application_error(error))
 
-        self._apply(apply)
+        self._apply_or_queue(apply)
         if not given and not refused:  # the input is not read yet; else a run that ends now would end before this
             await host.wait_condition(lambda: bool(given or refused))
         if refused:
             raise refused[0]
         return given[0]
 
-    def _apply(self, change: Callable[[RunState], None]) -> None:
+    def _apply_or_queue(self, change: Callable[[RunState], None]) -> None:
         if self._state is None:
-            self._early.append(change)
+            self._queued_changes.append(change)
         else:
             change(self._state)
 
-    def _begin(self, state: RunState) -> None:
+    def _set_state(self, state: RunState) -> None:
         """The input is read: what came before it counts now."""
         self._state = state
-        for change in self._early:
+        for change in self._queued_changes:
             change(state)
-        self._early.clear()
+        self._queued_changes.clear()
 
 
 def build_application_error(error: PerdureError) -> ApplicationError:

@@ -98,17 +98,17 @@ def is_hosted() -> bool:
 class TaskProgress:
     """What the current workflow task has received and commanded, for ``ensure_commands``."""
 
-    task: int = 0
+    task_number: int = 0
     """Number of the workflow task in this worker."""
-    received: bool = False
+    has_received: bool = False
     """The task brought a result that the workflow waited for, or a signal."""
     has_command: bool = False
     """The task made a command and did not cancel it."""
 
-    def next_task(self) -> None:
+    def start_next_task(self) -> None:
         """Begin a new workflow task."""
-        self.task += 1
-        self.received = self.has_command = False
+        self.task_number += 1
+        self.has_received = self.has_command = False
 
 
 _task_progress: ContextVar[TaskProgress | None] = ContextVar("perdure_task_progress", default=None)
@@ -125,19 +125,19 @@ def track_progress() -> TaskProgress:
 def _record_wait(*, commands: bool) -> Iterator[None]:
     """Record a wait; ``commands`` says whether it begins with a command."""
     progress = _task_progress.get() or TaskProgress()
-    begun, progress.has_command = progress.task, progress.has_command or commands
+    begun, progress.has_command = progress.task_number, progress.has_command or commands
     try:
         yield
     finally:
-        progress.received = True
-        if commands and progress.task == begun:  # a command cancelled in its own task leaves no event
+        progress.has_received = True
+        if commands and progress.task_number == begun:  # a command cancelled in its own task leaves no event
             progress.has_command = False
 
 
 def record_received() -> None:
     """Record a result that did not come through a wait of this module."""
     if (progress := _task_progress.get()) is not None:
-        progress.received = True
+        progress.has_received = True
 
 
 def _record_command() -> None:
@@ -314,11 +314,11 @@ def ensure_commands(state: RunState) -> Iterator[TaskProgress]:
 
 async def _add_missing_commands(state: RunState, progress: TaskProgress) -> None:
     # Temporal's own waits, which are not recorded.
-    progress.received = True  # the run has begun
+    progress.has_received = True  # the run has begun
     while True:
-        await workflow.wait_condition(lambda: progress.received or progress.has_command)
+        await workflow.wait_condition(lambda: progress.has_received or progress.has_command)
         for _ in range(YIELD_ROUNDS):
             await workflow.wait_condition(lambda: True)
-        if progress.received and not progress.has_command:
+        if progress.has_received and not progress.has_command:
             workflow.upsert_memo({TURN_MEMO: state.turn.task_id if state.turn else ""})
-        progress.next_task()
+        progress.start_next_task()

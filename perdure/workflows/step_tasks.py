@@ -14,15 +14,15 @@ from .guard import Guard, is_condition_met
 class TaskSource(Protocol):
     """Work that may become possible while other work is under way."""
 
-    def there(self) -> bool:
+    def has_more(self) -> bool:
         """Whether there is some. Looked at again and again: it changes nothing."""
         ...
 
-    def begin(self) -> list[Coroutine[Any, Any, None]]:
+    def start_more(self) -> list[Coroutine[Any, Any, None]]:
         """What there is."""
         ...
 
-    def timeout(self) -> float | None:
+    def seconds_to_next_check(self) -> float | None:
         """Seconds after which to look though nothing has happened."""
         ...
 
@@ -32,18 +32,18 @@ class StepTasks:
 
     def __init__(self, interrupted: Callable[[], bool], guard: Guard) -> None:
         self.guard = guard
-        self._task = asyncio.current_task()
-        self._interrupted = interrupted
+        self._main_task = asyncio.current_task()
+        self._is_interrupted = interrupted
 
-    def cancelling(self) -> bool:
+    def is_cancelling(self) -> bool:
         """Whether the run was cancelled. Nothing uncancels the main task, so this stays true."""
-        return self._task is not None and self._task.cancelling() > 0
+        return self._main_task is not None and self._main_task.cancelling() > 0
 
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether an activity that comes back cancelled was cancelled by us."""
-        return self.cancelling() or self._interrupted()
+        return self.is_cancelling() or self._is_interrupted()
 
-    async def through(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
+    async def run_all(self, work: list[Coroutine[Any, Any, None]], more: TaskSource | None = None) -> None:
         """Do all of ``work`` to its end, and what ``more`` lets begin meanwhile. A cancellation of the run and an
         interrupt are passed on, and what the activities then say was finished still counts: awaited directly, a result
         that comes back together with the cancellation would be thrown away, and ``gather`` would not wait for the
@@ -52,25 +52,25 @@ class StepTasks:
         tasks = [asyncio.create_task(one) for one in work]
 
         def over() -> bool:
-            return self._interrupted() or all(task.done() for task in tasks)
+            return self._is_interrupted() or all(task.done() for task in tasks)
 
         async def wait() -> None:
             with suppress(TimeoutError):
                 await host.wait_condition(
-                    lambda: over() or (more is not None and is_condition_met(more.there)),
-                    timeout=more.timeout() if more is not None else None,
+                    lambda: over() or (more is not None and is_condition_met(more.has_more)),
+                    timeout=more.seconds_to_next_check() if more is not None else None,
                 )
 
         with suppress(asyncio.CancelledError):
             await wait()
             while more is not None and not over():
-                tasks += [asyncio.create_task(one) for one in more.begin()]
+                tasks += [asyncio.create_task(one) for one in more.start_more()]
                 await wait()
         stopped = [] if all(task.done() for task in tasks) else await _wait_for_tasks(tasks, stop=True)
         for task in tasks:
             _raise_task_error(task, stopped)
 
-    async def finish(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
+    async def run_to_end(self, work: Coroutine[Any, Any, None], *, stop: bool) -> None:
         """Do ``work`` to its end, whoever interrupts. A cancellation of the run is passed on if ``stop``."""
         task, stopped = asyncio.create_task(work), []
         try:

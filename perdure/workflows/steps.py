@@ -41,19 +41,19 @@ CONTEXT_LENGTH_ERROR = "ContextLengthError"
 
 async def call_model(state: RunState, step: loop.CallModel, work: StepTasks) -> None:
     """Call the model with what is new."""
-    task = work.guard.apply(state, "the input of a model call", lambda: _build_model_input(state, step))
+    task = work.guard.change_or_pause(state, "the input of a model call", lambda: _build_model_input(state, step))
     if task is None:
         return
     revoked, resend = tuple(state.revoked), state.resend
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
-        if is_cancelled_activity(error) and work.stopping():
+        if is_cancelled_activity(error) and work.is_stopping():
             return  # the loop is told before its next decision
         failure = error
-        work.guard.apply(state, "the failure of a model call", lambda: _apply_model_failure(state, failure))
+        work.guard.change_or_pause(state, "the failure of a model call", lambda: _apply_model_failure(state, failure))
     else:
-        work.guard.apply(
+        work.guard.change_or_pause(
             state, "the outcome of a model call", lambda: _apply_model_output(state, step, revoked, resend, raw)
         )
 
@@ -108,7 +108,7 @@ def _apply_model_output(
 
 async def compact_conversation(state: RunState, step: loop.CompactConversation, work: StepTasks) -> None:
     """Have the conversation written anew, shorter. What is new since the head waits for the call that follows."""
-    task = work.guard.apply(
+    task = work.guard.change_or_pause(
         state,
         "the input of a compaction",
         lambda: dump_activity_input(
@@ -130,7 +130,7 @@ async def compact_conversation(state: RunState, step: loop.CompactConversation, 
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **model_options())
     except ActivityError as error:
-        if is_cancelled_activity(error) and work.stopping():
+        if is_cancelled_activity(error) and work.is_stopping():
             return  # it is compacted before the next call that there is
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
@@ -138,7 +138,7 @@ async def compact_conversation(state: RunState, step: loop.CompactConversation, 
         else:
             loop.fail_run(state, kind, f"the conversation could not be summed up: {message}")
     else:
-        work.guard.apply(
+        work.guard.change_or_pause(
             state, "the outcome of a compaction", lambda: loop.apply_compaction(state, ModelOutput.model_validate(raw))
         )
 
@@ -150,9 +150,9 @@ async def run_tool_call(state: RunState, pending: ToolCallState, work: StepTasks
         case SubagentCall(background=None):
             await run_subagent(state, pending, work)
         case SubagentCall():
-            await children.start(pending, how)
+            await children.start_child(pending, how)
         case TellCall():
-            await children.tell(pending, how)
+            await children.send_message(pending, how)
         case RemoteCall():
             await run_remote_call(state, pending, how, work)
         case CallbackCall():
@@ -167,7 +167,7 @@ async def run_tool_call(state: RunState, pending: ToolCallState, work: StepTasks
 
 async def _run_tool_activity(state: RunState, pending: ToolCallState, how: ActivityCall, work: StepTasks) -> None:
     call = pending.call
-    task = work.guard.apply(
+    task = work.guard.change_or_pause(
         state,
         "the input of a tool call",
         lambda: dump_activity_input(
@@ -191,7 +191,7 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, how: Activ
     try:
         raw = await host.execute_activity(TOOL_ACTIVITY_PREFIX + call.name, task, **tool_options(how))
     except ActivityError as error:
-        if is_cancelled_exception(error) and work.stopping():
+        if is_cancelled_exception(error) and work.is_stopping():
             return  # closed by the loop
         kind, message = read_activity_failure(error)
         if kind in PAUSING_ERRORS:
@@ -200,9 +200,11 @@ async def _run_tool_activity(state: RunState, pending: ToolCallState, how: Activ
         if kind in RUN_FAILING_ERRORS and how.task_queue is None:  # workers of another queue may not have the agent
             loop.fail_run_after_calls(state, kind, message)
         result = NewResult(call_id=call.id, name=call.name, text=f"{kind}: {message}", is_error=True)
-        work.guard.apply(state, "the failure of a tool call", lambda: loop.apply_result(state, pending.op, result))
+        work.guard.change_or_pause(
+            state, "the failure of a tool call", lambda: loop.apply_result(state, pending.op, result)
+        )
     else:
-        work.guard.apply(state, "the outcome of a tool call", lambda: _apply_tool_output(state, pending, raw))
+        work.guard.change_or_pause(state, "the outcome of a tool call", lambda: _apply_tool_output(state, pending, raw))
 
 
 def _apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> None:
@@ -220,7 +222,7 @@ def _apply_tool_output(state: RunState, pending: ToolCallState, raw: Any) -> Non
 def send_reminders(state: RunState, work: StepTasks) -> Coroutine[Any, Any, None]:
     """Send the reminders that are due; to be awaited."""
     return _run_reminder_activity(
-        state, work.guard.apply(state, "a reminder", lambda: _build_reminder_input(state)), work
+        state, work.guard.change_or_pause(state, "a reminder", lambda: _build_reminder_input(state)), work
     )
 
 
@@ -245,7 +247,7 @@ async def _run_reminder_activity(
     told, task = reminder
     telling = asyncio.create_task(host.execute_activity(MODEL_ACTIVITY, task, **model_options()))
     with suppress(asyncio.CancelledError):
-        await host.wait_condition(lambda: telling.done() or not told.wanted())
+        await host.wait_condition(lambda: telling.done() or not told.has_waiting_call())
     if not telling.done():
         telling.cancel()
     await host.wait([telling])
@@ -258,24 +260,24 @@ async def _run_reminder_activity(
         kind, message = read_activity_failure(error)
         if kind != "AbortError":
             host.get_logger().warning("nobody was reminded of calls of run %s: %s: %s", state.context_id, kind, message)
-        elif not work.stopping():
+        elif not work.is_stopping():
             loop.apply_abort(state, message)
 
 
 async def record_ending(state: RunState, step: loop.RecordClosing, work: StepTasks) -> None:
     """Record how the run, or a turn of it, ended."""
-    task = work.guard.apply(state, "the input of an ending", lambda: _build_close_input(state, step))
+    task = work.guard.change_or_pause(state, "the input of an ending", lambda: _build_close_input(state, step))
     if task is None:
         return
     revoked = tuple(state.revoked)
     try:
         raw = await host.execute_activity(MODEL_ACTIVITY, task, **close_options(cancelled=state.cancelled))
     except ActivityError as error:
-        if is_cancelled_activity(error) and not state.cancelled and work.cancelling():
+        if is_cancelled_activity(error) and not state.cancelled and work.is_cancelling():
             return  # the ending is another one now
         host.get_logger().error("the ending could not be recorded: %s", read_activity_failure(error)[1])
         raw = {}
-    work.guard.apply(state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw))
+    work.guard.change_or_pause(state, "the record of an ending", lambda: _apply_close_output(state, step, revoked, raw))
 
 
 def _build_close_input(state: RunState, step: loop.RecordClosing) -> dict[str, Any]:
@@ -320,12 +322,12 @@ async def run_tool_calls(
 ) -> None:
     """Run ``calls`` to their end, and those that are decided on by then."""
     beside = _ToolCallSource(state, work, children)
-    await work.through(beside.of(calls), beside)
+    await work.run_all(beside.build_coroutines(calls), beside)
 
 
 async def send_reminders_while_waiting(state: RunState, work: StepTasks, children: BackgroundChildren) -> None:
     """Tell of the calls that still wait, while those begin that are decided on."""
-    await work.through([send_reminders(state, work)], _ToolCallSource(state, work, children))
+    await work.run_all([send_reminders(state, work)], _ToolCallSource(state, work, children))
 
 
 class _ToolCallSource:
@@ -335,52 +337,53 @@ class _ToolCallSource:
         self._state = state
         self._work = work
         self._children = children
-        self._flying: set[int] = set()
+        self._running_ops: set[int] = set()
         """Operations of the calls that are under way."""
-        self._due: float | None = None
+        self._next_expiry: float | None = None
         """When a call expires that waits for a person, as far as that is known here."""
 
-    def of(self, calls: Iterable[ToolCallState]) -> list[Coroutine[Any, Any, None]]:
+    def build_coroutines(self, calls: Iterable[ToolCallState]) -> list[Coroutine[Any, Any, None]]:
         """``calls``, to be awaited."""
-        return [self._run(pending) for pending in calls]
+        return [self._build_coroutine(pending) for pending in calls]
 
-    def there(self) -> bool:
+    def has_more(self) -> bool:
         """See base."""
-        joining = loop.select_joining_calls(self._state, self._flying)
+        joining = loop.select_joining_calls(self._state, self._running_ops)
         return (
-            bool(loop.list_calls_to_remind(self._state) or joining) or loop.find_next_expiry(self._state) != self._due
+            bool(loop.list_calls_to_remind(self._state) or joining)
+            or loop.find_next_expiry(self._state) != self._next_expiry
         )
 
-    def timeout(self) -> float | None:
+    def seconds_to_next_check(self) -> float | None:
         """See base: when a reminder is due, or the wait for a person ends."""
-        self._due = loop.find_next_expiry(self._state)
-        at = self._next()
+        self._next_expiry = loop.find_next_expiry(self._state)
+        at = self._compute_next_deadline()
         return None if at is None else max(at - host.now().timestamp(), 0.001)
 
-    def _next(self) -> float | None:
-        ends = [loop.find_next_reminder_check(self._state), self._due]
+    def _compute_next_deadline(self) -> float | None:
+        ends = [loop.find_next_reminder_check(self._state), self._next_expiry]
         return min((at for at in ends if at is not None), default=None)
 
-    def begin(self) -> list[Coroutine[Any, Any, None]]:
+    def start_more(self) -> list[Coroutine[Any, Any, None]]:
         """See base."""
         begun: list[Coroutine[Any, Any, None]] = []
-        if self._next() is not None:
-            self._work.guard.apply(
+        if self._compute_next_deadline() is not None:
+            self._work.guard.change_or_pause(
                 self._state, "the wait for a person", lambda: loop.update_approval_waits(self._state, host.now())
             )
         if self._state.pause is not None and self._state.pause.fault:
             return begun
         if loop.list_calls_to_remind(self._state):
             begun.append(send_reminders(self._state, self._work))
-        return begun + self.of(loop.select_joining_calls(self._state, self._flying))
+        return begun + self.build_coroutines(loop.select_joining_calls(self._state, self._running_ops))
 
-    def _run(self, pending: ToolCallState) -> Coroutine[Any, Any, None]:
-        self._flying.add(pending.op)
+    def _build_coroutine(self, pending: ToolCallState) -> Coroutine[Any, Any, None]:
+        self._running_ops.add(pending.op)
 
         async def run() -> None:
             try:
                 await run_tool_call(self._state, pending, self._work, self._children)
             finally:
-                self._flying.discard(pending.op)
+                self._running_ops.discard(pending.op)
 
         return run()

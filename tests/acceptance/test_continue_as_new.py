@@ -163,7 +163,7 @@ async def test_a_reset_uses_what_was_paid(engine: Engine) -> None:
         await _reset(client, run)
         # A handle of the first execution would still answer with the first result.
         second = await client.run(run.id).result()
-        row = await (await client.store()).run(run.id)
+        row = await (await client.store()).get_run(run.id)
     assert len(provider.requests) == 5, "a model call was paid twice"
     assert set(ledger.counts("act").values()) == {1}
     assert second.head == first.head

@@ -240,7 +240,7 @@ async def test_they_end_with_their_parent(engine: Engine, cans: bool) -> None:
         for name in (f"{run.id}/1", f"{run.id}/2"):
             assert await ended_as(client, name) == WorkflowExecutionStatus.CANCELED
             assert_closed(await client.run(name).transcript())
-        row = await (await client.store()).run(run.id)
+        row = await (await client.store()).get_run(run.id)
         assert row is not None
         assert row.status == "completed"
 

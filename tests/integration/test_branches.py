@@ -66,11 +66,11 @@ async def test_the_forked_conversation_shares_its_prefix(engine: Engine) -> None
         for child in await run.children():
             response = await child.result()
             assert response.head is not None
-            heads.append([node.hash for node in await store.nodes(response.head)])
-        row = await store.run(run.id)
+            heads.append([node.hash for node in await store.read_nodes(response.head)])
+        row = await store.get_run(run.id)
         assert row is not None
         assert row.head is not None
-        own = [node.hash for node in await store.nodes(row.head)]
+        own = [node.hash for node in await store.read_nodes(row.head)]
     first, second = heads
     assert first[:2] == second[:2], "one node more, for both"
     assert own[0] == first[0]

@@ -30,7 +30,7 @@ async def ended(client: Client, run: Run) -> Sequence[Message]:
     with pytest.raises(RunCancelledError):
         await run.result()
     assert (await run.status()).state == "cancelled"
-    row = await (await client.store()).run(run.id)
+    row = await (await client.store()).get_run(run.id)
     assert row is not None
     assert row.status == "cancelled"
     messages = await run.transcript()

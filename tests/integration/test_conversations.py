@@ -127,7 +127,7 @@ async def test_an_idle_conversation_closes(engine: Engine) -> None:
         turn = await client.send("talker", "hi", id="u-6" + engine.task_queue, idle_timeout=0.2)
         await turn.result()
         assert (await turn.run.result()).content == "hi (1)"
-        rows = {row.context_id: row.status for row in await (await client.store()).runs()}
+        rows = {row.context_id: row.status for row in await (await client.store()).list_runs()}
         assert rows[turn.run.id] == "completed"
 
 

@@ -173,7 +173,7 @@ async def test_long_replies_are_filled_in(engine: Engine) -> None:
         await run.close()
         await run.result()
         events = await all_of(run.events(wait=False))
-        stored = await (await client.store()).events(run.id)
+        stored = await (await client.store()).read_events(run.id)
     replies = [event for event in events if isinstance(event, ModelCompleted)]
     turns = [event for event in events if isinstance(event, TurnEvent) and event.state == "completed"]
     assert {event.text for event in replies} == {text} == {event.content for event in turns}

@@ -37,7 +37,7 @@ async def look() -> str:
 
 async def told(client: Client, id: str) -> list[Event]:
     """All events of a run that are there."""
-    rows = await (await client.store()).events(id)
+    rows = await (await client.store()).read_events(id)
     read = [decode_event(id, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
     return [event for event in read if event is not None]
 

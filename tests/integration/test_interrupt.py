@@ -203,7 +203,7 @@ async def test_a_run_that_is_cancelled_while_an_interrupt_settles(engine: Engine
         transcript = await run.transcript()
         assert list_open_calls(transcript) == []
         assert users(transcript) == ["Go.", "Stop that."]
-        (row,) = await (await client.store()).runs()
+        (row,) = await (await client.store()).list_runs()
         assert row.status == "cancelled"
 
 

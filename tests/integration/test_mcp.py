@@ -58,7 +58,9 @@ async def test_a_server_that_dies_is_opened_again_and_only_what_is_harmless_is_d
     async def kill(_: ModelRequest) -> Any:
         (pid,) = processes(counts)
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: not any(one.open for one in server._open.values()), what="the worker has noticed")
+        await eventually(
+            lambda: not any(one.is_open for one in server._connections.values()), what="the worker has noticed"
+        )
         return call("act", what="now")
 
     replies = [call("look", what="die"), call("act", what="die"), call("act", what="again"), kill, "Done."]

@@ -136,7 +136,7 @@ async def test_a_run_whose_result_is_lost_pauses_and_can_still_be_cancelled(engi
         await run.cancel()
         with pytest.raises(RunCancelledError):
             await run.result()
-        row = await (await client.store()).run(run.id)
+        row = await (await client.store()).get_run(run.id)
         transcript = await run.transcript()
     assert "TranscriptCorruptedError" in status.reason
     assert row is not None

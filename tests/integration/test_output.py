@@ -73,7 +73,7 @@ async def test_the_answer_is_a_value_of_the_type_and_plain_json_for_everybody_el
         response = await run.result()
         plain = await client.run(run.id).result()
         raw = await run.handle.result()
-        row = await (await client.store()).run(run.id)
+        row = await (await client.store()).get_run(run.id)
     whole = {"verdict": "refund", "amount": 3.0, "places": [{"name": "Hall", "floor": None}]}
     assert response.output == Resolution(verdict="refund", amount=3, places=[Place(name="Hall")])
     assert (response.finish_called, response.finish_reason, response.iterations) == (True, "stop", 2)

@@ -76,7 +76,7 @@ async def test_at_the_limit(engine: Engine) -> None:
                 assert (response.content, response.finish_reason) == (content, "limit")
                 assert response.calls == (4 if way == "finish" else 3)
             messages = await run.transcript()
-            row = await (await client.store()).run(run.id)
+            row = await (await client.store()).get_run(run.id)
             assert_closed(messages)
             assert results(messages) == ["2", "2", "2"]
             assert row is not None
@@ -123,7 +123,7 @@ async def test_the_runs_table_knows_every_run(engine: Engine) -> None:
         run = await client.start("adder", "Go.", id=f"known-{engine.task_queue}")
         response = await run.result()
         store = await client.store()
-        row = await store.run(run.id)
+        row = await store.get_run(run.id)
         listed = [summary.id for summary in await client.list(agent="adder", limit=1000)]
     assert row is not None
     assert (row.status, row.agent, row.head, row.iterations) == ("completed", "adder", response.head, 3)
@@ -139,7 +139,7 @@ async def test_a_failing_provider_fails_the_run_with_its_own_error(engine: Engin
         with pytest.raises(AuthenticationError, match="wrong key"):
             await run.result()
         messages = await run.transcript()
-        row = await (await client.store()).run(run.id)
+        row = await (await client.store()).get_run(run.id)
         status = await run.status()
     assert_closed(messages)
     assert users(messages) == ["hi"]

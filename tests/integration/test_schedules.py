@@ -74,7 +74,7 @@ async def test_a_triggered_run_is_a_run_like_any_other(engine: Engine, name: str
             return [one.status for one in await client.list(agent="reporter") if one.id == run_id] == ["completed"]
 
         await eventually(ended, what="the ended run in Temporal's list")
-        stored = await (await client.store()).run(run_id)
+        stored = await (await client.store()).get_run(run_id)
         assert stored is not None
         assert stored.agent == "reporter"
         assert [event.type async for event in run.events()][-1] == "run"

@@ -33,7 +33,7 @@ class InProcessEngine(Engine):
     async def served(self, *agents: Agent, drain: float = 1.0, **options: Any) -> AsyncIterator[Client]:
         """See base class; ``drain`` has no effect."""
         engine = WorkerEngine(agents, **{"store_url": self.store_url, **options})
-        async with engine.running():
+        async with engine.serve():
             service = InProcessService(engine)
             self._temporal = TemporalClient(service)
             try:

@@ -68,17 +68,17 @@ def test_a_changed_token_does_not_open(data: st.DataObject) -> None:
 @pytest.mark.parametrize("body", ["", "AA==", "ä", "A"])
 def test_what_is_no_token_does_not_open(body: str) -> None:
     with pytest.raises(AuthContextError):
-        KeyRing([NEW]).open(f"perdure1:new:{NEW.mark}:{body}", ["run"])
+        KeyRing([NEW]).open(f"perdure1:new:{NEW.fingerprint}:{body}", ["run"])
     with pytest.raises(AuthContextError, match="a form that this engine does not know"):
-        KeyRing([NEW]).open(f"perdure9:new:{NEW.mark}:{body}", ["run"])
+        KeyRing([NEW]).open(f"perdure9:new:{NEW.fingerprint}:{body}", ["run"])
 
 
 def test_the_first_key_encrypts_and_all_decrypt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEYS_VARIABLE, written(OLD))
-    before = KeyRing.given().encrypting("cluster:7233").seal(b"ana", "run")
+    before = KeyRing.from_environment().get_encryption_key("cluster:7233").seal(b"ana", "run")
     monkeypatch.setenv(KEYS_VARIABLE, written(NEW, OLD))
-    rotated = KeyRing.given()
-    assert rotated.encrypting("cluster:7233").id == "new"
+    rotated = KeyRing.from_environment()
+    assert rotated.get_encryption_key("cluster:7233").id == "new"
     assert rotated.open(before, ["run"]) == b"ana"
 
 
@@ -108,28 +108,28 @@ def test_a_key_that_is_not_here_is_waited_for() -> None:
 def test_a_wrong_key_is_named_and_not_shown(text: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEYS_VARIABLE, text)
     with pytest.raises(RuntimeSetupError, match=why) as caught:
-        KeyRing.given()
+        KeyRing.from_environment()
     assert base64.b64encode(OLD.secret).decode() not in str(caught.value)
     assert OLD.secret.decode() not in repr(OLD)
 
 
 def test_without_a_key_it_is_refused(embedded: str) -> None:
     with pytest.raises(AuthContextUnavailableError, match="cluster:7233, and PERDURE_ENCRYPTION_KEYS gives no key"):
-        KeyRing.given().encrypting("cluster:7233")
+        KeyRing.from_environment().get_encryption_key("cluster:7233")
 
 
 def test_the_embedded_server_has_a_key_of_this_machine(embedded: str, home: Home) -> None:
-    token = KeyRing.given().encrypting(embedded).seal(b"ana", "run")
-    assert KeyRing.given().open(token, ["run"]) == b"ana"
+    token = KeyRing.from_environment().get_encryption_key(embedded).seal(b"ana", "run")
+    assert KeyRing.from_environment().open(token, ["run"]) == b"ana"
     assert stat.S_IMODE((home.root / "encryption.key").stat().st_mode) == 0o600
     assert [path.name for path in home.root.glob(".key-*")] == []
 
 
 def test_keys_that_are_given_count_on_the_embedded_server_too(embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = KeyRing.given().encrypting(embedded).seal(b"ana", "run")
+    own = KeyRing.from_environment().get_encryption_key(embedded).seal(b"ana", "run")
     monkeypatch.setenv(KEYS_VARIABLE, written(NEW))
-    assert KeyRing.given().encrypting(embedded).id == "new"
-    assert KeyRing.given().open(own, ["run"]) == b"ana"
+    assert KeyRing.from_environment().get_encryption_key(embedded).id == "new"
+    assert KeyRing.from_environment().open(own, ["run"]) == b"ana"
 
 
 def test_programs_that_begin_at_once_have_one_key(embedded: str) -> None:
@@ -138,7 +138,7 @@ def test_programs_that_begin_at_once_have_one_key(embedded: str) -> None:
 
     def one() -> None:
         begin.wait()
-        found.append(KeyRing.given().encrypting(embedded).mark)
+        found.append(KeyRing.from_environment().get_encryption_key(embedded).fingerprint)
 
     threads = [threading.Thread(target=one) for _ in range(8)]
     for thread in threads:

@@ -42,19 +42,19 @@ class ChatOptions:
     """What was asked for."""
 
     agent: str
-    first: str | None
+    first_message: str | None
     id: str
     file: str | None
     task_queue: str | None
     by: str | None
-    opening: dict[str, Any]
+    conversation_options: dict[str, Any]
     server: ConnectionOptions
     output: OutputFormat
     files: Sequence[File] = ()
     """What goes with the first message."""
 
     @property
-    def come_back(self) -> str:
+    def resume_command(self) -> str:
         """The command that goes on with it."""
         words = ["perdure", "chat", self.agent, "--id", self.id]
         place = {
@@ -111,9 +111,9 @@ def chat(
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
-        if terminal and any(talk.said for talk in begun):
+        if terminal and any(talk.has_messages for talk in begun):
             print_line(f"conversation {asked.id} stays open:", error=True)
-            print_line(f"  {asked.come_back}", error=True)
+            print_line(f"  {asked.resume_command}", error=True)
     if code:
         raise typer.Exit(code)
 
@@ -138,11 +138,11 @@ async def _run_chat(asked: ChatOptions, begun: list[ChatSession], *, terminal: b
             asked.server, asked.agent, file=asked.file, task_queue=asked.task_queue, actor=asked.by
         )
         async with serving as (client, agent):
-            talk = ChatSession(client, agent, asked.id, asked.opening, asked.files)
+            talk = ChatSession(client, agent, asked.id, asked.conversation_options, asked.files)
             begun.append(talk)
-            past = await talk.past()
+            past = await talk.load_run_details()
             if not terminal:
-                return await run_piped_chat(talk, asked.first, asked.output)
+                return await run_piped_chat(talk, asked.first_message, asked.output)
             from .terminal import ChatTerminal
 
-            return await ChatTerminal(talk, past).run(asked.first)
+            return await ChatTerminal(talk, past).run(asked.first_message)

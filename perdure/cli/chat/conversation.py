@@ -39,7 +39,7 @@ async def run_piped_chat(talk: ChatSession, first: str | None, output: OutputFor
     said: list[dict[str, Any]] = []
     print_line(f"conversation {talk.run.id}", error=True)
     async for text in _read_chat_messages(first):
-        turn, _ = await talk.say(text)
+        turn, _ = await talk.send_message(text)
         try:
             response = await _wait_for_chat_answer(talk, turn)
         except PerdureError as error:
@@ -61,7 +61,7 @@ async def _wait_for_chat_answer(talk: ChatSession, turn: Turn) -> Response:
     """The answer. Ctrl-C while it is awaited interrupts the turn as well."""
     try:
         async with show_activity(talk.run, announce=False):
-            return await talk.answer(turn)
+            return await talk.wait_for_answer(turn)
     except asyncio.CancelledError:
         with contextlib.suppress(PerdureError):
             await talk.interrupt()
@@ -110,11 +110,11 @@ class ChatSession:
     ) -> None:
         self.agent = agent
         self.run = client.run(id)
-        self.begun = False
+        self.exists = False
         """Whether the conversation is there."""
-        self.said = False
+        self.has_messages = False
         """Whether there may be anything to come back to."""
-        self.answered = False
+        self.has_answer = False
         """Whether anybody has answered yet: then there are workers."""
         self._client = client
         self._opening = opening
@@ -132,11 +132,11 @@ class ChatSession:
         self._order = asyncio.Lock()
 
     @property
-    def name(self) -> str:
+    def agent_name(self) -> str:
         """The agent's name."""
         return self.agent if isinstance(self.agent, str) else self.agent.name
 
-    async def past(self) -> RunDetails | None:
+    async def load_run_details(self) -> RunDetails | None:
         """What was said before; None for a new conversation.
 
         Raises ``InvalidInputError`` when the conversation is another agent's.
@@ -147,61 +147,61 @@ class ChatSession:
             shown = await read_run_details(self._client, self.run)
         except RunNotFoundError:
             return None
-        if shown.status.agent and shown.status.agent != self.name:
+        if shown.status.agent and shown.status.agent != self.agent_name:
             raise InvalidInputError(
-                f"conversation {self.run.id!r} is with {shown.status.agent!r}, not with {self.name!r}",
+                f"conversation {self.run.id!r} is with {shown.status.agent!r}, not with {self.agent_name!r}",
                 hint=f"perdure chat {shown.status.agent} --id {self.run.id}",
             )
-        self.begun = self.said = True
+        self.exists = self.has_messages = True
         self._shown = shown.messages or ()
         self._read = len(self._shown)
         self._root = next((m.replaces.head for m in self._shown[:2] if m.replaces is not None), None)
         return shown
 
-    async def under_way(self) -> Turn:
+    async def find_running_turn(self) -> Turn:
         """The turn that was begun before we came."""
         turn = self.run.turn()
         self._turns.add((await turn.status()).task_id)
         return turn
 
-    async def say(self, text: str) -> tuple[Turn, bool]:
+    async def send_message(self, text: str) -> tuple[Turn, bool]:
         """Deliver it; its turn, and whether that is a new one: else it joined the one under way.
 
         Raises ``NoWorkerError`` after 10 s without anybody to take it.
         """
         async with self._order:
-            message_id = self._id_of(text)
+            message_id = self._choose_message_id(text)
             self._unsure = (text, message_id)
-            self.said = True
-            turn = await wait_for_delivery(self.run, self._send(build_content(text, self._files), message_id))
+            self.has_messages = True
+            turn = await wait_for_delivery(self.run, self._send_content(build_content(text, self._files), message_id))
             self._unsure = None
             self._files = []
-            self.begun = True
+            self.exists = True
             assert turn.task_id is not None, "a message that was taken is in a turn"
             new = turn.task_id not in self._turns
             self._turns.add(turn.task_id)
             return turn, new
 
-    async def _send(self, said: Content, message_id: str) -> Turn:
+    async def _send_content(self, said: Content, message_id: str) -> Turn:
         # A conversation that ended goes on with the context it had, unless it is given another one now.
-        if self.begun and all(value is None for value in self._opening.values()):
+        if self.exists and all(value is None for value in self._opening.values()):
             with contextlib.suppress(RunNotFoundError):  # Temporal has forgotten it; the store has not
                 return await self.run.send(said, message_id=message_id)
         return await self._client.send(self.agent, said, id=self.run.id, message_id=message_id, **self._opening)
 
-    def _id_of(self, text: str) -> str:
+    def _choose_message_id(self, text: str) -> str:
         if self._unsure is not None and self._unsure[0] == text:
             return self._unsure[1]
         return uuid.uuid4().hex
 
-    async def answer(self, turn: Turn) -> Response:
+    async def wait_for_answer(self, turn: Turn) -> Response:
         """Wait for it. Raises what the turn failed with."""
         try:
             return await turn.result()
         finally:
-            self.answered = True
+            self.has_answer = True
 
-    def news(self, response: Response) -> list[Message]:
+    def take_new_messages(self, response: Response) -> list[Message]:
         """What was said since the last answer that was shown; [] without the store."""
         messages = list(response.messages)
         if not messages:
@@ -224,7 +224,7 @@ class ChatSession:
         """Stop the turn under way; it ends as it stands. Raises ``PerdureError``."""
         await self.run.interrupt()
 
-    async def doing(self) -> str | None:
+    async def get_activity(self) -> str | None:
         """What it is at, in a line; None when it is not known."""
         from ..show import format_activity
 

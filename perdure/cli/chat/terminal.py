@@ -49,57 +49,57 @@ class LiveTurn:
 
         self._live = LiveText()
         self._colour = colour
-        self.rest = ""
+        self.partial_line = ""
         """The line that is being written."""
-        self.shown = False
+        self.has_output = False
         """Whether any of the reply was shown."""
-        self.over = False
+        self.is_over = False
         """Whether the turn has its answer; one that is extended goes on."""
 
     def feed(self, event: Event) -> Iterator[str]:
         """Whole lines of text, and what else a person wants to know of it."""
         if event.path:
-            yield from self._of_subagent(event)
+            yield from self._format_subagent_calls(event)
             return
-        self.over = event.type == "turn" and event.state != "started"
+        self.is_over = event.type == "turn" and event.state != "started"
         if piece := self._live.feed(event):
-            self.shown = True
-            *whole, self.rest = (self.rest + piece).split("\n")
+            self.has_output = True
+            *whole, self.partial_line = (self.partial_line + piece).split("\n")
             yield from (escape_line(line).rstrip() for line in whole)
-            yield from self._wrapped()
+            yield from self._wrap_partial_line()
         match event.type:
             case "model.completed":
-                yield from self.last()
+                yield from self.flush_partial_line()
                 for call in format_calls(event):
                     yield style_text(call, "blue", on=self._colour)
             case "model.retracted":
-                yield from self.last()
+                yield from self.flush_partial_line()
                 if event.reason != "Interrupted":  # the end of the turn says so
                     yield style_text(format_retraction(event.reason), "yellow", on=self._colour)
             case "tool.progress":
                 yield style_text(f"… {escape_line(event.name)}: {escape_line(event.message)}", "dim", on=self._colour)
 
-    def _of_subagent(self, event: Event) -> Iterator[str]:
+    def _format_subagent_calls(self, event: Event) -> Iterator[str]:
         """The calls it makes, a line each, and no word of what it says: that is for the agent that asked."""
         if event.type == "model.completed" and event.calls:
-            yield from self.last()
+            yield from self.flush_partial_line()
             for call in format_calls(event):
                 yield style_text(f"[{format_subagent_path(event)}] {call}", "dim", on=self._colour)
 
-    def last(self) -> Iterator[str]:
+    def flush_partial_line(self) -> Iterator[str]:
         """The line that is being written, as it stands."""
-        if self.rest:
-            yield escape_line(self.rest).rstrip()
-            self.rest = ""
+        if self.partial_line:
+            yield escape_line(self.partial_line).rstrip()
+            self.partial_line = ""
 
-    def _wrapped(self) -> Iterator[str]:
+    def _wrap_partial_line(self) -> Iterator[str]:
         """The beginning of a line that is longer than the terminal is wide: it cannot change any more."""
         columns = max(shutil.get_terminal_size((100, 24)).columns - 1, 20)
-        while len(self.rest) > columns:
-            at = self.rest.rfind(" ", 1, columns)
+        while len(self.partial_line) > columns:
+            at = self.partial_line.rfind(" ", 1, columns)
             at = columns if at < 0 else at
-            yield escape_line(self.rest[:at])
-            self.rest = self.rest[at:].removeprefix(" ")
+            yield escape_line(self.partial_line[:at])
+            self.partial_line = self.partial_line[at:].removeprefix(" ")
 
 
 # ---
@@ -181,11 +181,11 @@ class ChatTerminal:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ends the chat from inside."""
         self._session: PromptSession[str] = PromptSession(
-            self._prompt,
-            history=_open_prompt_history(talk.name),
+            self._build_prompt,
+            history=_open_prompt_history(talk.agent_name),
             multiline=True,
             prompt_continuation=_CONTINUATION_PROMPT,
-            key_bindings=self._keys(),
+            key_bindings=self._build_key_bindings(),
             style=_PROMPT_STYLE,
             input=_Keyboard(sys.stdin),
         )
@@ -195,10 +195,10 @@ class ChatTerminal:
 
         Raises ``NoWorkerError`` when nobody takes the first message.
         """
-        await self._greet()
-        looking = asyncio.ensure_future(self._look())
+        await self._print_greeting()
+        looking = asyncio.ensure_future(self._poll_turn_activity())
         # One prompt for the whole sitting: between two the terminal would take Enter for the key that begins a line.
-        sitting = asyncio.ensure_future(self._session.prompt_async(pre_run=lambda: self._begin(first)))
+        sitting = asyncio.ensure_future(self._session.prompt_async(pre_run=lambda: self._send_first_message(first)))
         try:
             either: list[asyncio.Future[Any]] = [sitting, self._over]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -214,108 +214,108 @@ class ChatTerminal:
             await asyncio.gather(*left, return_exceptions=True)
         return 0
 
-    def _begin(self, first: str | None) -> None:
+    def _send_first_message(self, first: str | None) -> None:
         if first is not None and first.strip():
-            self._say(first)
+            self._send_text(first)
 
-    async def _greet(self) -> None:
+    async def _print_greeting(self) -> None:
         if self._past is None:
-            self._print([style_text(f"{self._talk.name} · {self._talk.run.id}", "dim", on=self._colour)])
+            self._print_lines([style_text(f"{self._talk.agent_name} · {self._talk.run.id}", "dim", on=self._colour)])
         else:
-            self._print(format_past_turns(self._past, colour=self._colour))
+            self._print_lines(format_past_turns(self._past, colour=self._colour))
             if self._past.status.state == "running":
-                self._spawn(self._await(await self._talk.under_way()))
-        self._print([style_text(_KEY_HELP, "dim", on=self._colour)])
+                self._start_task(self._wait_for_answer(await self._talk.find_running_turn()))
+        self._print_lines([style_text(_KEY_HELP, "dim", on=self._colour)])
 
-    def _say(self, text: str) -> None:
+    def _send_text(self, text: str) -> None:
         first, *more = text.splitlines()
-        self._print([f"{_PROMPT}{first}", *(f"{_CONTINUATION_PROMPT}{line}" for line in more)])
-        self._live.over = False
-        self._spawn(self._delivered(text))
+        self._print_lines([f"{_PROMPT}{first}", *(f"{_CONTINUATION_PROMPT}{line}" for line in more)])
+        self._live.is_over = False
+        self._start_task(self._deliver_text(text))
 
-    async def _delivered(self, text: str) -> None:
+    async def _deliver_text(self, text: str) -> None:
         try:
-            turn, new = await self._talk.say(text)
+            turn, new = await self._talk.send_message(text)
         except NoWorkerError as error:
-            if not self._talk.answered and not self._over.done():
+            if not self._talk.has_answer and not self._over.done():
                 self._over.set_exception(error)
-            self._error(error)
+            self._print_error(error)
         except PerdureError as error:
-            self._error(error)
+            self._print_error(error)
         else:
             if new:
-                await self._await(turn)
+                await self._wait_for_answer(turn)
 
-    async def _await(self, turn: Turn) -> None:
+    async def _wait_for_answer(self, turn: Turn) -> None:
         self._live = live = LiveTurn(colour=self._colour)
-        watching = asyncio.ensure_future(self._watch(turn, live))
+        watching = asyncio.ensure_future(self._print_live_events(turn, live))
         try:
-            response = await self._talk.answer(turn)
+            response = await self._talk.wait_for_answer(turn)
             # It ends with the turn; the answer does not wait for it.
             await asyncio.wait([watching], timeout=_LAST_EVENTS_SECONDS)
         except PerdureError as error:
-            self._print(list(live.last()))
-            self._error(error)
+            self._print_lines(list(live.flush_partial_line()))
+            self._print_error(error)
         else:
-            self._print(list(live.last()))
-            news = self._talk.news(response)  # they count as shown in any case
-            if live.shown:
-                self._print([*format_turn_end(response, colour=self._colour), ""])
+            self._print_lines(list(live.flush_partial_line()))
+            news = self._talk.take_new_messages(response)  # they count as shown in any case
+            if live.has_output:
+                self._print_lines([*format_turn_end(response, colour=self._colour), ""])
             else:
-                self._print([*format_turn_answer(response, news, colour=self._colour), ""])
+                self._print_lines([*format_turn_answer(response, news, colour=self._colour), ""])
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _watch(self, turn: Turn, live: LiveTurn) -> None:
+    async def _print_live_events(self, turn: Turn, live: LiveTurn) -> None:
         """Show the turn as it happens, where this client has the store that tells of it."""
         with contextlib.suppress(PerdureError):
             async for event in turn.events():
                 if lines := list(live.feed(event)):
-                    self._print(lines)
+                    self._print_lines(lines)
                 self._session.app.invalidate()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         if not self._tasks:
             self._interrupted = False
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_task_done)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._doing = ""
         self._session.app.invalidate()
         if not task.cancelled() and (error := task.exception()) is not None and not self._over.done():
             self._over.set_exception(error)  # a fault of ours must not be silent
 
-    async def _interrupt(self) -> None:
+    async def _interrupt_turn(self) -> None:
         try:
             await self._talk.interrupt()
         except PerdureError as error:
-            self._error(error)
+            self._print_error(error)
 
-    async def _look(self) -> None:
+    async def _poll_turn_activity(self) -> None:
         """Show what the agent is at, while it is at something."""
         while True:
             if self._tasks:
-                doing = await self._talk.doing()
+                doing = await self._talk.get_activity()
                 self._doing = doing if doing is not None and self._tasks else ""
                 self._session.app.invalidate()
             await asyncio.sleep(STATUS_POLL_SECONDS)
 
-    def _prompt(self) -> FormattedText:
+    def _build_prompt(self) -> FormattedText:
         """Above it, the line that is being written, and what the agent is at: a toolbar would be there only where a
         terminal tells its cursor's place.
         """
         if not self._tasks:
             return FormattedText([("", _PROMPT)])
-        rest = f"{escape_line(self._live.rest)}\n" if self._live.rest else ""
+        rest = f"{escape_line(self._live.partial_line)}\n" if self._live.partial_line else ""
         keys = "Ctrl-C again leaves" if self._interrupted else "Ctrl-C interrupts"
         doing = [("class:doing", escape_line(self._doing or "…")), ("class:keys", f"  {keys}\n")]
         return FormattedText([("", rest), *doing, ("", _PROMPT)])
 
-    def _keys(self) -> KeyBindings:
+    def _build_key_bindings(self) -> KeyBindings:
         keys = KeyBindings()
 
         @keys.add("enter")
@@ -323,7 +323,7 @@ class ChatTerminal:
             text = event.current_buffer.text.strip()
             event.current_buffer.reset(append_to_history=bool(text))
             if text:
-                self._say(text)
+                self._send_text(text)
 
         @keys.add("escape", "enter")
         @keys.add("c-j")
@@ -333,17 +333,17 @@ class ChatTerminal:
         @keys.add("c-c")
         @keys.add("<sigint>")
         def _stop(event: KeyPressEvent) -> None:
-            self._stopped(event)
+            self._handle_ctrl_c(event)
 
         return keys
 
-    def _stopped(self, event: KeyPressEvent) -> None:
+    def _handle_ctrl_c(self, event: KeyPressEvent) -> None:
         """Ctrl-C: of what there is, the nearest."""
         # An answer that is there is not interrupted any more, though its turn may be a moment from its end.
-        working = bool(self._tasks) and not self._live.over
+        working = bool(self._tasks) and not self._live.is_over
         if working and not self._interrupted:
             self._interrupted = True
-            self._spawn(self._interrupt())
+            self._start_task(self._interrupt_turn())
         elif working:
             event.app.exit(exception=KeyboardInterrupt)
         elif event.current_buffer.text:
@@ -351,13 +351,13 @@ class ChatTerminal:
         else:
             event.app.exit(exception=EOFError)
 
-    def _error(self, error: PerdureError) -> None:
+    def _print_error(self, error: PerdureError) -> None:
         said = [style_text(line, "red", on=self._colour) for line in f"error: {error.message}".splitlines()]
         if error.hint:
             said.append(style_text(error.hint, "dim", on=self._colour))
-        self._print([*said, ""])
+        self._print_lines([*said, ""])
 
-    def _print(self, lines: Iterator[str] | list[str]) -> None:
+    def _print_lines(self, lines: Iterator[str] | list[str]) -> None:
         for line in lines:
             print_line(line)
 
@@ -373,6 +373,6 @@ def _open_prompt_history(agent: str) -> FileHistory:
     """The lines that were typed to this agent, in a file that only its owner reads."""
     home = current_home().create()
     file = home.history / quote(agent, safe="")
-    with home.guard():
+    with home.translate_errors():
         open(file, "a", opener=open_private).close()
     return FileHistory(file)

@@ -94,11 +94,13 @@ async def _play_scenario(client: Client, cast: DemoProcesses, folder: Path, ques
         async with asyncio.timeout(limit):
             story = DemoScenario(cast)
             worker = await cast.start_worker()
-            story.say("worker", f"{worker.pid} serves agent {AGENT_NAME}")
+            story.print_step("worker", f"{worker.pid} serves agent {AGENT_NAME}")
             run = await client.start(AGENT_NAME, question, id=f"demo-{os.urandom(4).hex()}")
-            story.say("run", f"{run.id} started")
+            story.print_step("run", f"{run.id} started")
             response = await story.play(run)
-            return await _print_report(client, run, response, story, await cast.asked(), await count_attempts(run))
+            return await _print_report(
+                client, run, response, story, await cast.count_model_requests(), await count_attempts(run)
+            )
     except TimeoutError:
         reason = (await run.status()).reason if run else None
         raise RunError(f"the demo is not done after {limit:g} s" + (f": {reason}" if reason else "")) from None
@@ -137,12 +139,12 @@ async def _print_report(
     for line in format_conversation(response.messages, colour=colour):
         print_line(line)
     _print_title("What was shown")
-    made = check_claims(response, story.facts, tried, asked)
+    made = check_claims(response, story.observations, tried, asked)
     for claim in made:
         mark = style_text("✓", "green", on=colour) if claim.holds else style_text("✗ NOT TRUE:", "red", on=colour)
         print_line(f"  {mark} {claim.text}")
-    if story.facts.back_after is not None:
-        print_line(f"    {story.facts.back_after:.1f} s from the kill to the next model call")
+    if story.observations.resumed_after_seconds is not None:
+        print_line(f"    {story.observations.resumed_after_seconds:.1f} s from the kill to the next model call")
     _print_title("Look at it")
     if ui := await find_ui_url(client, run.id):
         print_line(f"  {ui}")

@@ -72,7 +72,7 @@ class DemoProcesses:
         """Start the small model, unless a real one is used."""
         if not self._small:
             return
-        said = await self._start("perdure.cli.demo.model")
+        said = await self._start_child("perdure.cli.demo.model")
         self._env = {"OPENAI_BASE_URL": str(said["base_url"]), "OPENAI_API_KEY": "none-needed"}
 
     async def start_worker(self) -> ChildProcess:
@@ -84,20 +84,20 @@ class DemoProcesses:
             self.client.temporal.namespace,
             self.client.store_url,
         )
-        await self._start("perdure.cli.demo.worker", str(self._folder), self.model, *place)
+        await self._start_child("perdure.cli.demo.worker", str(self._folder), self.model, *place)
         self.worker = self._children[-1]
         return self.worker
 
-    async def asked(self) -> int | None:
+    async def count_model_requests(self) -> int | None:
         """How often the small model was asked, by its own count; None with a real one."""
         if self.base_url is None:
             return None
         return await asyncio.to_thread(_fetch_request_count, self.base_url)
 
-    async def _start(self, module: str, *arguments: str) -> dict[str, object]:
+    async def _start_child(self, module: str, *arguments: str) -> dict[str, object]:
         child = await ChildProcess.start(module, *arguments, env=self._env)
         self._children.append(child)
-        said = await child.says()
+        said = await child.read_report()
         if said is None or said["event"] != "serving":
             why = said["error"] if said else "it ended at once"
             raise RuntimeSetupError(f"{module} does not start: {why}", hint=said["hint"] if said else None)
@@ -127,11 +127,11 @@ class RunningActivity:
     """Identity of the worker: ``pid@host``."""
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """For people."""
         return "a model call" if self.name == MODEL_ACTIVITY else f"the tool {self.name.removeprefix('tool.')}"
 
-    def on(self, worker: ChildProcess) -> bool:
+    def is_on(self, worker: ChildProcess) -> bool:
         """Whether that worker has it."""
         return self.worker.startswith(f"{worker.pid}@")
 
@@ -156,7 +156,7 @@ class AttemptCounts:
     model: int
     """Attempts of model calls, the recording of the end left out."""
     tools: int
-    again: tuple[str, ...]
+    repeated_tools: tuple[str, ...]
     """Tools that were begun more than once."""
 
 
@@ -178,7 +178,7 @@ async def count_attempts(run: Run) -> AttemptCounts:
     return AttemptCounts(
         model=sum(attempts[event] for event, name in names.items() if name == MODEL_ACTIVITY),
         tools=sum(attempts[event] for event in tools),
-        again=tuple(name.removeprefix("tool.") for event, name in tools.items() if attempts[event] > 1),
+        repeated_tools=tuple(name.removeprefix("tool.") for event, name in tools.items() if attempts[event] > 1),
     )
 
 
@@ -193,12 +193,12 @@ _REPLY_CHARS = 85
 class Observations:
     """What was seen, for the claims at the end."""
 
-    before: Sequence[Message] = ()
+    transcript_at_kill: Sequence[Message] = ()
     """The transcript at the kill."""
-    cut: list[RunningActivity] = field(default_factory=list)
+    activities_at_kill: list[RunningActivity] = field(default_factory=list)
     """What was in flight at the kill."""
     alive_after_kill: bool = False
-    back_after: float | None = None
+    resumed_after_seconds: float | None = None
     """Seconds from the kill to the next model call."""
 
 
@@ -209,97 +209,107 @@ class DemoScenario:
         self._cast = cast
         self._begun = time.monotonic()
         self._told = 0
-        self.facts = Observations()
+        self.observations = Observations()
 
     async def play(self, run: Run) -> Response:
         """From the started run to its answer. Raises what the run fails with."""
         from ...errors import RuntimeSetupError
 
-        watching = asyncio.ensure_future(self._acts(run))
+        watching = asyncio.ensure_future(self._run_steps(run))
         answer = asyncio.ensure_future(run.result())
         try:
             await asyncio.wait({watching, answer}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 await watching
-                await self._follow(run, answer)
+                await self._print_replies_until_answer(run, answer)
             elif answer.exception() is None:
                 raise RuntimeSetupError("the run was over before its worker could be killed: ask it something harder")
             response = await answer
-            await self._tell_new(run)
-            self.say("done", f"after {response.iterations} model calls", "green")
+            await self._print_new_replies(run)
+            self.print_step("done", f"after {response.iterations} model calls", "green")
             return response
         finally:
             watching.cancel()
             answer.cancel()
 
-    def say(self, label: str, text: str, style: str = "dim") -> None:
+    def print_step(self, label: str, text: str, style: str = "dim") -> None:
         """A line of the story, with the time since it began."""
         clock = style_text(f"{time.monotonic() - self._begun:6.1f} s", "dim", on=can_colour_stdout())
         print_line(f"{clock}  {style_text(label.ljust(9), style, on=can_colour_stdout())} {text}")
 
-    async def _acts(self, run: Run) -> None:
-        await self._until_busy(run)
-        killed = await self._kill(run)
-        await self._resume(run, killed)
+    async def _run_steps(self, run: Run) -> None:
+        await self._wait_for_model_call(run)
+        killed = await self._kill_worker(run)
+        await self._replace_worker(run, killed)
         await run.inject(INJECTED_MESSAGE, id="demo-injected")
-        self.say("injected", f"into the running conversation: “{INJECTED_MESSAGE}”", "cyan")
+        self.print_step("injected", f"into the running conversation: “{INJECTED_MESSAGE}”", "cyan")
 
-    async def _until_busy(self, run: Run) -> None:
+    async def _wait_for_model_call(self, run: Run) -> None:
         """Until the model has given two replies and is being asked for the next."""
         while True:
             status = await run.status()
-            await self._tell_new(run)
+            await self._print_new_replies(run)
             if status.iteration >= KILL_AFTER_REPLIES and status.doing == "model":
                 busy = await list_running_activities(run)
-                asked = await self._cast.asked()
+                asked = await self._cast.count_model_requests()
                 if busy and (asked is None or asked > status.iteration):
                     return
             await asyncio.sleep(_DEMO_POLL_SECONDS)
 
-    async def _kill(self, run: Run) -> float:
+    async def _kill_worker(self, run: Run) -> float:
         from temporalio.client import WorkflowExecutionStatus
 
         worker = self._cast.worker
         assert worker is not None, "started before the run"
         await worker.kill()
         killed = time.monotonic()
-        self.facts.cut = [activity for activity in await list_running_activities(run) if activity.on(worker)]
-        self.facts.before = await run.transcript()
-        what = ", ".join(activity.what for activity in self.facts.cut) or "the run"
-        self.say("kill -9", f"worker {worker.pid} is gone, in the middle of {what}", "red")
+        self.observations.activities_at_kill = [
+            activity for activity in await list_running_activities(run) if activity.is_on(worker)
+        ]
+        self.observations.transcript_at_kill = await run.transcript()
+        what = ", ".join(activity.description for activity in self.observations.activities_at_kill) or "the run"
+        self.print_step("kill -9", f"worker {worker.pid} is gone, in the middle of {what}", "red")
         seen = await run.handle.describe()
-        self.facts.alive_after_kill = seen.status == WorkflowExecutionStatus.RUNNING
+        self.observations.alive_after_kill = seen.status == WorkflowExecutionStatus.RUNNING
         state = seen.status.name.lower() if seen.status else "unknown"
-        kept = sum(message.role == "assistant" for message in self.facts.before)
-        self.say("waits", f"the run is still {state} in Temporal, with {kept} replies in its transcript", "yellow")
+        kept = sum(message.role == "assistant" for message in self.observations.transcript_at_kill)
+        self.print_step(
+            "waits", f"the run is still {state} in Temporal, with {kept} replies in its transcript", "yellow"
+        )
         return killed
 
-    async def _resume(self, run: Run, killed: float) -> None:
+    async def _replace_worker(self, run: Run, killed: float) -> None:
         worker = await self._cast.start_worker()
-        self.say("worker", f"{worker.pid} started; it takes over when the lost one has missed its heartbeats")
+        self.print_step("worker", f"{worker.pid} started; it takes over when the lost one has missed its heartbeats")
         while True:
             calls = [
-                busy for busy in await list_running_activities(run) if busy.name == MODEL_ACTIVITY and busy.on(worker)
+                busy
+                for busy in await list_running_activities(run)
+                if busy.name == MODEL_ACTIVITY and busy.is_on(worker)
             ]
             if calls:
                 break
             await asyncio.sleep(_DEMO_POLL_SECONDS)
-        self.facts.back_after = time.monotonic() - killed
+        self.observations.resumed_after_seconds = time.monotonic() - killed
         attempt = f" (attempt {calls[0].attempt})" if calls[0].attempt > 1 else ""
-        self.say("resumed", f"the model is asked again{attempt}, {self.facts.back_after:.1f} s after the kill", "green")
+        self.print_step(
+            "resumed",
+            f"the model is asked again{attempt}, {self.observations.resumed_after_seconds:.1f} s after the kill",
+            "green",
+        )
 
-    async def _follow(self, run: Run, answer: asyncio.Future[Response]) -> None:
+    async def _print_replies_until_answer(self, run: Run, answer: asyncio.Future[Response]) -> None:
         while not answer.done():
-            await self._tell_new(run)
+            await self._print_new_replies(run)
             await asyncio.wait({answer}, timeout=_DEMO_POLL_SECONDS * 4)
 
-    async def _tell_new(self, run: Run) -> None:
+    async def _print_new_replies(self, run: Run) -> None:
         """What the model has said since the last look."""
         replies = [message for message in await run.transcript() if message.role == "assistant"]
         for number, message in enumerate(replies[self._told :], self._told + 1):
             calls = [f"{call.name}({format_arguments(call.arguments)})" for call in message.tool_calls]
             said = escape_line(" ".join(calls)) if calls else "the answer"
-            self.say(f"reply {number}", said if len(said) <= _REPLY_CHARS else f"{said[:_REPLY_CHARS]}…", "blue")
+            self.print_step(f"reply {number}", said if len(said) <= _REPLY_CHARS else f"{said[:_REPLY_CHARS]}…", "blue")
         self._told = len(replies)
 
 
@@ -319,7 +329,7 @@ def check_claims(response: Response, facts: Observations, tries: AttemptCounts, 
     """All of them. ``asked``: the small model's own count; with a real one Temporal's count of attempts stands in."""
     messages = list(response.messages)
     replies = [message for message in messages if message.role == "assistant"]
-    kept = sum(message.role == "assistant" for message in facts.before)
+    kept = sum(message.role == "assistant" for message in facts.transcript_at_kill)
     return [
         Claim(
             f"the worker was killed in the middle of the run, after {_format_count(kept, 'reply')} of {len(replies)}, "
@@ -327,9 +337,11 @@ def check_claims(response: Response, facts: Observations, tries: AttemptCounts, 
             0 < kept < len(replies) and facts.alive_after_kill,
         ),
         Claim(
-            f"nothing was repeated: the {_format_count(len(facts.before), 'message')} from before the kill stand unchanged "
+            f"nothing was repeated: the {_format_count(len(facts.transcript_at_kill), 'message')} from before the kill "
+            "stand unchanged "
             f"in the transcript",
-            len(facts.before) > 0 and messages[: len(facts.before)] == list(facts.before),
+            len(facts.transcript_at_kill) > 0
+            and messages[: len(facts.transcript_at_kill)] == list(facts.transcript_at_kill),
         ),
         _check_model_calls(len(replies), tries.model if asked is None else asked, facts, by_model=asked is not None),
         _check_tool_results(messages, tries),
@@ -346,15 +358,19 @@ def _check_model_calls(replies: int, paid: int, facts: Observations, *, by_model
     if paid == replies + 1:
         text += ": the one more is the call that the kill cut short"
     # What was in flight when the worker died may be asked for once more, and nothing else.
-    return Claim(text, replies <= paid <= replies + (1 if facts.cut else 0))
+    return Claim(text, replies <= paid <= replies + (1 if facts.activities_at_kill else 0))
 
 
 def _check_tool_results(messages: list[Message], tries: AttemptCounts) -> Claim:
     asked = [call.id for message in messages for call in message.tool_calls]
     results = [result.call_id for message in messages for result in message.tool_results]
     text = f"{_format_count(len(asked), 'tool call')}, each with one result"
-    text += f"; run again after the crash: {', '.join(tries.again)}" if tries.again else ", and each ran once"
-    return Claim(text, sorted(asked) == sorted(results) and tries.tools == len(asked) + len(tries.again))
+    text += (
+        f"; run again after the crash: {', '.join(tries.repeated_tools)}"
+        if tries.repeated_tools
+        else ", and each ran once"
+    )
+    return Claim(text, sorted(asked) == sorted(results) and tries.tools == len(asked) + len(tries.repeated_tools))
 
 
 def _count_user_messages(messages: list[Message], text: str) -> int:

@@ -40,15 +40,15 @@ class Folder:
 
     def list_files(self, path: str = ".") -> str:
         """The files below ``path`` with their sizes; the first 200."""
-        start = self._inside(path)
+        start = self._resolve_path(path)
         if start.is_file():
-            return self._described(start)
+            return self._format_file_size(start)
         found: list[str] = []
-        for number, file in enumerate(self._files(start)):
+        for number, file in enumerate(self._iterate_files(start)):
             if number == _MAX_FILES:
                 found.append(f"… and more: {_MAX_FILES} are shown; name a folder below {path}")
                 break
-            found.append(self._described(file))
+            found.append(self._format_file_size(file))
         return "\n".join(found) or f"no files in {path}"
 
     def search(self, text: str, path: str = ".") -> str:
@@ -56,18 +56,18 @@ class Folder:
         if not text.strip():
             raise ValueError("the text to search for is empty")
         wanted, found = text.casefold(), []
-        for file in self._files(self._inside(path)):
-            for number, line in enumerate(self._text(file) or (), 1):
+        for file in self._iterate_files(self._resolve_path(path)):
+            for number, line in enumerate(self._read_text_lines(file) or (), 1):
                 if wanted in line.casefold():
-                    found.append(f"{self._name(file)}:{number}: {_truncate_file_line(line.strip())}")
+                    found.append(f"{self._relative_name(file)}:{number}: {_truncate_file_line(line.strip())}")
                 if len(found) == _MAX_MATCHES:
                     return "\n".join([*found, f"… the first {_MAX_MATCHES} matches"])
         return "\n".join(found) or f"nothing in {path} contains {text!r}"
 
     def read_file(self, path: str, start: int = 1, lines: int = _MAX_LINES) -> str:
         """At most 120 lines of a file from line ``start``, numbered."""
-        file = self._file(path)
-        text = self._text(file)
+        file = self._resolve_file(path)
+        text = self._read_text_lines(file)
         if text is None:
             raise ValueError(f"{path} is no text file, or has more than {_MAX_FILE_BYTES // 1024 // 1024} MB")
         first = max(start, 1) - 1
@@ -79,17 +79,19 @@ class Folder:
 
     def count_lines(self, path: str = ".") -> str:
         """Lines of a text file, or of all text files below a folder, the longest ten named."""
-        start = self._inside(path)
-        counts = {file: len(text) for file in self._files(start) if (text := self._text(file)) is not None}
+        start = self._resolve_path(path)
+        counts = {
+            file: len(text) for file in self._iterate_files(start) if (text := self._read_text_lines(file)) is not None
+        }
         if start.is_file():
             if not counts:
                 raise ValueError(f"{path} is no text file")
             return f"{path} has {counts[start]} lines"
         longest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]
         head = f"{sum(counts.values())} lines in {len(counts)} text files of {path}; the longest:"
-        return "\n".join([head, *(f"{count} {self._name(file)}" for file, count in longest)])
+        return "\n".join([head, *(f"{count} {self._relative_name(file)}" for file, count in longest)])
 
-    def _inside(self, path: str) -> Path:
+    def _resolve_path(self, path: str) -> Path:
         # Resolved first: neither .. nor a link may lead out.
         found = (self.root / path.strip().lstrip("/")).resolve()
         if found != self.root and self.root not in found.parents:
@@ -98,13 +100,13 @@ class Folder:
             raise FileNotFoundError(f"there is no {path} in the folder; list_files shows what there is")
         return found
 
-    def _file(self, path: str) -> Path:
-        found = self._inside(path)
+    def _resolve_file(self, path: str) -> Path:
+        found = self._resolve_path(path)
         if not found.is_file():
             raise ValueError(f"{path} is a folder; list_files shows its files")
         return found
 
-    def _files(self, start: Path) -> Iterator[Path]:
+    def _iterate_files(self, start: Path) -> Iterator[Path]:
         """Regular files at or below ``start`` in order, without hidden and generated ones."""
         if start.is_file():
             yield start
@@ -124,7 +126,7 @@ class Folder:
                     return
             folders += [e for e in entries if not _is_hidden(e) and e.is_dir() and not e.is_symlink()]
 
-    def _text(self, file: Path) -> list[str] | None:
+    def _read_text_lines(self, file: Path) -> list[str] | None:
         """The lines of a text file; None for a binary, unreadable or huge one."""
         try:
             if file.stat().st_size > _MAX_FILE_BYTES:
@@ -134,10 +136,10 @@ class Folder:
             return None
         return None if b"\0" in body[:8192] else body.decode(errors="replace").splitlines()
 
-    def _described(self, file: Path) -> str:
-        return f"{self._name(file)} ({file.stat().st_size:,} bytes)"
+    def _format_file_size(self, file: Path) -> str:
+        return f"{self._relative_name(file)} ({file.stat().st_size:,} bytes)"
 
-    def _name(self, file: Path) -> str:
+    def _relative_name(self, file: Path) -> str:
         return file.relative_to(self.root).as_posix()
 
 

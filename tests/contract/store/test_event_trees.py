@@ -51,7 +51,7 @@ def batch(of: str, *events: Event | NewEvent, at: str = "", advances: bool = Tru
 
 
 async def told(store: Store, of: str = "c", *, children: bool = True) -> list[tuple[int, str]]:
-    return [(row.seq, row.child or of) for row in await store.events(of, children=children)]
+    return [(row.seq, row.child or of) for row in await store.read_events(of, children=children)]
 
 
 async def test_one_order_for_a_tree_seen_from_each_of_its_runs(store: Store):
@@ -70,11 +70,11 @@ async def test_one_order_for_a_tree_seen_from_each_of_its_runs(store: Store):
 async def test_paths_lead_down_from_whom_is_asked(store: Store):
     for of in ON_THE_WAY:
         await store.append(batch(of, LimitReached()))
-    assert [row.path for row in await store.events("c")] == [(), (FIRST,), (FIRST, SECOND), (OTHER,)]
-    assert [(row.child, row.path) for row in await store.events("c/1")] == [(None, ()), ("c/1/2", (SECOND,))]
-    [row] = await store.events("c/1/2")
+    assert [row.path for row in await store.read_events("c")] == [(), (FIRST,), (FIRST, SECOND), (OTHER,)]
+    assert [(row.child, row.path) for row in await store.read_events("c/1")] == [(None, ()), ("c/1/2", (SECOND,))]
+    [row] = await store.read_events("c/1/2")
     assert (row.child, row.path) == (None, ())
-    row = (await store.events("c"))[2]
+    row = (await store.read_events("c"))[2]
     event = decode_event(row.child or "c", row.seq, row.task_id, row.type, row.body, row.spans, row.path)
     assert event == LimitReached(context_id="c/1/2", seq=3, path=(FIRST, SECOND))
 
@@ -84,9 +84,9 @@ async def test_pages_of_a_part_of_a_tree(store: Store):
         for of in ON_THE_WAY:
             await store.append(batch(of, *[LimitReached(limit=n)] * 3))
     for of, children in itertools.product(ON_THE_WAY, (True, False)):
-        whole = await store.events(of, children=children)
+        whole = await store.read_events(of, children=children)
         rows: list[EventRow] = []
-        while page := await store.events(of, after=rows[-1].seq if rows else 0, limit=7, children=children):
+        while page := await store.read_events(of, after=rows[-1].seq if rows else 0, limit=7, children=children):
             assert len(page) <= 7
             rows += page
         assert rows == whole
@@ -100,7 +100,7 @@ async def test_deltas_of_runs_side_by_side_are_each_ones_own(store: Store):
     await store.commit(
         Commit(outcome=Outcome("k", "model", b"1"), events=batch("c/10", ModelCompleted(), at=build_batch_token(T1)))
     )
-    rows = await store.events("c")
+    rows = await store.read_events("c")
     assert [(row.seq, row.child) for row in rows] == [
         (1, "c/1"),
         (3, None),
@@ -112,7 +112,7 @@ async def test_deltas_of_runs_side_by_side_are_each_ones_own(store: Store):
     ]
     assert rows[-1].spans == ((2, 2), (5, 5), (8, 8))
     await store.append(batch("c/1", ModelStarted(), at=build_batch_token(T1, 2)))  # its worker was lost
-    rows = await store.events("c")
+    rows = await store.read_events("c")
     assert [(row.type, row.child, row.spans) for row in rows[-2:]] == [
         ("model.retracted", "c/1", ((1, 1), (4, 4), (7, 7))),
         ("model.started", "c/1", ()),
@@ -120,7 +120,7 @@ async def test_deltas_of_runs_side_by_side_are_each_ones_own(store: Store):
     assert await store.append(
         batch("c", ModelCompleted(), at=build_batch_token(T1, 1))
     )  # nobody else's fence holds it up
-    numbered(await store.events("c"), set())
+    numbered(await store.read_events("c"), set())
 
 
 async def test_fences_and_keys_are_each_runs_own(store: Store):
@@ -157,31 +157,33 @@ async def test_a_run_that_is_begun_again_comes_by_another_way(store: Store):
         )
         await store.append(replace(batch(of, LimitReached(), at=build_batch_token(T2)), lineage=then))
         await store.append(replace(batch(of, RunEvent(state="terminated")), lineage=None))  # who says no way
-    rows = await store.events("c")
+    rows = await store.read_events("c")
     assert [row.path for row in rows] == [
         *[(FIRST,)] * 2,
         *[(FIRST, SECOND)] * 2,
         *[(again,)] * 2,
         *[(again, SECOND)] * 2,
     ]
-    below = await store.events("c/1")
+    below = await store.read_events("c/1")
     assert [row.path for row in below] == [*[()] * 2, *[(SECOND,)] * 2, *[()] * 2, *[(SECOND,)] * 2]
     await store.append(replace(batch("c/1", LimitReached()), lineage=Lineage(root="else", agent="a", path=(again,))))
-    assert [row.seq for row in await store.events("c", after=8)] == [9]
+    assert [row.seq for row in await store.read_events("c", after=8)] == [9]
 
 
 async def test_changed_knows_what_is_there(store: Store):
-    assert [await store.changed(of, 0, 0) for of in ON_THE_WAY] == [0, 0, 0, 0]
+    assert [await store.wait_for_event(of, 0, 0) for of in ON_THE_WAY] == [0, 0, 0, 0]
     await store.append(batch("c/1", LimitReached(), LimitReached()))
-    assert [await store.changed(of, 0, 0) for of in ("c", "c/1", "c/10")] == [2, 2, 0]
+    assert [await store.wait_for_event(of, 0, 0) for of in ("c", "c/1", "c/10")] == [2, 2, 0]
     await store.append(batch("c", LimitReached()))
-    assert [await store.changed(of, 2, 0) for of in ("c", "c/1", "c/10")] == [3, 3, 0]
-    assert [await store.changed(of, 3, 0) for of in ("c", "c/1", "c/10")] == [0, 0, 0]
+    assert [await store.wait_for_event(of, 2, 0) for of in ("c", "c/1", "c/10")] == [3, 3, 0]
+    assert [await store.wait_for_event(of, 3, 0) for of in ("c", "c/1", "c/10")] == [0, 0, 0]
 
 
 async def test_whoever_waits_is_woken(database: Database):
     stores = [await database.open() for _ in range(2)]
-    waiting = [asyncio.ensure_future(store.changed(of, 0, 60)) for store in stores for of in ("c", "c/1", "c/1/2")]
+    waiting = [
+        asyncio.ensure_future(store.wait_for_event(of, 0, 60)) for store in stores for of in ("c", "c/1", "c/1/2")
+    ]
     await asyncio.sleep(0)
     await stores[0].append(batch("c/1/2", LimitReached()))
     assert await asyncio.gather(*[one for n, one in enumerate(waiting) if n % 3 != 1]) == [1] * 4
@@ -198,8 +200,8 @@ async def test_followers_see_every_number_while_a_tree_writes(database: Database
         seen: list[EventRow] = []
         looked = 0
         while len(seen) < most:
-            looked = await store.changed(of, looked, 60) or looked
-            while page := await store.events(of, after=seen[-1].seq if seen else 0, limit=1, children=children):
+            looked = await store.wait_for_event(of, looked, 60) or looked
+            while page := await store.read_events(of, after=seen[-1].seq if seen else 0, limit=1, children=children):
                 seen += page
         return seen
 
@@ -212,8 +214,8 @@ async def test_followers_see_every_number_while_a_tree_writes(database: Database
     following = [asyncio.ensure_future(follow(*one, most.get(one[1:], 180))) for one in wanted]
     await asyncio.gather(*[write(store, of) for store in stores for of in ON_THE_WAY])
     for (store, of, children), seen in zip(wanted, await asyncio.gather(*following), strict=True):
-        assert seen == await store.events(of, children=children)
-    assert [row.seq for row in await stores[0].events("c")] == list(range(1, 721))
+        assert seen == await store.read_events(of, children=children)
+    assert [row.seq for row in await stores[0].read_events("c")] == list(range(1, 721))
 
 
 # --- whatever comes, all stores say the same ---------------------------------------------------------------------
@@ -248,10 +250,10 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch, str]
                 answers.append(await store.append(one))
             else:
                 answers.append(await store.commit(Commit(outcome=Outcome(f"{name}{n}", "model", b"1"), events=one)))
-            numbered(await store.events(f"{name}c"), gone)
+            numbered(await store.read_events(f"{name}c"), gone)
         for of, children in itertools.product(ON_THE_WAY, (True, False)):
-            answers.append(await store.events(f"{name}{of}", children=children))
-            answers.append(await store.changed(f"{name}{of}", 0, 0))
+            answers.append(await store.read_events(f"{name}{of}", children=children))
+            answers.append(await store.wait_for_event(f"{name}{of}", 0, 0))
         return answers
     finally:
         await store.close()

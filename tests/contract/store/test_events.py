@@ -47,7 +47,7 @@ def batch(*events: Event | NewEvent, at: str = "", advances: bool = True, of: st
 
 
 async def told(store: Store, of: str = "c") -> list[tuple[int, str]]:
-    return [(row.seq, row.type) for row in await store.events(of)]
+    return [(row.seq, row.type) for row in await store.read_events(of)]
 
 
 def read(row: EventRow, of: str = "c") -> Event:
@@ -61,27 +61,27 @@ async def test_events_come_back_whole_and_in_order(store: Store):
     assert await store.append(batch(RunEvent(state="started", agent="a"), turn))
     assert await store.append(batch(delta(), of="other"))
     assert await store.append(batch(LimitReached(limit=7)))
-    first, second, third = await store.events("c")
+    first, second, third = await store.read_events("c")
     assert read(first) == RunEvent(context_id="c", seq=1, state="started", agent="a")
     assert read(second) == turn.model_copy(update={"context_id": "c", "seq": 2})
     assert read(third) == LimitReached(context_id="c", seq=3, limit=7)
     assert (first.task_id, second.task_id) == (None, "t")
     assert await told(store, "other") == [(1, "model.delta")]
-    assert await store.events("nobody") == []
+    assert await store.read_events("nobody") == []
 
 
 async def test_pages(store: Store):
     for n in range(30):
         await store.append(batch(*[delta(f"{n}-{i}") for i in range(10)]))
     rows: list[EventRow] = []
-    while page := await store.events("c", after=rows[-1].seq if rows else 0, limit=70):
+    while page := await store.read_events("c", after=rows[-1].seq if rows else 0, limit=70):
         assert len(page) <= 70
         rows += page
     assert [row.seq for row in rows] == list(range(1, 301))
-    assert rows == await store.events("c")
-    assert [row.seq for row in await store.events("c", limit=5)] == [1, 2, 3, 4, 5]
-    assert [row.seq for row in await store.events("c", after=64, limit=64)] == list(range(65, 129))
-    assert await store.events("c", after=300) == []
+    assert rows == await store.read_events("c")
+    assert [row.seq for row in await store.read_events("c", limit=5)] == [1, 2, 3, 4, 5]
+    assert [row.seq for row in await store.read_events("c", after=64, limit=64)] == list(range(65, 129))
+    assert await store.read_events("c", after=300) == []
 
 
 async def test_large_batches(store: Store):
@@ -89,11 +89,11 @@ async def test_large_batches(store: Store):
     texts = [chr(97 + n) * 2_000_000 for n in range(10)]
     assert await store.append(batch(*[delta(text) for text in texts]))
     rows: list[EventRow] = []
-    while page := await store.events("c", after=len(rows)):
+    while page := await store.read_events("c", after=len(rows)):
         rows += page
     assert [read(row).model_dump()["text"] for row in rows] == texts
     await store.append(batch(COMPLETED))
-    assert [row.spans for row in await store.events("c")] == [((1, 10),)]
+    assert [row.spans for row in await store.read_events("c")] == [((1, 10),)]
 
 
 # --- fencing -----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ async def test_a_later_token_retracts_what_a_lost_worker_left(store: Store):
     await store.append(batch(STARTED, delta("a"), delta("b", 4), at=build_batch_token(T1, 1)))
     await store.append(batch(delta("c"), at=build_batch_token(T1, 1)))
     assert await store.append(batch(STARTED, delta("d"), at=build_batch_token(T1, 2)))
-    rows = await store.events("c")
+    rows = await store.read_events("c")
     assert [row.type for row in rows[3:]] == ["model.delta", "model.retracted", "model.started", "model.delta"]
     lost = read(rows[4])
     assert isinstance(lost, ModelRetracted)
@@ -165,12 +165,12 @@ async def test_a_tool_of_later_retracts_without_advancing(store: Store):
 async def test_retracted_are_the_deltas_that_count_and_no_others(store: Store):
     at = build_batch_token(T1, 1)
     await store.append(batch(RETRACTED, at=at))
-    assert await store.events("c") == []
+    assert await store.read_events("c") == []
     await store.append(batch(delta(), LimitReached(), delta(), delta(), RETRACTED, RETRACTED, at=at))
     await store.append(batch(delta(), at=at))
     await store.append(batch(NewEvent(RETRACTED, "k"), at=at))
     await store.append(batch(RETRACTED, at=at))
-    rows = [row for row in await store.events("c") if row.type == "model.retracted"]
+    rows = [row for row in await store.read_events("c") if row.type == "model.retracted"]
     assert [(row.seq, row.spans) for row in rows] == [(5, ((1, 1), (3, 4))), (7, ((6, 6),))]
     event = read(rows[0])
     assert isinstance(event, ModelRetracted)
@@ -185,7 +185,7 @@ async def test_a_reply_that_is_whole_replaces_every_delta(store: Store):
     await store.append(batch(STARTED, delta(), delta(), at=at))
     await store.append(batch(RETRACTED, STARTED, delta(), LimitReached(), delta(), at=at))
     await store.append(batch(delta(), COMPLETED, delta(), at=at))
-    rows = await store.events("c")
+    rows = await store.read_events("c")
     seqs = [row.seq for row in rows]
     assert seqs == [1, 4, 5, 7, 10, 11]
     completed = read(rows[4])
@@ -194,9 +194,9 @@ async def test_a_reply_that_is_whole_replaces_every_delta(store: Store):
     gone = {seq for first, last in completed.replaces for seq in range(first, last + 1)}
     assert sorted(gone | set(seqs)) == list(range(1, 12))
     await store.append(batch(COMPLETED, at=at))
-    assert (await store.events("c"))[-1].spans == ((11, 11),)
+    assert (await store.read_events("c"))[-1].spans == ((11, 11),)
     await store.append(batch(COMPLETED, RETRACTED, at=at))
-    assert (await store.events("c"))[-1] == EventRow(13, "t", "model.completed", rows[4].body)
+    assert (await store.read_events("c"))[-1] == EventRow(13, "t", "model.completed", rows[4].body)
 
 
 # --- keys --------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ async def test_of_many_who_say_the_same_at_once_one_is_heard(database: Database)
     stores = [await database.open() for _ in range(3)]
     said = [batch(NewEvent(ENDED, "ended"), LimitReached(limit=n)) for n in range(20)]
     await asyncio.gather(*[store.append(one) for store in stores for one in said])
-    rows = await stores[0].events("c")
+    rows = await stores[0].read_events("c")
     assert [row.seq for row in rows] == list(range(1, 62))
     assert [row.type for row in rows].count("run") == 1
 
@@ -262,7 +262,7 @@ async def test_an_outcome_is_told_whatever_came_since(store: Store):
 async def test_an_outcome_that_retracts_itself_is_not_taken_for_lost(store: Store):
     await store.append(batch(delta(), at=build_batch_token(T1, 1)))
     await store.commit(outcome(batch(RETRACTED, at=build_batch_token(T1))))
-    rows = await store.events("c")
+    rows = await store.read_events("c")
     assert [row.type for row in rows] == ["model.delta", "model.retracted"]
     assert b"RateLimitError" in rows[1].body
 
@@ -298,24 +298,24 @@ async def test_an_intent_is_told_by_whom_may_act(store: Store):
     assert [await claim("two", again=True), await claim("one")] == ["new", "begun"]
     await store.commit(Commit(outcome=Outcome("k", "tool", b"1")))
     assert await claim("three", again=True) == "done"
-    assert [(row.seq, row.task_id) for row in await store.events("c")] == [(1, "one"), (2, "two")]
+    assert [(row.seq, row.task_id) for row in await store.read_events("c")] == [(1, "one"), (2, "two")]
 
 
 # --- waiting -----------------------------------------------------------------------------------------------------
 
 
 async def test_changed_knows_what_is_there(store: Store):
-    assert not await store.changed("c", 0, 0)
+    assert not await store.wait_for_event("c", 0, 0)
     await store.append(batch(LimitReached(), LimitReached()))
-    assert [await store.changed("c", after, 0) for after in (0, 1, 2, 3)] == [2, 2, 0, 0]
+    assert [await store.wait_for_event("c", after, 0) for after in (0, 1, 2, 3)] == [2, 2, 0, 0]
 
 
 async def test_whoever_waits_is_woken(database: Database):
     stores = [await database.open() for _ in range(2)]
     await stores[0].append(batch(LimitReached()))
-    waiting = [asyncio.ensure_future(stores[n % 2].changed("c", 1, 60)) for n in range(50)]
-    elsewhere = asyncio.ensure_future(stores[0].changed("other", 0, 60))
-    too_far = asyncio.ensure_future(stores[0].changed("c", 3, 60))
+    waiting = [asyncio.ensure_future(stores[n % 2].wait_for_event("c", 1, 60)) for n in range(50)]
+    elsewhere = asyncio.ensure_future(stores[0].wait_for_event("other", 0, 60))
+    too_far = asyncio.ensure_future(stores[0].wait_for_event("c", 3, 60))
     await asyncio.sleep(0)  # each asks
     for how in (
         stores[0].append(batch(LimitReached())),
@@ -325,7 +325,7 @@ async def test_whoever_waits_is_woken(database: Database):
         await how
         assert all(await asyncio.gather(*waiting))
         after = len(await told(stores[0]))
-        waiting = [asyncio.ensure_future(store.changed("c", after, 60)) for store in stores]
+        waiting = [asyncio.ensure_future(store.wait_for_event("c", after, 60)) for store in stores]
     assert await too_far
     assert not elsewhere.done()
     for task in (*waiting, elsewhere):
@@ -340,8 +340,8 @@ async def test_followers_see_every_number_while_many_write(database: Database):
     async def follow(store: Store) -> list[int]:
         seen: list[int] = []
         while len(seen) < 180:
-            if await store.changed("c", len(seen), 60):
-                seen += [row.seq for row in await store.events("c", after=len(seen), limit=7)]
+            if await store.wait_for_event("c", len(seen), 60):
+                seen += [row.seq for row in await store.read_events("c", after=len(seen), limit=7)]
         return seen
 
     async def write(store: Store) -> None:
@@ -382,8 +382,8 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) ->
             else:
                 answers.append(await store.commit(outcome(one, f"{name}{how if how == 'again' else n}")))
             for of, missing in gone.items():
-                numbered(await store.events(of), missing)
-        return [*answers, *[await store.events(of) for of in gone]]
+                numbered(await store.read_events(of), missing)
+        return [*answers, *[await store.read_events(of) for of in gone]]
     finally:
         await store.close()
 
@@ -415,6 +415,6 @@ def numbered(rows: list[EventRow], gone: set[int]) -> None:
 async def test_a_store_that_fails_says_so():
     store = MemoryStore()
     store.failure = StoreError("gone")
-    for call in (store.append(batch()), store.events("c"), store.changed("c", 0, 0)):
+    for call in (store.append(batch()), store.read_events("c"), store.wait_for_event("c", 0, 0)):
         with pytest.raises(StoreError, match="gone"):
             await call

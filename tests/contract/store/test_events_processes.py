@@ -104,7 +104,7 @@ async def test_three_write_at_once_and_a_reader_is_killed(database: Database):
         seen += lines(itertools.takewhile(lambda line: '"limit"' not in line, reader.stdout))
         reader.kill()
 
-    kept = (await store.events("c", limit=10_000))[:-1]
+    kept = (await store.read_events("c", limit=10_000))[:-1]
     seqs = [event.seq for event in seen]
     assert seqs == sorted(set(seqs))
     gone = {n for event in seen if event.type == "model.completed" for a, b in event.spans for n in range(a, b + 1)}
@@ -138,7 +138,7 @@ def lines(told: Iterable[str]) -> list[Seen]:
 async def test_a_follower_is_woken_by_what_another_process_writes(database: Database):
     url = database.other_process()
     store = await database.open()
-    waiting = [asyncio.ensure_future(store.changed("c", n, 60)) for n in (0, 0, 3)]
+    waiting = [asyncio.ensure_future(store.wait_for_event("c", n, 60)) for n in (0, 0, 3)]
     with python(WRITER, url, "x") as writer:
         assert not any(task.done() for task in waiting)
         await asyncio.to_thread(writer.communicate, "\n" * 4)

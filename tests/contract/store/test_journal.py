@@ -21,13 +21,13 @@ async def test_finds_what_was_recorded_and_nothing_else(store: Store):
     await store.commit(outcome("a", b"1"))
     await store.commit(outcome("b", b"2"))
     await store.claim("claimed", "me")
-    assert await store.find(["a", "claimed", "unknown", "b", "a"]) == {"a": b"1", "b": b"2"}
-    assert await store.find([]) == {}
+    assert await store.find_outcomes(["a", "claimed", "unknown", "b", "a"]) == {"a": b"1", "b": b"2"}
+    assert await store.find_outcomes([]) == {}
 
 
 async def test_finds_thousands_of_keys(store: Store):
     await asyncio.gather(*[store.commit(outcome(f"k{i}", b"%d" % i)) for i in range(1200)])
-    found = await store.find([f"k{i}" for i in range(1200)])
+    found = await store.find_outcomes([f"k{i}" for i in range(1200)])
     assert found == {f"k{i}": b"%d" % i for i in range(1200)}
 
 
@@ -35,7 +35,7 @@ async def test_the_first_outcome_wins(database: Database):
     first, second = await database.open(), await database.open()
     assert await first.commit(outcome("a", b"first")) == b"first"
     assert await second.commit(outcome("a", b"late")) == b"first"
-    assert await second.find(["a"]) == {"a": b"first"}
+    assert await second.find_outcomes(["a"]) == {"a": b"first"}
 
 
 async def test_a_late_outcome_leaves_the_run_alone(store: Store):
@@ -45,13 +45,13 @@ async def test_a_late_outcome_leaves_the_run_alone(store: Store):
     await store.commit(Commit(outcome=Outcome("a", "model", b"1"), run=row("completed")))
     late = Commit(outcome=Outcome("a", "model", b"2"), run=row("running"))
     assert await store.commit(late) == b"1"
-    kept = await store.run("c")
+    kept = await store.get_run("c")
     assert kept is not None
     assert kept.status == "completed"
 
 
 async def test_a_commit_without_outcome_returns_none(store: Store):
-    assert await store.commit(Commit(nodes=[Node("n", None, b"[]")])) is None
+    assert await store.commit(Commit(read_nodes=[Node("n", None, b"[]")])) is None
 
 
 async def test_the_first_owner_may_act_and_may_ask_twice(store: Store):
@@ -146,14 +146,14 @@ async def test_everything_or_nothing(store: Store):
     if not hasattr(store, "path"):
         pytest.skip("has no types to refuse")
     commit = Commit(
-        nodes=[Node("n", None, b"[]")],
-        blobs=[Blob("b", b"blob")],
+        read_nodes=[Node("n", None, b"[]")],
+        read_blobs=[Blob("b", b"blob")],
         outcome=Outcome("a", "model", b"1"),
         run=RunRow("c", "agent", "scope", "n", None),  # type: ignore[arg-type]
     )
     with pytest.raises(Exception, match="NOT NULL"):
         await store.commit(commit)
-    assert await store.find(["a"]) == {}
-    assert await store.blobs(["b"]) == {}
-    assert await store.runs() == []
+    assert await store.find_outcomes(["a"]) == {}
+    assert await store.read_blobs(["b"]) == {}
+    assert await store.list_runs() == []
     assert await store.commit(outcome("a", b"2")) == b"2"

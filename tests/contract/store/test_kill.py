@@ -54,22 +54,22 @@ async def test_a_killed_writer_leaves_whole_commits(database: Database):
         told |= {name: int(count) for name, count in (line.split() for line in lines if line.endswith("\n"))}
 
     store = await database.open()
-    rows = await store.runs()
+    rows = await store.list_runs()
     assert {row.context_id for row in rows} == set(told)
     for row in rows:
         assert row.iterations >= told[row.context_id]
         assert len(await Chain(store).load(row.head)) == row.iterations
         assert row.head is not None
         last = f"{row.context_id}-{row.iterations - 1}"
-        assert await store.find([last]) == {last: row.head.encode()}
-        turn = await store.turn(row.context_id, "turn")
+        assert await store.find_outcomes([last]) == {last: row.head.encode()}
+        turn = await store.get_turn(row.context_id, "turn")
         assert turn is not None
         assert turn.head == row.head
-        assert await store.turn_of(row.context_id, last) == "turn"
+        assert await store.find_message_turn(row.context_id, last) == "turn"
         memory = await store.recall_all(row.context_id, limit=10_000)
         assert memory.pop("count") == b"%d" % row.iterations
         assert set(memory) == {f"{row.context_id}-{i}" for i in range(row.iterations)}
-        events = await store.events(row.context_id, limit=10_000)
+        events = await store.read_events(row.context_id, limit=10_000)
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         limits = [json.loads(event.body)["limit"] for event in events if event.type == "limit"]
         assert limits == list(range(1, row.iterations + 1))

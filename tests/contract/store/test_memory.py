@@ -141,9 +141,9 @@ async def test_a_failed_commit_leaves_turn_and_memory_alone(store: Store):
     )
     with pytest.raises(StoreError):
         await store.commit(broken)
-    assert await store.find(["k"]) == {}
-    assert await store.turn("c", "t") == before.turn
-    assert await store.turn_of("c", "m") is None
+    assert await store.find_outcomes(["k"]) == {}
+    assert await store.get_turn("c", "t") == before.turn
+    assert await store.find_message_turn("c", "m") is None
     assert await store.recall_all("n") == {"a": b"1"}
 
 
@@ -154,7 +154,7 @@ async def test_a_checked_change_is_made_on_what_was_read_or_nothing_is(store: St
     async def refused(write: MemoryWrite) -> None:
         with pytest.raises(MemoryChangedError, match="changed by somebody else"):
             await store.commit(Commit(memory=[put("b"), write], outcome=Outcome("k", "tool", b"{}")))
-        assert (await store.find(["k"]), await store.recall("n", "b")) == ({}, None)
+        assert (await store.find_outcomes(["k"]), await store.recall("n", "b")) == ({}, None)
 
     await refused(checked(b"1", b"0"))
     await store.commit(Commit(memory=[checked(b"1", None)]))

@@ -21,59 +21,59 @@ def line(count: int, name: str = "n", parent: str | None = None) -> list[Node]:
 
 async def test_a_chain_comes_root_first(store: Store):
     nodes = line(5)
-    await store.commit(Commit(nodes=nodes))
-    assert await store.nodes("n4") == nodes
-    assert await store.nodes("n2") == nodes[:3]
+    await store.commit(Commit(read_nodes=nodes))
+    assert await store.read_nodes("n4") == nodes
+    assert await store.read_nodes("n2") == nodes[:3]
 
 
 async def test_a_chain_stops_at_what_is_known(store: Store):
     nodes = line(6)
-    await store.commit(Commit(nodes=nodes))
-    assert await store.nodes("n5", until=["n3"]) == nodes[4:]
-    assert await store.nodes("n5", until=["n1", "n4", "other"]) == nodes[5:]
-    assert await store.nodes("n5", until=["n5"]) == []
+    await store.commit(Commit(read_nodes=nodes))
+    assert await store.read_nodes("n5", until=["n3"]) == nodes[4:]
+    assert await store.read_nodes("n5", until=["n1", "n4", "other"]) == nodes[5:]
+    assert await store.read_nodes("n5", until=["n5"]) == []
     many = [f"x{i}" for i in range(1500)]
-    assert await store.nodes("n5", until=[*many, "n3"]) == nodes[4:]
+    assert await store.read_nodes("n5", until=[*many, "n3"]) == nodes[4:]
 
 
 async def test_a_long_chain(store: Store):
     nodes = line(3000)
-    await store.commit(Commit(nodes=nodes))
-    assert await store.nodes("n2999") == nodes
+    await store.commit(Commit(read_nodes=nodes))
+    assert await store.read_nodes("n2999") == nodes
 
 
 async def test_forks_share_their_prefix(store: Store):
     trunk, branch = line(4), line(2, "b", "n1")
-    await store.commit(Commit(nodes=[*trunk, *branch]))
-    assert await store.nodes("b1") == trunk[:2] + branch
-    assert await store.nodes("b1", until=["n3", "n1"]) == branch
+    await store.commit(Commit(read_nodes=[*trunk, *branch]))
+    assert await store.read_nodes("b1") == trunk[:2] + branch
+    assert await store.read_nodes("b1", until=["n3", "n1"]) == branch
 
 
 async def test_writing_again_changes_nothing(database: Database):
     nodes = line(3)
     for _ in range(2):
         store = await database.open()
-        await store.commit(Commit(nodes=nodes, blobs=[Blob("b", b"blob")]))
-        await store.commit(Commit(nodes=[*nodes, *line(1, "m", "n2")]))
-    assert await store.nodes("m0") == [*nodes, *line(1, "m", "n2")]
-    assert await store.blobs(["b"]) == {"b": b"blob"}
+        await store.commit(Commit(read_nodes=nodes, read_blobs=[Blob("b", b"blob")]))
+        await store.commit(Commit(read_nodes=[*nodes, *line(1, "m", "n2")]))
+    assert await store.read_nodes("m0") == [*nodes, *line(1, "m", "n2")]
+    assert await store.read_blobs(["b"]) == {"b": b"blob"}
 
 
 async def test_a_missing_node_is_named(store: Store):
-    await store.commit(Commit(nodes=line(4)[2:]))
+    await store.commit(Commit(read_nodes=line(4)[2:]))
     with pytest.raises(TranscriptCorruptedError, match="n1") as caught:
-        await store.nodes("n3")
+        await store.read_nodes("n3")
     assert caught.value.hint
     with pytest.raises(TranscriptCorruptedError, match="nowhere"):
-        await store.nodes("nowhere")
-    assert len(await store.nodes("n3", until=["n1"])) == 2
+        await store.read_nodes("nowhere")
+    assert len(await store.read_nodes("n3", until=["n1"])) == 2
 
 
 async def test_blobs(store: Store):
     large = bytes(range(256)) * 80_000  # 20 MB
-    await store.commit(Commit(blobs=[Blob("large", large), Blob("empty", b"")]))
-    assert await store.blobs(["large", "missing", "empty"]) == {"large": large, "empty": b""}
-    assert await store.blobs([]) == {}
+    await store.commit(Commit(read_blobs=[Blob("large", large), Blob("empty", b"")]))
+    assert await store.read_blobs(["large", "missing", "empty"]) == {"large": large, "empty": b""}
+    assert await store.read_blobs([]) == {}
 
 
 async def test_a_chain_survives_the_store(database: Database):
@@ -82,7 +82,7 @@ async def test_a_chain_survives_the_store(database: Database):
     said = [Message.user("hi"), Message.assistant("x" * 100_000), Message.user("\N{SNOWMAN}")]
     for message in said:
         node, blobs = chain.extend(head, [message])
-        await writer.commit(Commit(nodes=[node], blobs=blobs))
+        await writer.commit(Commit(read_nodes=[node], read_blobs=blobs))
         head = node.hash
     assert await Chain(await database.open()).load(head) == said
 
@@ -104,7 +104,7 @@ async def test_runs_newest_first_and_filtered(store: Store):
     await store.commit(Commit(run=row("1", agent="a", status="running", iterations=9)))
 
     async def ids(**filters: object) -> list[str]:
-        return [run.context_id for run in await store.runs(**filters)]  # type: ignore[arg-type]
+        return [run.context_id for run in await store.list_runs(**filters)]  # type: ignore[arg-type]
 
     assert await ids() == ["3", "2", "1"]
     assert await ids(limit=2) == ["3", "2"]
@@ -118,25 +118,25 @@ async def test_runs_newest_first_and_filtered(store: Store):
 async def test_a_run_is_not_overwritten_by_what_was_asked_for_earlier(store: Store, scope: str):
     await store.commit(Commit(run=row("c", asked_at="2026-01-01T00:00:02", status="cancelled")))
     late = Commit(
-        nodes=[Node("n", None, b"[]")],
+        read_nodes=[Node("n", None, b"[]")],
         outcome=Outcome("k", "model", b"{}"),
         run=row("c", scope=scope, asked_at="2026-01-01T00:00:01", status="running"),
     )
     assert await store.commit(late) == b"{}"  # the reply was paid for: everything but the row is kept
-    assert await store.nodes("n") == [Node("n", None, b"[]")]
-    kept = await store.run("c")
+    assert await store.read_nodes("n") == [Node("n", None, b"[]")]
+    kept = await store.get_run("c")
     assert kept is not None
     assert (kept.status, kept.scope, kept.asked_at) == ("cancelled", "s", "2026-01-01T00:00:02")
     for asked_at in ("2026-01-01T00:00:02", "2026-01-01T00:00:03"):  # the same call once more, and a later one
         await store.commit(Commit(run=row("c", scope=scope, asked_at=asked_at, status="running")))
-        changed = await store.run("c")
+        changed = await store.get_run("c")
         assert changed is not None
         assert (changed.status, changed.scope, changed.asked_at) == ("running", scope, asked_at)
 
 
 async def test_a_run_keeps_when_it_was_made(store: Store):
     await store.commit(Commit(run=row("c", created_at="never", updated_at="never")))
-    made = await store.run("c")
+    made = await store.get_run("c")
     assert made is not None
     assert made.created_at == made.updated_at
     assert made.created_at.startswith("2026-01-01T")
@@ -146,9 +146,9 @@ async def test_a_run_keeps_when_it_was_made(store: Store):
             run=row("c", agent="other", scope="t", head="h", status="failed", iterations=3, result=b"{}"),
         )
     )
-    changed = await store.run("c")
+    changed = await store.get_run("c")
     assert changed is not None
     assert (changed.created_at, changed.updated_at > made.updated_at) == (made.created_at, True)
     assert (changed.agent, changed.scope, changed.head, changed.status) == ("other", "t", "h", "failed")
     assert (changed.iterations, changed.result) == (3, b"{}")
-    assert await store.run("other") is None
+    assert await store.get_run("other") is None

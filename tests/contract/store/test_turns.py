@@ -23,16 +23,16 @@ def turn(task_id: str = "t1", **changes: object) -> TurnRow:
 async def test_a_turn_is_kept_without_its_messages(store: Store):
     whole = turn(status="completed", head="h", result=b'{"content":"hi"}', messages=["m1", "m2"])
     assert await store.commit(Commit(turn=whole)) is None
-    assert await store.turn("c", "t1") == replace(whole, messages=())
-    assert await store.turn_of("c", "m1") == await store.turn_of("c", "m2") == "t1"
+    assert await store.get_turn("c", "t1") == replace(whole, messages=())
+    assert await store.find_message_turn("c", "m1") == await store.find_message_turn("c", "m2") == "t1"
 
 
 async def test_what_is_unknown_is_none(store: Store):
     await store.commit(Commit(turn=turn(messages=["m"])))
-    assert await store.turn("c", "t2") is None
-    assert await store.turn("d", "t1") is None
-    assert await store.turn_of("c", "n") is None
-    assert await store.turn_of("d", "m") is None
+    assert await store.get_turn("c", "t2") is None
+    assert await store.get_turn("d", "t1") is None
+    assert await store.find_message_turn("c", "n") is None
+    assert await store.find_message_turn("d", "m") is None
 
 
 async def test_conversations_do_not_share_their_ids(store: Store):
@@ -42,10 +42,10 @@ async def test_conversations_do_not_share_their_ids(store: Store):
             await store.commit(Commit(turn=row))
     for context_id in ("c", "d"):
         for task_id in ("t1", "t2"):
-            kept = await store.turn(context_id, task_id)
+            kept = await store.get_turn(context_id, task_id)
             assert kept is not None
             assert (kept.context_id, kept.task_id, kept.head) == (context_id, task_id, context_id + task_id)
-            assert await store.turn_of(context_id, f"m-{task_id}") == task_id
+            assert await store.find_message_turn(context_id, f"m-{task_id}") == task_id
 
 
 async def test_the_next_call_of_a_turn_replaces_its_row_and_adds_messages(store: Store):
@@ -53,8 +53,8 @@ async def test_the_next_call_of_a_turn_replaces_its_row_and_adds_messages(store:
     await store.commit(Commit(turn=turn(head="h2", asked_at=at(2), messages=["m2"])))
     ended = turn(status="failed", asked_at=at(3), result=b"{}")
     await store.commit(Commit(turn=ended))
-    assert await store.turn("c", "t1") == ended
-    assert [await store.turn_of("c", message) for message in ("m1", "m2")] == ["t1", "t1"]
+    assert await store.get_turn("c", "t1") == ended
+    assert [await store.find_message_turn("c", message) for message in ("m1", "m2")] == ["t1", "t1"]
 
 
 async def test_the_same_turn_again_changes_nothing(database: Database):
@@ -62,46 +62,46 @@ async def test_the_same_turn_again_changes_nothing(database: Database):
     for _ in range(2):
         store = await database.open()
         await store.commit(Commit(turn=row))
-    assert await store.turn("c", "t1") == replace(row, messages=())
-    assert await store.turn_of("c", "m") == "t1"
+    assert await store.get_turn("c", "t1") == replace(row, messages=())
+    assert await store.find_message_turn("c", "m") == "t1"
 
 
 async def test_a_message_belongs_to_the_turn_that_took_it_first(store: Store):
     await store.commit(Commit(turn=turn("t1", messages=["a", "b"])))
     await store.commit(Commit(turn=turn("t2", asked_at=at(9), messages=["b", "c"])))
-    assert [await store.turn_of("c", message) for message in "abc"] == ["t1", "t1", "t2"]
+    assert [await store.find_message_turn("c", message) for message in "abc"] == ["t1", "t1", "t2"]
 
 
 async def test_a_turn_that_was_asked_for_earlier_is_dropped_and_the_rest_written(store: Store):
     kept = turn(status="cancelled", head="h2", asked_at=at(2))
     await store.commit(Commit(turn=kept))
     late = Commit(
-        nodes=[Node("n", None, b"[]")],
+        read_nodes=[Node("n", None, b"[]")],
         outcome=Outcome("k", "model", b"{}"),
         run=RunRow("c", "agent", "scope", "n", "running", asked_at=at(1)),
         turn=turn(head="h1", asked_at=at(1), messages=["late"]),
         memory=[MemoryWrite("n", "k", b"1")],
     )
     assert await store.commit(late) == b"{}"
-    assert await store.turn("c", "t1") == kept
-    assert await store.turn_of("c", "late") is None  # nothing goes on from the turn that took it
-    assert await store.nodes("n") == [Node("n", None, b"[]")]
-    assert await store.run("c") is not None
+    assert await store.get_turn("c", "t1") == kept
+    assert await store.find_message_turn("c", "late") is None  # nothing goes on from the turn that took it
+    assert await store.read_nodes("n") == [Node("n", None, b"[]")]
+    assert await store.get_run("c") is not None
     assert await store.recall("n", "k") == b"1"
     again = turn(head="h3", asked_at=at(2), messages=["late"])  # the same call once more
     await store.commit(Commit(turn=again))
-    assert await store.turn("c", "t1") == replace(again, messages=())
-    assert await store.turn_of("c", "late") == "t1"
+    assert await store.get_turn("c", "t1") == replace(again, messages=())
+    assert await store.find_message_turn("c", "late") == "t1"
 
 
 async def test_a_late_run_row_does_not_take_the_turn_along(store: Store):
     run = RunRow("c", "agent", "scope", None, "completed", asked_at=at(5))
     await store.commit(Commit(run=run))
     await store.commit(Commit(run=replace(run, status="running", asked_at=at(1)), turn=turn()))
-    kept = await store.run("c")
+    kept = await store.get_run("c")
     assert kept is not None
     assert kept.status == "completed"
-    assert await store.turn("c", "t1") == turn()
+    assert await store.get_turn("c", "t1") == turn()
 
 
 @pytest.mark.parametrize("later", [at(1), at(2)], ids=["of the same call", "of a later one"])
@@ -118,11 +118,11 @@ async def test_a_lost_outcome_writes_nothing(database: Database, later: str):
 
     assert await first.commit(said("first", at(1))) == b"first"
     assert await second.commit(said("late", later)) == b"first"
-    run, kept = await second.run("c"), await second.turn("c", "t1")
+    run, kept = await second.get_run("c"), await second.get_turn("c", "t1")
     assert run is not None
     assert kept is not None
     assert (run.head, kept.head) == ("first", "first")
-    assert [await second.turn_of("c", message) for message in ("m-first", "m-late")] == ["t1", None]
+    assert [await second.find_message_turn("c", message) for message in ("m-first", "m-late")] == ["t1", None]
     assert await second.recall_all("n") == {"first": b"1", "who": b"first"}
 
 
@@ -144,10 +144,10 @@ async def test_writers_that_race_write_all_of_one(database: Database):
     for key, bodies in by_key.items():
         assert len(bodies) == 1
         name = (bodies.pop() or b"").decode()
-        kept = await stores[0].turn("c", key)
+        kept = await stores[0].get_turn("c", key)
         assert kept is not None
         assert kept.head == name
-        taken = [await stores[1].turn_of("c", f"{key}-w{i}") for i in range(3)]
+        taken = [await stores[1].find_message_turn("c", f"{key}-w{i}") for i in range(3)]
         assert taken == [key if name == f"w{i}" else None for i in range(3)]
         assert await stores[2].recall_all(key) == {name: b"1"}
         assert await stores[0].recall("who", key) == name.encode()
@@ -157,10 +157,10 @@ async def test_turns_that_race_for_a_message(database: Database):
     stores = [await database.open() for _ in range(3)]
     rows = [turn(f"t{i}", messages=["m", f"own-{i}"]) for i in range(30)]
     await asyncio.gather(*[stores[i % 3].commit(Commit(turn=row)) for i, row in enumerate(rows)])
-    answers = {await store.turn_of("c", "m") for store in stores}
+    answers = {await store.find_message_turn("c", "m") for store in stores}
     assert len(answers) == 1
     assert answers <= {row.task_id for row in rows}
-    assert [await stores[0].turn_of("c", f"own-{i}") for i in range(30)] == [row.task_id for row in rows]
+    assert [await stores[0].find_message_turn("c", f"own-{i}") for i in range(30)] == [row.task_id for row in rows]
 
 
 async def test_ids_of_any_text(store: Store):
@@ -168,7 +168,7 @@ async def test_ids_of_any_text(store: Store):
     for name in ids:
         await store.commit(Commit(turn=turn(name, head=name, messages=[f"m{name}"])))
     for name in ids:
-        kept = await store.turn("c", name)
+        kept = await store.get_turn("c", name)
         assert kept is not None
         assert kept.head == name
-        assert await store.turn_of("c", f"m{name}") == name
+        assert await store.find_message_turn("c", f"m{name}") == name

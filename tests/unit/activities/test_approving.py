@@ -21,7 +21,7 @@ async def planned(rule: Rule, schema: dict[str, Any], **arguments: Any) -> str:
     pinned = PinnedTool(toolset="fs", tool="rm", name="rm", description="", parameters=schema, timeout=5)
     agent = Agent("a", "openai:gpt-5", tools=[ToolsetTool(pinned)], approvals=[rule])
     call = Call(id="c", name="rm", arguments=arguments, disposition=ActivityCall(timeout=5, toolset="fs"))
-    found = await ApprovalGate(AuthorLoop(), lambda _: None).plan(agent, call, RunContext(), None)
+    found = await ApprovalGate(AuthorLoop(), lambda _: None).plan_approval(agent, call, RunContext(), None)
     if isinstance(found.disposition, RefusedCall):
         return "denied"
     return "runs" if found.approval is None else "asks"

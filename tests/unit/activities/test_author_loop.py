@@ -114,11 +114,11 @@ async def test_hung_functions_take_no_thread_from_others_and_the_worker_hears_of
     await hang(author, 19, first)
     assert await author.run("next", lambda: "runs", timeout=30) == "runs"
     assert "8 abandoned functions still run in threads of this worker, the last is tool hang" in caplog.text
-    assert not author.lost.done()
+    assert not author.fatal_reason.done()
     first.set()
-    await eventually(lambda: author._pool.lost == 0, what="they are lost no more when they return")
+    await eventually(lambda: author._pool.lost_count == 0, what="they are lost no more when they return")
     await hang(author, 20, last)
-    why = await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
+    why = await asyncio.wait_for(asyncio.wrap_future(author.fatal_reason), 30)
     assert "20 abandoned functions still run in threads of this worker; one is tool hang" in why
     last.set()
 
@@ -129,14 +129,14 @@ async def test_functions_that_are_slow_and_return_within_a_minute_do_not_stop_th
     monkeypatch.setattr(author_loop, "MAX_LOST_THREADS", 4)
     go, never = threading.Event(), threading.Event()
     await hang(author, 6, go)
-    assert not author.lost.done()
+    assert not author.fatal_reason.done()
     go.set()
-    await eventually(lambda: author._pool.lost == 0, what="their return")
-    author._look_again(author._pool, "tool hang")  # a minute later
-    assert not author.lost.done()
+    await eventually(lambda: author._pool.lost_count == 0, what="their return")
+    author._recheck_lost_threads(author._pool, "tool hang")  # a minute later
+    assert not author.fatal_reason.done()
     monkeypatch.setattr(author_loop, "LOST_THREADS_GRACE", 0.01)
     await hang(author, 4, never)  # looked at anew
-    assert "4 abandoned" in await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
+    assert "4 abandoned" in await asyncio.wait_for(asyncio.wrap_future(author.fatal_reason), 30)
     never.set()
 
 
@@ -170,7 +170,7 @@ async def test_a_loop_that_stays_blocked_is_lost(author: AuthorLoop, monkeypatch
         go.wait(30)
 
     blocking = asyncio.ensure_future(author.run("tool scrape", block))
-    why = await asyncio.wait_for(asyncio.wrap_future(author.lost), 30)
+    why = await asyncio.wait_for(asyncio.wrap_future(author.fatal_reason), 30)
     assert "tool scrape has blocked the event loop of async tools" in why
     go.set()
     await blocking

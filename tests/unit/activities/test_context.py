@@ -58,11 +58,11 @@ class Host:
 
     async def tool(self, name: str, context: Any = None, **arguments: Any) -> tuple[ToolOutput, list[MemoryWrite]]:
         made = tool_call(name=name, arguments=arguments, context=context)
-        return await self._tool.call(made), made.writes
+        return await self._tool.call(made), made.memory_writes
 
     async def model(self, fresh: Any = SAID, **more: Any) -> tuple[ModelReply, list[MemoryWrite]]:
-        made = ModelCall(ModelInput(**{**FACTS, **more}), fresh=fresh)
-        return await self._iteration.model(made, self._model.call), made.writes
+        made = ModelCall(ModelInput(**{**FACTS, **more}), new_messages=fresh)
+        return await self._iteration.model(made, self._model.call), made.memory_writes
 
 
 # --- memory

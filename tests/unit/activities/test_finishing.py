@@ -62,7 +62,7 @@ async def read(author: AuthorLoop, said: Any, validator: Any = None, **more: Any
     made = model_call()
     told: RunContext[Any] = RunContext()
     epilogue = ReplyReader(author, ApprovalGate(author, {agent.name: agent}.get))
-    return await epilogue.output(agent, made, message, told)
+    return await epilogue.build_output(agent, made, message, told)
 
 
 def refuse(output: Any) -> Any:

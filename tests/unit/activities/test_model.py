@@ -37,7 +37,7 @@ async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelRep
 
     stage = IterationStage(Agents([agent]), author)
     activity = ModelActivity(chain, lambda *_: None)  # type: ignore[arg-type]
-    return await stage.model(ModelCall(INPUT, fresh=[Message.user("Go.")]), activity.call)
+    return await stage.model(ModelCall(INPUT, new_messages=[Message.user("Go.")]), activity.call)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_a_price_is_looked_for_by_the_name_that_was_asked_too(
     answer = Completed((TextPart(text="Done."),), model="ours-2026", provider="openai")
     activity = ModelActivity(lambda _: ScriptedProvider([answer]), cost)
     said = await IterationStage(Agents([agent]), author).model(
-        ModelCall(INPUT, fresh=[Message.user("Go.")]), activity.call
+        ModelCall(INPUT, new_messages=[Message.user("Go.")]), activity.call
     )
     assert said.output.cost_usd == 0.5
     assert looked == [("openai", "ours-2026", asked)]
@@ -66,7 +66,7 @@ async def test_a_price_is_looked_for_by_the_name_that_was_asked_too(
 
 async def test_a_summary_without_a_price_does_not_count_as_free(author: AuthorLoop) -> None:
     stage = IterationStage(Agents([Agent("a", ScriptedProvider([]), limits=Limits(cost_usd=1))]), author)
-    compacting = ModelCall(INPUT.model_copy(update={"purpose": "compact"}), fresh=[Message.user("Go.")])
+    compacting = ModelCall(INPUT.model_copy(update={"purpose": "compact"}), new_messages=[Message.user("Go.")])
 
     async def summed(_: ModelCall) -> ModelReply:
         return ModelReply(ModelOutput(model="ours-2026", usage=Usage(input_tokens=5)), None)

@@ -56,7 +56,7 @@ class Run:
     async def offered(self, agent: Agent) -> Agent:
         task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, pinned=self.pinned)
         call = ModelCall(task)
-        found = await self.toolsets.offered(agent, call, RunContext())
+        found = await self.toolsets.add_offered_tools(agent, call, RunContext())
         self._blobs |= {blob.hash: blob.body.decode() for blob in call.blobs}
         self.pinned = call.pinned or self.pinned
         return found

@@ -76,27 +76,27 @@ def test_what_is_no_object_is_wrapped_into_one(output: Any, inside: str, schema:
 def test_a_union_of_models_keeps_their_definitions() -> None:
     kind = agent(output=Node | Other).output_type
     assert set(kind.schema["$defs"]) == {"Node", "Other"}
-    assert kind.read({"value": {"size": 3}}) == Other(size=3)
+    assert kind.read_arguments({"value": {"size": 3}}) == Other(size=3)
 
 
 def test_wrong_arguments_are_said_field_by_field() -> None:
     with pytest.raises(OutputError) as wrong:
-        agent(output=Node).output_type.read({"below": [{"name": 7}]})
+        agent(output=Node).output_type.read_arguments({"below": [{"name": 7}]})
     assert str(wrong.value).splitlines() == [
         "the arguments of __finish__ are not valid:",
         "- name: missing, and it has no default",
         "- below[0].name: Input should be a valid string; given: 7",
     ]
     with pytest.raises(OutputError, match=r"- value: missing"):
-        agent(output=int).output_type.read({})
+        agent(output=int).output_type.read_arguments({})
     with pytest.raises(OutputError, match=r"there is no such argument; the arguments are: value"):
-        agent(output=int).output_type.read({"value": 1, "more": 2})
+        agent(output=int).output_type.read_arguments({"value": 1, "more": 2})
 
 
 def test_what_json_cannot_carry_is_no_answer() -> None:
     kind = agent(output=float).output_type
     with pytest.raises(OutputError, match="must be plain JSON"):
-        kind.finish(float("inf"))
+        kind.build_finish(float("inf"))
 
 
 def test_an_output_is_read_back() -> None:
@@ -173,5 +173,5 @@ def test_an_output_comes_back_that_models_give_under_another_name() -> None:
         size: int = Field(validation_alias="how_large")
 
     kind = agent(output=Renamed).output_type
-    value = kind.read({"how_large": 3})
-    assert kind.load(kind.finish(value).output) == value
+    value = kind.read_arguments({"how_large": 3})
+    assert kind.load_value(kind.build_finish(value).output) == value

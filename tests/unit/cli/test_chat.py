@@ -60,7 +60,7 @@ def test_how_a_turn_ended(response: dict[str, str], lines: list[str]) -> None:
 def test_how_to_come_back() -> None:
     server = ConnectionOptions(namespace="prod")
     chat = ChatOptions("a", None, "my id", "x y.py", None, None, {}, server, OutputFormat.TEXT)
-    assert chat.come_back == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod"
+    assert chat.resume_command == "perdure chat a --id 'my id' --file 'x y.py' --namespace prod"
 
 
 def test_agents_of_a_file_are_read_without_running_it(tmp_path: Path) -> None:

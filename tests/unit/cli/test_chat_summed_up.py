@@ -30,7 +30,7 @@ def summary(messages: int, kept: int, head: str = "h") -> Message:
 
 
 def news(talk: ChatSession, *messages: Message) -> list[str]:
-    return [message.text for message in talk.news(Response(messages=messages))]
+    return [message.text for message in talk.take_new_messages(Response(messages=messages))]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from perdure.types.messages import BlobRef
 )
 def test_what_a_step_has_changed(changed: dict[str, Any], line: str) -> None:
     beside = io.StringIO()
-    EventPrinter(io.StringIO(), beside).show(StepTaken(**changed))
+    EventPrinter(io.StringIO(), beside).print_event(StepTaken(**changed))
     assert beside.getvalue() == f"{line}\n"
 
 
@@ -36,9 +36,9 @@ def test_what_a_step_has_changed(changed: dict[str, Any], line: str) -> None:
 def test_what_a_limit_has_left_without_an_answer(brief: bool) -> None:
     beside = io.StringIO()
     lines = EventPrinter(io.StringIO(), beside, brief=brief)
-    lines.show(TurnEvent(state="completed", unanswered=("m-\x1b1", "")))
-    lines.show(TurnEvent(state="completed", unanswered=("",)))
-    lines.show(TurnEvent(state="completed"))
+    lines.print_event(TurnEvent(state="completed", unanswered=("m-\x1b1", "")))
+    lines.print_event(TurnEvent(state="completed", unanswered=("",)))
+    lines.print_event(TurnEvent(state="completed"))
     said = [line for line in beside.getvalue().splitlines() if not line.startswith("turn")]
     assert said == ["(at a limit: 2 messages got no answer (m-\\x1b1))", "(at a limit: a message got no answer)"]
 
@@ -59,7 +59,7 @@ BLOB = BlobRef(hash="a" * 64, size=40_000)
 )
 def test_what_a_branch_asks_and_comes_to(event: Event, line: str) -> None:
     beside = io.StringIO()
-    EventPrinter(io.StringIO(), beside).show(event)
+    EventPrinter(io.StringIO(), beside).print_event(event)
     assert beside.getvalue() == f"{line}\n"
 
 
@@ -67,8 +67,10 @@ def test_what_a_branch_asks_and_comes_to(event: Event, line: str) -> None:
 def test_what_is_withheld_and_why(brief: bool) -> None:
     beside = io.StringIO()
     lines = EventPrinter(io.StringIO(), beside, brief=brief)
-    lines.show(MessageWithheld(what="image/png cat\x1b.png", id="m1", reason="BadRequestError: no\x1b[2J image"))
-    lines.show(MessageWithheld(kind="result", what="result of look", call_id="c1", reason="ContentFilterError: no"))
+    lines.print_event(MessageWithheld(what="image/png cat\x1b.png", id="m1", reason="BadRequestError: no\x1b[2J image"))
+    lines.print_event(
+        MessageWithheld(kind="result", what="result of look", call_id="c1", reason="ContentFilterError: no")
+    )
     assert beside.getvalue().splitlines() == [
         "(withheld: image/png cat\\x1b.png of message m1: BadRequestError: no\\x1b[2J image)",
         "(withheld: result of look of call c1: ContentFilterError: no)",

@@ -62,7 +62,7 @@ def test_lines_of_subagents(brief: bool, lines: list[str]) -> None:
     text, beside = io.StringIO(), io.StringIO()
     shown = EventPrinter(text, beside, brief=brief)
     for event in EVENTS:
-        shown.show(event)
+        shown.print_event(event)
     shown.end_line()
     assert beside.getvalue().splitlines() == lines
     assert text.getvalue().replace("\n", "") == "I ask them."
@@ -73,4 +73,4 @@ def test_a_chat_shows_the_calls_and_is_not_over_with_a_subagent() -> None:
     lines = [line for event in EVENTS for line in live.feed(event)]
     assert lines[:2] == ["I ask", '[researcher/1] → search(query="x")']
     assert "quiet" not in "".join(lines)
-    assert not live.over
+    assert not live.is_over

@@ -44,9 +44,9 @@ def refused(target: str) -> PerdureError:
 def test_agents_at_the_top_level_are_found_once(write: Write) -> None:
     loaded = load_agent_module(write("shop.py", AGENT + "same = helper\nother = Agent('other', 'openai:gpt-5-mini')\n"))
     assert [agent.name for agent in loaded.agents] == ["helper", "other"]
-    assert loaded.agent("other").name == "other"
+    assert loaded.get_agent("other").name == "other"
     with pytest.raises(InvalidInputError, match=r"no agent 'nobody'\nIt has: helper, other"):
-        loaded.agent("nobody")
+        loaded.get_agent("nobody")
 
 
 def test_a_file_may_import_its_neighbours(write: Write) -> None:

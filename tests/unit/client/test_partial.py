@@ -27,7 +27,7 @@ async def nothing(event: ModelDelta) -> list[ModelDelta]:
 
 async def test_fields_arrive_one_by_one() -> None:
     partials = PartialArguments(nothing)
-    seen = [(await partials.read(d)).partial for d in pieces('{"name": "Ana", "age": 41}', [3, 11, 14, 22])]
+    seen = [(await partials.fill_partial(d)).partial for d in pieces('{"name": "Ana", "age": 41}', [3, 11, 14, 22])]
     assert seen == [{}, {"name": "A"}, {"name": "Ana"}, {"name": "Ana"}, {"name": "Ana", "age": 41}]
 
 
@@ -37,18 +37,18 @@ async def test_who_comes_in_the_middle_reads_what_stands_before() -> None:
     async def earlier(event: ModelDelta) -> list[ModelDelta]:
         return [one for one in all_of_it if one.seq < event.seq]
 
-    assert (await PartialArguments(earlier).read(all_of_it[-1])).partial == {"name": "Ana", "age": 41}
+    assert (await PartialArguments(earlier).fill_partial(all_of_it[-1])).partial == {"name": "Ana", "age": 41}
 
 
 async def test_a_beginning_that_is_gone_gives_nothing_rather_than_something_wrong() -> None:
-    assert (await PartialArguments(nothing).read(pieces('{"a": 1}', [4])[1])).partial is None
+    assert (await PartialArguments(nothing).fill_partial(pieces('{"a": 1}', [4])[1])).partial is None
 
 
 async def test_a_retracted_attempt_is_not_the_beginning_of_the_next() -> None:
     partials = PartialArguments(nothing)
-    await partials.read(pieces('{"a": 1}', [4])[0])
-    await partials.read(ModelRetracted())
-    assert (await partials.read(pieces('{"b": 2}', [])[0])).partial == {"b": 2}
+    await partials.fill_partial(pieces('{"a": 1}', [4])[0])
+    await partials.fill_partial(ModelRetracted())
+    assert (await partials.fill_partial(pieces('{"b": 2}', [])[0])).partial == {"b": 2}
 
 
 @given(
@@ -59,7 +59,7 @@ async def test_the_last_piece_gives_all_of_it(value: dict[str, object], cuts: li
     partials = PartialArguments(nothing)
     last = None
     for delta in pieces(json.dumps(value), cuts):
-        last = (await partials.read(delta)).partial
+        last = (await partials.fill_partial(delta)).partial
     assert last == value
 
 

@@ -32,9 +32,9 @@ async def ran(branches: Branches, policy: Callable[[Callable[[str], Branch]], An
         return await value if isinstance(value, Awaitable) else value
 
     try:
-        return await branches.around(run)("policy", policy, lambda name: branches.begin(asked(name)))
+        return await branches.wrap_runner(run)("policy", policy, lambda name: branches.begin_branch(asked(name)))
     except LeftError:
-        return [branch.asked.said for branch in branches.new]
+        return [branch.request.said for branch in branches.new_branches]
 
 
 async def _one(ask: Any) -> Any:
@@ -185,7 +185,7 @@ async def test_one_that_nobody_waits_for_is_a_mistake() -> None:
 
     await ran(branches, policy)
     with pytest.raises(DefinitionError, match="began the branch 'a' and did not wait"):
-        branches.check()
+        branches.check_awaited()
 
 
 async def test_one_that_nobody_waits_for_long_enough_is_a_mistake() -> None:
@@ -211,4 +211,4 @@ async def test_one_that_nobody_waits_for_long_enough_is_a_mistake() -> None:
         branches = Branches((), lambda outcome: outcome.agent)
         assert await ran(branches, policy) == came
         with pytest.raises(DefinitionError, match="began the branch 'a' and did not wait"):
-            branches.check()
+            branches.check_awaited()

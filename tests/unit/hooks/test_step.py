@@ -34,8 +34,8 @@ FACTS = StepFacts(
     settings={"temperature": 0.5, "seed": 1, "metadata": {"team": "a"}},
     instructions="Help.",
     tools=("search", "pay"),
-    known=frozenset(["search", "pay", "refund"]),
-    result=result,
+    known_tools=frozenset(["search", "pay", "refund"]),
+    build_result=result,
 )
 
 
@@ -47,7 +47,7 @@ def test_what_happened() -> None:
     assert step.calls == CALLS
     assert [one.content for one in step.results] == ["a", "b"]
     assert (len(step.results), step.results[-1].content, [one.call_id for one in step.results[:1]]) == (2, "b", ["a"])
-    assert step.changes() == {}
+    assert step.build_changes() == {}
 
 
 def test_what_changes_for_the_next_call() -> None:
@@ -58,7 +58,7 @@ def test_what_changes_for_the_next_call() -> None:
     step.instructions = None
     step.add_tool("refund")
     step.remove_tool("pay")
-    assert step.changes() == {
+    assert step.build_changes() == {
         "model": ["openai:gpt-5-mini"],
         "settings": {"temperature": 0.1, "max_tokens": 9, "seed": None},
         "instructions": "",
@@ -66,7 +66,7 @@ def test_what_changes_for_the_next_call() -> None:
         "remove_tools": ["pay"],
     }
     assert step.tools == ("search", "refund")
-    assert step.kept == {}
+    assert step.kept_changes == {}
 
 
 def test_what_is_put_back_has_not_changed() -> None:
@@ -76,13 +76,13 @@ def test_what_is_put_back_has_not_changed() -> None:
     step.add_tool("pay")
     step.model = ["openai:gpt-5", "anthropic:claude"]
     step.settings["temperature"] = 0.5
-    assert step.changes() == {}
+    assert step.build_changes() == {}
 
 
 def test_a_setting_that_is_changed_inside_is_changed_for_this_call_alone() -> None:
     step = Step(FACTS)
     step.settings["metadata"]["team"] = "b"
-    assert step.changes() == {"settings": {"metadata": {"team": "b"}}}
+    assert step.build_changes() == {"settings": {"metadata": {"team": "b"}}}
     assert Step(FACTS).settings["metadata"] == {"team": "a"}
 
 
@@ -92,10 +92,10 @@ def test_keep_is_for_what_has_changed_so_far() -> None:
     step.keep()
     step.settings["temperature"] = 0
     step.remove_tool("pay")
-    assert step.kept == {"turn": {"model": ["openai:gpt-5-mini"]}}
+    assert step.kept_changes == {"turn": {"model": ["openai:gpt-5-mini"]}}
     step.keep("run")
-    assert step.kept["run"] == step.changes()
-    assert step.kept["turn"] == {"model": ["openai:gpt-5-mini"]}
+    assert step.kept_changes["run"] == step.build_changes()
+    assert step.kept_changes["turn"] == {"model": ["openai:gpt-5-mini"]}
 
 
 def test_results_are_changed_where_they_stand() -> None:
@@ -116,7 +116,7 @@ def test_a_copy_is_changed_without_the_first() -> None:
     other.remove_tool("pay")
     other.keep()
     other.finish("Done.")
-    assert (step.changes(), step.kept, step.injected, step.finished) == ({}, {}, [], None)
+    assert (step.build_changes(), step.kept_changes, step.injected_messages, step.finished) == ({}, {}, [], None)
     assert step.messages == list(FACTS.messages)
 
 
@@ -124,9 +124,9 @@ def test_an_injected_message_that_is_taken_out_again_was_not_said() -> None:
     step = Step(FACTS)
     step.inject("Hurry.")
     step.inject("Slowly.")
-    assert [one.by for one in step.injected] == ["step", "step"]
+    assert [one.by for one in step.injected_messages] == ["step", "step"]
     del step.messages[-1]
-    assert [one.text for one in step.injected] == ["Hurry."]
+    assert [one.text for one in step.injected_messages] == ["Hurry."]
 
 
 def test_trim_keeps_the_beginning_and_the_end() -> None:
@@ -154,7 +154,7 @@ def fewer_results(step: Step) -> None:
 
 def no_settings(step: Step) -> None:
     step.settings = None  # type: ignore[assignment]  # what an author may try
-    step.changes()
+    step.build_changes()
 
 
 @pytest.mark.parametrize(

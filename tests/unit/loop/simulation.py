@@ -97,7 +97,7 @@ class Simulation:
                     self._begin(pending)
                 self.flying = step
             case loop.StopChildren():
-                assert any(row.runs for row in self.state.background)
+                assert any(row.is_running for row in self.state.background)
                 self.flying = step
             case loop.RunBranches(branches=branches):
                 assert branches
@@ -251,7 +251,7 @@ class Simulation:
         else:
             told = {"context_id": f"{self.state.context_id}/{row.op}", "scope": row.scope, "state": state}
             loop.apply_child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
-        assert not row.runs
+        assert not row.is_running
         if collected or (before != "running" and state != "completed"):
             assert row.state == before, "what is said of it once stays"
         assert not self.state.refused
@@ -329,7 +329,7 @@ class Simulation:
         before = {one.call_id: one.reminded for one in loop.status(self.state).approvals}
         told = loop.take_due_reminders(self.state, self.now)
         assert told.reminders
-        assert told.wanted()
+        assert told.has_waiting_call()
         assert loop.list_calls_to_remind(self.state) == ()
         self._spend(told.op)
         for one in told.reminders:
@@ -446,7 +446,7 @@ class Simulation:
 
     def _check_end(self) -> None:
         assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
-        assert not any(row.runs for row in self.state.background), "a subagent outlives its parent"
+        assert not any(row.is_running for row in self.state.background), "a subagent outlives its parent"
         waited = self.state.parent is not None and self.state.parent.background
         assert self.reported == (self.ended if waited else None)
         interrupted = loop.build_response(self.state).finish_reason == "interrupted"

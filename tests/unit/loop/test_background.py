@@ -172,7 +172,7 @@ def test_a_call_waits_without_being_run() -> None:
 def test_what_is_no_end_is_refused(said: Any) -> None:
     state = going()
     loop.apply_child_ended(state, said)
-    assert row_of(state, "b1").runs
+    assert row_of(state, "b1").is_running
     assert state.refused[-1].startswith("child_ended: ")
 
 
@@ -190,9 +190,9 @@ def test_one_that_could_not_begin_runs_no_more() -> None:
     (pending,) = state.calls
     found = background.prepare_background_run(state, pending)
     assert found is not None
-    assert found[0].runs
+    assert found[0].is_running
     background.fail_background_start(state, found[0], "no")
-    assert (found[0].runs, state.background) == (False, [])
+    assert (found[0].is_running, state.background) == (False, [])
 
 
 def test_an_interrupt_ends_the_wait() -> None:
@@ -203,7 +203,7 @@ def test_an_interrupt_ends_the_wait() -> None:
     loop.apply_interrupt(state)
     (closed,) = given(state)
     assert closed[0].startswith("Interrupted")
-    assert row_of(state, "b1").runs
+    assert row_of(state, "b1").is_running
     end(state, content="late")
     assert given(state) == [closed], "its call has its one result"
 

@@ -79,9 +79,9 @@ def test_it_says_how_much_time_is_left_and_takes_an_operation_of_its_own() -> No
     op = state.op
     reminding = loop.take_due_reminders(state, at(10))
     assert reminding.reminders == (Reminder(call_id="c1", name="look", number=1, expires_in=15.0),)
-    assert (reminding.op, state.op, reminding.wanted()) == (op, op + 1, True)
+    assert (reminding.op, state.op, reminding.has_waiting_call()) == (op, op + 1, True)
     loop.decide_approval(state, decision(state, "c1"), at(11))
-    assert not reminding.wanted()
+    assert not reminding.has_waiting_call()
 
 
 def test_of_a_call_that_is_decided_or_late_nobody_is_reminded() -> None:

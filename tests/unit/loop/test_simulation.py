@@ -330,7 +330,7 @@ class Loop(RuleBasedStateMachine):
                 elif isinstance(step, loop.Wait) and step.until == "approval":
                     run.answer(declined=False)
                 elif step == loop.Wait("child"):
-                    run.child_ends(next(n for n, row in enumerate(run.state.background) if row.runs), "completed")
+                    run.child_ends(next(n for n, row in enumerate(run.state.background) if row.is_running), "completed")
                 elif isinstance(step, loop.Wait):
                     loop.resume_run(run.state)
 

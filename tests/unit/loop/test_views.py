@@ -35,8 +35,8 @@ def ways(*given: Compaction) -> CompactionSettings:
 
 def view(messages: list[Message], *given: Compaction, tighter: int = 0) -> list[Message]:
     fold = ConversationView(ways(*given), tighter)
-    fold.feed(messages)
-    return fold.view()
+    fold.add_messages(messages)
+    return fold.build_sent_messages()
 
 
 def reply(number: int, *, tokens: int = 0, size: int = 1000) -> Message:
@@ -164,12 +164,12 @@ def test_a_tightened_window_leaves_out_more_until_nothing_is_left_to_leave_out()
     sizes = []
     for tighter in range(12):
         fold = ConversationView(ways(Compaction.window(tokens=8000)), tighter)
-        fold.feed(messages)
-        sizes.append(len(fold.view()))
+        fold.add_messages(messages)
+        sizes.append(len(fold.build_sent_messages()))
         if not fold.can_tighten:
             break
     assert sizes == sorted(sizes, reverse=True)
-    assert fold.view()[-2:] == messages[-2:]
+    assert fold.build_sent_messages()[-2:] == messages[-2:]
     assert sizes[-1] == 4, "the task, the note, the last call and its result"
 
 
@@ -225,12 +225,12 @@ def test_every_view_is_valid_and_does_not_depend_on_how_it_was_read(
     asked = ways(*(way for way in given if way is not None))
     step_by_step = ConversationView(asked, tighter)
     for end in range(1, len(messages) + 1):
-        step_by_step.feed(messages[end - 1 : end])
-        sent = step_by_step.view()
+        step_by_step.add_messages(messages[end - 1 : end])
+        sent = step_by_step.build_sent_messages()
         if end in (len(messages), 1 + somewhere % len(messages)):
             at_once = ConversationView(asked, tighter)
-            at_once.feed(messages[:end])
-            assert sent == at_once.view()
+            at_once.add_messages(messages[:end])
+            assert sent == at_once.build_sent_messages()
         check_valid(sent, messages[:end])
 
 
@@ -261,12 +261,12 @@ def check_valid(sent: list[Message], messages: list[Message]) -> None:
 def test_a_view_begins_as_the_one_before_but_at_steps(way: Compaction, most: int) -> None:
     """200 iterations: how often a provider's cache is of no use."""
     fold = ConversationView(ways(way))
-    fold.feed([Message.user("The task.")])
-    before: list[Message] = fold.view()
+    fold.add_messages([Message.user("The task.")])
+    before: list[Message] = fold.build_sent_messages()
     steps = 0
     for number in range(200):
-        fold.feed([reply(number), result(number)])
-        sent = fold.view()
+        fold.add_messages([reply(number), result(number)])
+        sent = fold.build_sent_messages()
         steps += sent[: len(before)] != before
         before = sent
     assert 1 <= steps <= most

@@ -142,7 +142,7 @@ async def test_waiting_for_a_turn_is_not_silence() -> None:
         waits.set()
 
     model, _ = chain(ScriptedProvider(lambda _: "Hello."), idle=0.05, throttles={"p0": throttle}, waiting=waiting)
-    async with throttle.turn(said.append):
+    async with throttle.acquire(said.append):
         second = asyncio.create_task(read(model))
         await waits.wait()
         with pytest.raises(TimeoutError):

@@ -32,7 +32,7 @@ def assemble(*pieces: dict[str, Any]) -> list[tuple[str, str, Any]]:
     slots = ToolCallSlots()
     for one in pieces:
         slots.add(one)
-    return [(part.id, part.name, part.malformed or part.arguments) for part in slots.parts()]
+    return [(part.id, part.name, part.malformed or part.arguments) for part in slots.build_parts()]
 
 
 CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, Any]]]] = {
@@ -113,7 +113,7 @@ def test_calls(case: str) -> None:
 def test_malformed_arguments_are_kept_raw() -> None:
     slots = ToolCallSlots()
     slots.add(piece(0, "a", "f", "x = 1"))
-    assert slots.parts() == [ToolCallPart(id="a", name="f", arguments={}, malformed="x = 1")]
+    assert slots.build_parts() == [ToolCallPart(id="a", name="f", arguments={}, malformed="x = 1")]
 
 
 json_values = st.recursive(
@@ -149,8 +149,8 @@ def test_whatever_the_pieces_the_calls_come_out_whole(
     for turn in turns:
         slots.add(queues[turn].pop(0))
     expected = sorted((name, json.dumps(value, sort_keys=True)) for name, value in calls)
-    assert sorted((p.name, json.dumps(p.arguments, sort_keys=True)) for p in slots.parts()) == expected
-    assert all(part.malformed is None for part in slots.parts())
+    assert sorted((p.name, json.dumps(p.arguments, sort_keys=True)) for p in slots.build_parts()) == expected
+    assert all(part.malformed is None for part in slots.build_parts())
 
 
 @given(st.text())

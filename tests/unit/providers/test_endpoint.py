@@ -31,10 +31,10 @@ class Vendor(Endpoint[Client]):
     official_url = "https://api.vendor.test/v1"
     official_hosts = ("vendor.test",)
 
-    def _new_client(self, key: str) -> Client:
+    def _create_client(self, key: str) -> Client:
         return Client(key)
 
-    def _translate(self, error: Exception, begun: bool) -> ProviderError:
+    def _translate_error(self, error: Exception, begun: bool) -> ProviderError:
         return ProviderError(f"{self.host}: {error}")
 
 
@@ -100,7 +100,7 @@ def test_the_variable_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left(vendor: Vendor, error: Exception, key: str) -> ProviderError:
-    return vendor._failure(error, ModelRequest(model="m", messages=()), key, False)
+    return vendor._build_provider_error(error, ModelRequest(model="m", messages=()), key, False)
 
 
 def test_a_header_in_bytes_is_a_secret() -> None:
@@ -122,41 +122,41 @@ def test_the_hosts_name_and_our_hints_are_shown_whatever_the_key_is() -> None:
 
 def test_whose_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuthenticationError, match=r"(?s)VENDOR_KEY is not set.*Vendor\(api_key"):
-        Vendor()._key()
+        Vendor()._read_key()
     monkeypatch.setenv("VENDOR_OTHER_KEY", "b\n")
-    assert (Vendor()._key(), Vendor().key_name) == ("b", "VENDOR_OTHER_KEY")
+    assert (Vendor()._read_key(), Vendor().key_name) == ("b", "VENDOR_OTHER_KEY")
     monkeypatch.setenv("VENDOR_KEY", "a")
-    assert (Vendor()._key(), Vendor().key_name) == ("a", "VENDOR_KEY")
-    assert (Vendor(api_key="c")._key(), Vendor(api_key="c").key_name) == ("c", "api_key")
+    assert (Vendor()._read_key(), Vendor().key_name) == ("a", "VENDOR_KEY")
+    assert (Vendor(api_key="c")._read_key(), Vendor(api_key="c").key_name) == ("c", "api_key")
     with pytest.raises(AuthenticationError, match="MINE"):
-        Vendor(api_key_env="MINE")._key()
+        Vendor(api_key_env="MINE")._read_key()
     monkeypatch.setenv("VENDOR_KEY", "“typographic”")
     with pytest.raises(AuthenticationError, match=r"VENDOR_KEY.*characters") as caught:
-        Vendor()._key()
+        Vendor()._read_key()
     assert "typographic" not in caught.value.message
 
 
 async def test_a_loop_has_one_client_made_in_a_thread() -> None:
     vendor = Vendor()
-    client = await vendor._client("a")
+    client = await vendor._get_client("a")
     assert client.thread != threading.get_ident()
-    assert await vendor._client("b") is client
+    assert await vendor._get_client("b") is client
     assert client.api_key == "b"
-    other = await asyncio.to_thread(lambda: asyncio.run(vendor._client("c")))
+    other = await asyncio.to_thread(lambda: asyncio.run(vendor._get_client("c")))
     assert other is not client
     await vendor.aclose()
     await vendor.aclose()
     assert (client.closed, other.closed) == (True, False)
-    assert await vendor._client("a") is not client
+    assert await vendor._get_client("a") is not client
 
 
 async def test_an_sdk_that_is_not_installed_says_how_to_install_it() -> None:
     class Missing(Vendor):
-        def _new_client(self, key: str) -> Client:
+        def _create_client(self, key: str) -> Client:
             raise ModuleNotFoundError(name="vendor_sdk")
 
     with pytest.raises(RuntimeSetupError, match=r"(?s)vendor_sdk.*pip install 'perdure\[vendor\]'"):
-        await Missing()._client("a")
+        await Missing()._get_client("a")
     assert "'openai'" in str(build_missing_sdk_error("openai"))
 
 

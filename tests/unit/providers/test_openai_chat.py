@@ -74,9 +74,9 @@ async def test_max_tokens_has_the_name_that_the_endpoint_knows(server: OpenAISer
         ["max_tokens", "messages", "model", "stream", "stream_options"],
         ["max_completion_tokens", "messages", "model", "stream", "stream_options"],
     ]
-    assert OpenAIChat()._max_tokens_wire("api.openai.com") == "max_completion_tokens"
-    assert OpenAIChat()._max_tokens_wire("x.openai.azure.com") == "max_completion_tokens"
-    assert OpenAIChat()._max_tokens_wire("notopenai.com") == "max_tokens"
+    assert OpenAIChat()._resolve_max_tokens_name("api.openai.com") == "max_completion_tokens"
+    assert OpenAIChat()._resolve_max_tokens_name("x.openai.azure.com") == "max_completion_tokens"
+    assert OpenAIChat()._resolve_max_tokens_name("notopenai.com") == "max_tokens"
 
 
 async def test_metadata_goes_with_store(ask: Api, server: OpenAIServer) -> None:

@@ -26,7 +26,7 @@ async def test_so_many_at_once_and_first_come_first_served() -> None:
     throttle, order, release = Throttle("p", RateLimit(concurrent=2)), list[int](), asyncio.Event()
 
     async def call(number: int) -> None:
-        async with throttle.turn(unheard):
+        async with throttle.acquire(unheard):
             order.append(number)
             await release.wait()
 
@@ -42,11 +42,11 @@ async def test_a_waiter_that_is_cancelled_takes_no_place() -> None:
     throttle, order = Throttle("p", RateLimit(concurrent=1)), list[str]()
 
     async def call(name: str) -> None:
-        async with throttle.turn(unheard):
+        async with throttle.acquire(unheard):
             order.append(name)
 
     async with AsyncExitStack() as held:
-        await held.enter_async_context(throttle.turn(unheard))
+        await held.enter_async_context(throttle.acquire(unheard))
         first, queued, last = (asyncio.create_task(call(name)) for name in ("first", "queued", "last"))
         await settle()
         first.cancel()  # has the door, and waits for a place
@@ -62,7 +62,7 @@ async def test_no_more_calls_begin_in_a_minute_than_may() -> None:
     throttle, begun, said = Throttle("p", RateLimit(per_minute=3), minute=0.2), list[float](), list[str]()
 
     async def call() -> None:
-        async with throttle.turn(said.append):
+        async with throttle.acquire(said.append):
             begun.append(time.monotonic())
 
     await asyncio.gather(*(call() for _ in range(7)))
@@ -75,11 +75,11 @@ async def test_no_more_calls_begin_in_a_minute_than_may() -> None:
 @pytest.mark.parametrize("minute", [60.0])
 async def test_a_cancelled_wait_for_the_minute_begins_nothing(minute: float) -> None:
     throttle = Throttle("p", RateLimit(per_minute=1, concurrent=1), minute=minute)
-    async with throttle.turn(unheard):
+    async with throttle.acquire(unheard):
         pass
 
     async def call() -> None:
-        async with throttle.turn(unheard):
+        async with throttle.acquire(unheard):
             raise AssertionError("its minute has not passed")
 
     waiting = asyncio.create_task(call())
@@ -87,4 +87,4 @@ async def test_a_cancelled_wait_for_the_minute_begins_nothing(minute: float) -> 
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
-    assert throttle._why().endswith("1 a minute")
+    assert throttle._get_wait_reason().endswith("1 a minute")

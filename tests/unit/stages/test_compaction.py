@@ -36,19 +36,19 @@ def test_the_next_call_reads_on_where_the_last_one_stopped() -> None:
         ways(Compaction.window(messages=8)),
         conversation(30),
     )
-    first = folds.of("run", asked, 0, messages[:20])
-    second = folds.of("run", asked, 0, messages)
-    assert second.read == messages
-    assert [a is b for a, b in zip(second.read, first.read, strict=False)] == [True] * 20
+    first = folds.get_view("run", asked, 0, messages[:20])
+    second = folds.get_view("run", asked, 0, messages)
+    assert second.all_messages == messages
+    assert [a is b for a, b in zip(second.all_messages, first.all_messages, strict=False)] == [True] * 20
     at_once = ConversationView(asked)
-    at_once.feed(messages)
-    assert second.view() == at_once.view()
+    at_once.add_messages(messages)
+    assert second.build_sent_messages() == at_once.build_sent_messages()
 
 
 def test_what_a_call_is_given_besides_is_not_kept() -> None:
     folds, asked, messages = ConversationViewCache(ByteLRU(10**9)), ways(Compaction.window(messages=8)), conversation(7)
-    folds.of("run", asked, 0, messages).feed(conversation(20))
-    assert folds.of("run", asked, 0, messages).view() == messages
+    folds.get_view("run", asked, 0, messages).add_messages(conversation(20))
+    assert folds.get_view("run", asked, 0, messages).build_sent_messages() == messages
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_what_a_call_is_given_besides_is_not_kept() -> None:
 )
 def test_another_conversation_or_another_view_is_read_anew(other: tuple[Compaction, int, list[Message]]) -> None:
     folds = ConversationViewCache(ByteLRU(10**9))
-    folds.of("run", ways(Compaction.window(messages=8)), 0, conversation(30))
+    folds.get_view("run", ways(Compaction.window(messages=8)), 0, conversation(30))
     way, tighter, messages = other
     fresh = ConversationView(ways(way), tighter)
-    fresh.feed(messages)
-    assert folds.of("run", ways(way), tighter, messages).view() == fresh.view()
+    fresh.add_messages(messages)
+    assert folds.get_view("run", ways(way), tighter, messages).build_sent_messages() == fresh.build_sent_messages()
 
 
 def test_only_so_much_is_kept() -> None:
@@ -80,11 +80,11 @@ def test_only_so_much_is_kept() -> None:
 
     given = {f"run {n}": conversation(20) for n in range(4)}
     for name, messages in given.items():
-        folds.of(name, asked, 0, messages)
+        folds.get_view(name, asked, 0, messages)
     assert (names(), kept.budget.used) == (["run 2", "run 3"], 2 * each)
-    folds.of("run 2", asked, 0, [*given["run 2"], Message.user("More.")])
+    folds.get_view("run 2", asked, 0, [*given["run 2"], Message.user("More.")])
     assert names() == ["run 2"], "one that grows counts for what it has become"
-    folds.of("long", asked, 0, conversation(60))
+    folds.get_view("long", asked, 0, conversation(60))
     assert names() == ["run 2"], "nothing leaves for one that has no room at all"
 
 
@@ -95,8 +95,8 @@ def test_a_few_large_results_count_for_what_they_are() -> None:
         Message.user("Go."),
         Message(role="tool", parts=(ToolResultPart(call_id="a", name="read", content="x" * 600_000),)),
     ]
-    folds.of("first", asked, 0, large)
-    folds.of("second", asked, 0, large)
+    folds.get_view("first", asked, 0, large)
+    folds.get_view("second", asked, 0, large)
     assert ["first" in kept, "second" in kept] == [False, True]
 
 
@@ -131,6 +131,6 @@ def test_every_format_takes_every_view(name: str, data: st.DataObject) -> None:
     of = FORMATS[name]
     messages = data.draw(transcripts())
     fold = ConversationView(ways(*data.draw(views)))
-    fold.feed(messages)
-    request: dict[str, Any] = {"model": of.model, "messages": fold.view()}
+    fold.add_messages(messages)
+    request: dict[str, Any] = {"model": of.model, "messages": fold.build_sent_messages()}
     of.check(of.encode(ModelRequest(**request), of.own.origin))

@@ -90,7 +90,7 @@ async def test_a_result_is_told_once_by_whoever_says_it_first(store: MemoryStore
 @pytest.mark.usefixtures("quick")
 async def test_progress_is_there_while_the_tool_runs(store: MemoryStore) -> None:
     async def work(call: ToolCall) -> ToolOutput:
-        await asyncio.to_thread(call.progress, "half", {"done": 1})
+        await asyncio.to_thread(call.report_progress, "half", {"done": 1})
         said = await until(store, "tool.progress")
         assert isinstance(said, ToolProgress)
         assert (said.message, said.data, said.call_id, said.name) == ("half", {"done": 1}, "c1", "pay")
@@ -103,7 +103,7 @@ async def test_progress_is_there_while_the_tool_runs(store: MemoryStore) -> None
 async def test_a_quick_tool_says_its_last_word_with_its_outcome(store: MemoryStore) -> None:
     async def work(call: ToolCall) -> ToolOutput:
         for n in range(1000):
-            call.progress(str(n), None)
+            call.report_progress(str(n), None)
         return ToolOutput(key=call.key, content="paid")
 
     await Stages(store).tool(tool_call(), work)
@@ -117,7 +117,7 @@ async def test_progress_that_cannot_be_kept_is_refused(store: MemoryStore, data:
 
     async def work(call: ToolCall) -> ToolOutput:
         with pytest.raises(ValueError, match=r"progress|depth"):
-            call.progress("half", data)
+            call.report_progress("half", data)
         return ToolOutput(key=call.key, content="paid")
 
     await Stages(store).tool(tool_call(), work)
@@ -128,7 +128,7 @@ async def test_what_is_said_after_the_end_is_dropped(store: MemoryStore) -> None
     said: list[Any] = []
 
     async def work(call: ToolCall) -> ToolOutput:
-        said.append(call.progress)
+        said.append(call.report_progress)
         return ToolOutput(key=call.key, content="paid")
 
     await Stages(store).tool(tool_call(), work)
@@ -150,7 +150,7 @@ async def test_an_inline_tool_is_told_behind_its_reply(store: MemoryStore) -> No
     stages = Stages(store)
 
     async def work(call: ToolCall) -> ToolOutput:
-        call.progress("looking", None)
+        call.report_progress("looking", None)
         await until(store, "tool.progress")
         return ToolOutput(key=call.key, content="seen")
 

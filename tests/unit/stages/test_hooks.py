@@ -19,7 +19,7 @@ from tests.unit.stages.build import Inner, model_call
 async def asked(agent: Agent, *hooks: Hook) -> ModelRequest:
     """What the model is asked behind ``hooks``."""
     call = model_call()
-    call.agent, call.told = agent, RunContext()
+    call.agent, call.run_context = agent, RunContext()
     call.request = ModelRequest(
         model="gpt-5",
         messages=[Message.user("hi")],

@@ -45,7 +45,7 @@ async def test_inline_calls_are_replaced_by_their_outcomes_and_others_stay(store
     assert isinstance(first, InlineCall)
     assert isinstance(third, InlineCall)
     assert (first.content, third.content) == ("one", "two")
-    assert set(await store.find([first.key, third.key])) == {first.key, third.key}
+    assert set(await store.find_outcomes([first.key, third.key])) == {first.key, third.key}
 
 
 async def test_a_retry_finds_each_of_them(store: MemoryStore) -> None:
@@ -149,7 +149,7 @@ async def test_results_that_are_too_large_together_are_there_by_key_alone(store:
     assert len(contents) == 5
     assert contents[0] is not None or OUTPUT_BYTES // 3 > 32 * 1024  # then each is a blob
     assert sum(len(content or "") for content in contents) <= OUTPUT_BYTES
-    found = await store.find([how.key for how in dispositions if isinstance(how, InlineCall)])
+    found = await store.find_outcomes([how.key for how in dispositions if isinstance(how, InlineCall)])
     assert len(found) == 5
 
 
@@ -183,7 +183,7 @@ async def test_one_that_asks_becomes_a_call_that_finds_its_question(store: Memor
 
     async def asks(call: ToolCall) -> ToolOutput:
         ran.append(call.key)
-        call.kept.append(MemoryWrite("n", "k", b"1"))
+        call.hook_writes.append(MemoryWrite("n", "k", b"1"))
         return ToolOutput(key=call.key, status="asking", question=Question(text="Sure?"))
 
     stage = InlineStage(through(store, asks))

@@ -147,7 +147,10 @@ async def test_cancelled_while_recording_it_records_first() -> None:
     await asyncio.sleep(0)
     store.go.set()
     assert (await running).output.text == "paid"  # the reply is there: it is handed over
-    assert b"paid" in (await store.find([build_model_key(model_call().input)]))[build_model_key(model_call().input)]
+    assert (
+        b"paid"
+        in (await store.find_outcomes([build_model_key(model_call().input)]))[build_model_key(model_call().input)]
+    )
 
 
 async def test_cancelled_while_the_store_stays_away_it_gives_up_in_time(store: MemoryStore) -> None:

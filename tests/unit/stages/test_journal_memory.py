@@ -108,7 +108,7 @@ async def test_what_a_tool_writes_after_its_end_is_not_in_the_transaction() -> N
     call = tool_call()
     running = asyncio.ensure_future(JournalStage(store).tool(call, writing("42")))
     await asked.wait()
-    call.writes.append(MemoryWrite("n", "late", b"1"))
+    call.memory_writes.append(MemoryWrite("n", "late", b"1"))
     go.set()
     await running
     assert await recalled(store) == {"a": b"1"}

@@ -41,7 +41,7 @@ async def summed_up(model: Narrow, texts: list[str], prompt: str = "Sum up.") ->
     call.request = ModelRequest(model="m", messages=[])
     said = [Message.user(text) for text in texts]
     asked = Compaction.summarise(at=1000, prompt=prompt)
-    return await Summariser(call, model, asked).of(said, said)
+    return await Summariser(call, model, asked).summarise(said, said)
 
 
 @pytest.mark.parametrize("lengths", [[8000], [3000, 8000], [3000, 8000, 2000], [8000] * 7, [10, 10, 8000]])

@@ -66,7 +66,7 @@ async def test_a_prompt_that_changes_is_recorded_again(store: MemoryStore) -> No
 async def test_node_outcome_and_run_row_are_one_commit(store: MemoryStore) -> None:
     answer = await call(store, reply("Hello."))
     (commit,) = store.commits
-    assert [node.hash for node in commit.nodes] == [answer.output.head]
+    assert [node.hash for node in commit.read_nodes] == [answer.output.head]
     assert commit.outcome is not None
     assert commit.run is not None
     assert (commit.run.status, commit.run.head) == ("completed", answer.output.head)
@@ -102,10 +102,10 @@ async def test_results_are_read_from_the_journal_and_are_one_message(store: Memo
 
 
 async def test_a_large_result_and_a_large_message_are_read_from_their_blobs(store: MemoryStore) -> None:
-    large, message = Blob.of("x" * (INLINE_BYTES + 1)), Blob.of("m" * (INLINE_BYTES + 1))
+    large, message = Blob.from_content("x" * (INLINE_BYTES + 1)), Blob.from_content("m" * (INLINE_BYTES + 1))
     key = tool_call().key
     body = ToolOutput(key=key, blob=large.ref).model_dump_json().encode()
-    await store.commit(Commit(blobs=[large, message], outcome=Outcome(key, "tool", body)))
+    await store.commit(Commit(read_blobs=[large, message], outcome=Outcome(key, "tool", body)))
     inner = Inner("ok")
     new = (NewResult(call_id="c1", name="pay", key=key), NewMessage(content=message.ref))
     answer = await call(store, None, inner, new=new)
@@ -191,8 +191,8 @@ async def test_a_result_that_is_not_in_the_journal(store: MemoryStore) -> None:
 async def test_a_message_whose_blob_is_missing_is_said_to_be_and_keeps_no_other_out(
     store: MemoryStore, purpose: str
 ) -> None:
-    here = Blob.of("the text")
-    await store.commit(Commit(blobs=[here]))
+    here = Blob.from_content("the text")
+    await store.commit(Commit(read_blobs=[here]))
     new = (
         NewMessage(content="one"),
         NewMessage(content=BlobRef(hash="0" * 64, size=3), id="m2"),
@@ -298,7 +298,7 @@ async def test_a_turn_that_goes_on_after_its_answer_is_running_again(store: Memo
     await call(store, reply("Hello."))
     look = Call(id="c1", name="look", disposition=RefusedCall(text="no"))
     await call(store, reply("", look), op=1, new=(NewMessage(content="and?"),))
-    turn = await store.turn("run-1", "scope-1-1")
+    turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
     assert turn.status == "running"
 
@@ -307,7 +307,7 @@ async def test_a_turn_is_kept_with_its_output_and_what_it_took(store: MemoryStor
     spent = Usage(input_tokens=3)
     answer = reply("Hello.", usage=Usage(output_tokens=2), cost_usd=0.5)
     await call(store, answer, iteration=2, used=spent, cost_usd=1.0)
-    turn = await store.turn("run-1", "scope-1-1")
+    turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
     kept = Response.model_validate_json(turn.result or b"")
     assert (kept.output, kept.calls, kept.iterations) == ("Hello.", 2, 2)
@@ -317,9 +317,9 @@ async def test_a_turn_is_kept_with_its_output_and_what_it_took(store: MemoryStor
 async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> None:
     new = (NewMessage(content="hi", id="m1", by="ana"), NewMessage(content="Go on.", id=REMINDER_ID))
     done = await call(store, reply("Hello."), new=new, mode="session")
-    assert await store.turn_of("run-1", "m1") == "scope-1-1"
-    assert await store.turn_of("run-1", REMINDER_ID) is None
-    turn = await store.turn("run-1", "scope-1-1")
+    assert await store.find_message_turn("run-1", "m1") == "scope-1-1"
+    assert await store.find_message_turn("run-1", REMINDER_ID) is None
+    turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
     assert (turn.status, turn.head) == ("completed", done.output.head)
     assert json.loads(turn.result or b"")["content"] == "Hello."
@@ -330,7 +330,7 @@ async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> N
 async def test_how_a_run_ends_says_nothing_of_a_turn_that_had_ended_before(store: MemoryStore) -> None:
     closing = RunEnding(status="cancelled", turn="completed", response={"content": "Hello."})
     await call(store, ModelReply(ModelOutput(head="", store_id=""), None), purpose="close", closing=closing)
-    turn = await store.turn("run-1", "scope-1-1")
+    turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
     assert (turn.status, store.all_runs["run-1"].status) == ("completed", "cancelled")
 

@@ -18,7 +18,7 @@ from tests.unit.stages.build import Inner, model_call, reply, tool_call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 DATA = FilePart(media_type="image/png", name="cat.png", data=base64.b64encode(PNG).decode())
-KEPT = FilePart(media_type="image/png", name="cat.png", blob=Blob.of(PNG).ref)
+KEPT = FilePart(media_type="image/png", name="cat.png", blob=Blob.from_content(PNG).ref)
 
 
 async def call(store: MemoryStore, inner: Inner, **task: Any) -> ModelReply:
@@ -36,24 +36,24 @@ async def test_bytes_in_a_message_become_a_blob_of_the_same_commit(store: Memory
     answer = await call(store, inner, new=(message(TextPart(text="What is it?"), DATA),))
     (said,) = inner.calls[0].fresh
     assert said.parts == (TextPart(text="What is it?"), KEPT)
-    assert inner.calls[0].files == {Blob.of(PNG).hash: PNG}
+    assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
     assert (await Chain(store).load(answer.output.head))[0] == said
-    assert [Blob.of(PNG)] == list(store.commits[0].blobs)
+    assert [Blob.from_content(PNG)] == list(store.commits[0].read_blobs)
 
 
 async def test_files_of_earlier_messages_are_given_too(store: MemoryStore) -> None:
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
     inner = Inner(reply("Grey."))
     await call(store, inner, op=1, head=first.output.head, new=(NewMessage(content="Which colour?"),))
-    assert inner.calls[0].files == {Blob.of(PNG).hash: PNG}
+    assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
 
 
 async def test_what_its_sender_put_into_the_store_is_found(store: MemoryStore) -> None:
     long = "x" * (INLINE_BYTES + 1)
-    await store.commit(Commit(blobs=[Blob.of(PNG), Blob.of(long)]))
+    await store.commit(Commit(read_blobs=[Blob.from_content(PNG), Blob.from_content(long)]))
     inner = Inner(reply("A cat."))
-    lied = KEPT.model_copy(update={"blob": BlobRef(hash=Blob.of(PNG).hash, size=7)})
-    await call(store, inner, new=(message(TextPart(blob=Blob.of(long).ref), lied),))
+    lied = KEPT.model_copy(update={"blob": BlobRef(hash=Blob.from_content(PNG).hash, size=7)})
+    await call(store, inner, new=(message(TextPart(blob=Blob.from_content(long).ref), lied),))
     assert inner.calls[0].fresh[0].parts == (TextPart(text=long), KEPT)
 
 
@@ -70,8 +70,8 @@ async def test_a_file_that_is_not_there_is_said_to_be_missing(store: MemoryStore
 
 async def test_no_model_is_called_without_a_file_of_the_transcript(store: MemoryStore) -> None:
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
-    del store.all_blobs[Blob.of(PNG).hash]
-    with pytest.raises(TranscriptCorruptedError, match=Blob.of(PNG).hash):
+    del store.all_blobs[Blob.from_content(PNG).hash]
+    with pytest.raises(TranscriptCorruptedError, match=Blob.from_content(PNG).hash):
         await call(store, Inner(reply("Grey.")), op=1, head=first.output.head)
 
 
@@ -89,23 +89,23 @@ async def test_an_ending_records_files_and_needs_none(store: MemoryStore) -> Non
         closing=RunEnding(status="cancelled"),
     )
     (last,) = (await Chain(store).load(ended.output.head))[-1].parts
-    assert last == FilePart(media_type="text/plain", blob=Blob.of(b"xx").ref)
-    assert store.all_blobs == {Blob.of(b"xx").hash: b"xx"}
+    assert last == FilePart(media_type="text/plain", blob=Blob.from_content(b"xx").ref)
+    assert store.all_blobs == {Blob.from_content(b"xx").hash: b"xx"}
 
 
 async def test_files_of_a_tool_result_are_one_commit_with_its_outcome(store: MemoryStore) -> None:
     async def draw(call: Any) -> ToolOutput:
-        call.blobs.append(Blob.of(PNG))
+        call.blobs.append(Blob.from_content(PNG))
         return ToolOutput(key=call.key, content="Here:", files=(KEPT,))
 
     run = compose_tool([JournalStage(store)], draw)
     done = await run(tool_call())
     assert await run(tool_call(owner="run/2/2")) == done
-    assert [Blob.of(PNG)] == list(store.commits[0].blobs)
+    assert [Blob.from_content(PNG)] == list(store.commits[0].read_blobs)
     inner = Inner(reply("A cat."))
     await call(store, inner, op=2, new=(NewResult(call_id="c1", name="draw", key=done.key),))
     assert [result.files for result in inner.calls[0].fresh[0].tool_results] == [(KEPT,)]
-    assert inner.calls[0].files == {Blob.of(PNG).hash: PNG}
+    assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
 
 
 def test_an_outcome_without_files_is_the_bytes_that_it_was() -> None:

@@ -18,7 +18,7 @@ NEXT = "2026-01-01T00:00:01.000000"
 
 
 async def events(store: EventLog) -> list[Event]:
-    rows = await store.events("run-1")
+    rows = await store.read_events("run-1")
     read = [decode_event("run-1", row.seq, row.task_id, row.type, row.body, row.spans) for row in rows]
     return [event for event in read if event is not None]
 
@@ -35,7 +35,7 @@ async def until(store: MemoryStore, type: str, after: int = 0) -> Event:
             if event.seq > after and event.type == type:
                 return event
         last = max((event.seq for event in await events(store)), default=0)
-        assert await store.changed("run-1", last, 30)
+        assert await store.wait_for_event("run-1", last, 30)
 
 
 Step = StreamEvent | Callable[[ModelCall], Any]
@@ -49,7 +49,7 @@ class Model:
         self._script = script
 
     async def __call__(self, call: ModelCall) -> ModelReply:
-        call.asking("scripted:one")
+        call.report_model("scripted:one")
         for step in self._script:
             if callable(step):
                 await step(call)

@@ -41,7 +41,7 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.read: list[str] = []
 
-    async def blobs(self, hashes):
+    async def read_blobs(self, hashes):
         self.read += hashes
         return await super().blobs(hashes)
 
@@ -49,7 +49,7 @@ class CountingStore(MemoryStore):
 async def said(store: MemoryStore, chain: Chain, *messages: Message) -> list[Message]:
     """``messages`` as the transcript has them."""
     node, blobs = chain.extend(None, messages)
-    await store.commit(Commit(nodes=[node], blobs=blobs))
+    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
     chain.remember(node, messages)
     return await chain.load(node.hash)
 
@@ -64,7 +64,7 @@ def test_files_are_kept_as_bytes_and_loaded_as_references(given: list[Message]) 
         ]
         before, after = list(iter_file_parts(given)), list(iter_file_parts(loaded))
         assert all(part.data is None for part in after)
-        found = await Chain(store).files(loaded)
+        found = await Chain(store).load_files(loaded)
         for one, other in zip(before, after, strict=True):
             assert (one.name, one.url, one.media_type) == (other.name, other.url, other.media_type)
             if one.data is not None:
@@ -81,23 +81,23 @@ async def test_a_file_is_read_once_and_a_load_reads_none() -> None:
     chain = Chain(store)
     assert store.read == []
     for _ in range(2):
-        assert await chain.files([message]) == {hash_blob(PNG): PNG}
+        assert await chain.load_files([message]) == {hash_blob(PNG): PNG}
     assert store.read == [hash_blob(PNG)]
 
 
 async def test_a_file_that_is_about_to_be_written_is_not_read() -> None:
     store = CountingStore()
-    message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.of(PNG).ref),))
+    message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.from_content(PNG).ref),))
     for budget in (10, 1000):
         chain = Chain(store, cache=CacheBudget(budget))
-        assert await chain.files([message], {hash_blob(PNG): PNG}) == {hash_blob(PNG): PNG}
-    assert await chain.files([message]) == {hash_blob(PNG): PNG}, "it was kept"
+        assert await chain.load_files([message], {hash_blob(PNG): PNG}) == {hash_blob(PNG): PNG}
+    assert await chain.load_files([message]) == {hash_blob(PNG): PNG}, "it was kept"
     assert store.read == []
 
 
 async def test_a_message_of_references_is_the_same_object_again() -> None:
     store = MemoryStore()
-    message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.of(PNG).ref),))
+    message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.from_content(PNG).ref),))
     (loaded,) = await said(store, Chain(store), message)
     assert loaded is message
 
@@ -111,13 +111,13 @@ async def test_a_missing_or_altered_file_is_named(body: bytes | None) -> None:
     else:
         store.all_blobs[hash_blob(PNG)] = body
     with pytest.raises(TranscriptCorruptedError, match=hash_blob(PNG)):
-        await Chain(store).files(loaded)
+        await Chain(store).load_files(loaded)
 
 
 async def test_what_a_provider_keeps_of_a_file_counts() -> None:
     """The encoding of a message has the file in it: a node with a large one is over a small budget."""
     store = MemoryStore()
     chain = Chain(store, cache=CacheBudget(100_000))
-    message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.of(b"x" * 90_000).ref),))
+    message = Message(role="user", parts=(FilePart(media_type="image/png", blob=Blob.from_content(b"x" * 90_000).ref),))
     (loaded,) = await said(store, chain, message)
     assert loaded is not message

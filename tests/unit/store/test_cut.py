@@ -45,7 +45,7 @@ async def written(store: MemoryStore, said: list[Message], breaks: set[int]) -> 
     chain, head, begin = Chain(store), None, 0
     for end in sorted({*breaks, len(said)}):
         node, blobs = chain.extend(head, said[begin:end])
-        await store.commit(Commit(nodes=[node], blobs=blobs))
+        await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
         head, begin = node.hash, end
     return head
 
@@ -53,10 +53,10 @@ async def written(store: MemoryStore, said: list[Message], breaks: set[int]) -> 
 async def forked(store: MemoryStore, head: str | None, at: int | None, **results: str) -> list[Message]:
     place = await find_fork_point(store, head, at, results)
     chain = Chain(store)
-    if not place.extra:
-        return await chain.load(place.base)
-    node, blobs = chain.extend(place.base, place.extra)
-    await store.commit(Commit(nodes=[node], blobs=blobs))
+    if not place.extra_messages:
+        return await chain.load(place.base_head)
+    node, blobs = chain.extend(place.base_head, place.extra_messages)
+    await store.commit(Commit(read_nodes=[node], read_blobs=blobs))
     return await chain.load(node.hash)
 
 
@@ -95,9 +95,9 @@ async def test_the_end_is_shared_and_says_whether_it_is_answered() -> None:
     await store.open()
     head = await written(store, SAID[:10], {2, 5})
     place = await find_fork_point(store, head)
-    assert (place.base, place.extra, place.answered, place.iteration) == (head, (), True, 3)
-    assert not (await find_fork_point(store, await written(store, SAID[:11], set()))).answered
-    assert not (await find_fork_point(store, head, 2)).answered
-    assert (await find_fork_point(store, None, 0)).base is None
+    assert (place.base_head, place.extra_messages, place.is_answered, place.iteration) == (head, (), True, 3)
+    assert not (await find_fork_point(store, await written(store, SAID[:11], set()))).is_answered
+    assert not (await find_fork_point(store, head, 2)).is_answered
+    assert (await find_fork_point(store, None, 0)).base_head is None
     with pytest.raises(InvalidInputError, match="no iteration 4: the conversation has 3"):
         await find_fork_point(store, head, 4)

@@ -20,7 +20,7 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.asked: list[list[str]] = []
 
-    async def find(self, keys):
+    async def find_outcomes(self, keys):
         self.asked.append(list(keys))
         return await super().find(keys)
 
@@ -36,7 +36,7 @@ async def test_what_was_committed_is_not_read():
     store = CountingStore()
     journal = CachedJournal(store)
     assert await journal.commit(Commit(outcome=Outcome("a", "tool", b"1"))) == b"1"
-    assert await journal.find(["a"]) == {"a": b"1"}
+    assert await journal.find_outcomes(["a"]) == {"a": b"1"}
     assert await journal.claim("a", "me") == Claim("done", b"1")
     assert store.asked == []
 
@@ -46,7 +46,7 @@ async def test_only_what_others_recorded_is_read():
     await store.commit(Commit(outcome=Outcome("b", "tool", b"2")))
     journal = CachedJournal(store)
     await journal.commit(Commit(outcome=Outcome("a", "tool", b"1")))
-    assert await journal.find(["a", "b", "c"]) == {"a": b"1", "b": b"2"}
+    assert await journal.find_outcomes(["a", "b", "c"]) == {"a": b"1", "b": b"2"}
     assert store.asked == [["b", "c"]]
 
 
@@ -55,7 +55,7 @@ async def test_keeps_the_outcome_that_won():
     await store.commit(Commit(outcome=Outcome("a", "tool", b"first")))
     journal = CachedJournal(store)
     assert await journal.commit(Commit(outcome=Outcome("a", "tool", b"late"))) == b"first"
-    assert await journal.find(["a"]) == {"a": b"first"}
+    assert await journal.find_outcomes(["a"]) == {"a": b"first"}
 
 
 async def test_a_commit_reaches_the_store_as_it_is():
@@ -65,7 +65,7 @@ async def test_a_commit_reaches_the_store_as_it_is():
     )
     await CachedJournal(store).commit(commit)
     assert store.commits[0] is commit
-    assert await store.turn("c", "t") == commit.turn
+    assert await store.get_turn("c", "t") == commit.turn
     assert await store.recall("n", "k") == b"1"
 
 
@@ -87,7 +87,7 @@ async def test_events_go_along():
     await journal.claim("a", "me", events=events)
     await journal.commit(Commit(outcome=Outcome("a", "tool", b"1"), events=events))
     assert await journal.claim("a", "me", events=events) == Claim("done", b"1")
-    assert [row.seq for row in await store.events("c")] == [1, 2]
+    assert [row.seq for row in await store.read_events("c")] == [1, 2]
 
 
 def test_the_least_recently_used_leave():

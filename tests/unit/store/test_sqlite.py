@@ -30,7 +30,7 @@ from perdure.types.messages import Message
 
 
 def outcome(key: str, size: int = 2) -> Commit:
-    return Commit(outcome=Outcome(key, "tool", b"x" * size), blobs=[Blob(f"blob-{key}", b"y" * size)])
+    return Commit(outcome=Outcome(key, "tool", b"x" * size), read_blobs=[Blob(f"blob-{key}", b"y" * size)])
 
 
 @contextlib.asynccontextmanager
@@ -88,11 +88,11 @@ async def test_a_full_disk_writes_nothing_and_works_again(disk: Path):
             await store.commit(outcome("during", 100_000))
         assert caught.value.retryable
         assert str(disk) in caught.value.message
-        assert set(await store.find(["before", "during"])) == {"before"}
-        assert await store.blobs(["blob-during"]) == {}
+        assert set(await store.find_outcomes(["before", "during"])) == {"before"}
+        assert await store.read_blobs(["blob-during"]) == {}
         ballast.unlink()
         await store.commit(outcome("during", 100_000))
-        assert set(await store.find(["before", "during"])) == {"before", "during"}
+        assert set(await store.find_outcomes(["before", "during"])) == {"before", "during"}
 
 
 async def test_a_full_database_writes_nothing_and_works_again(store: SqliteStore):
@@ -102,17 +102,17 @@ async def test_a_full_database_writes_nothing_and_works_again(store: SqliteStore
     await store._threads[0].run(lambda c: c.execute(f"PRAGMA max_page_count = {pages + 2}").fetchone())
     with pytest.raises(StoreError, match="full"):
         await store.commit(outcome("a", 100_000))
-    assert await store.find(["a"]) == {}
+    assert await store.find_outcomes(["a"]) == {}
     await store.commit(outcome("a", 100_000))
-    assert len(await store.find(["a"])) == 1
+    assert len(await store.find_outcomes(["a"])) == 1
 
 
 async def test_one_commit_that_fails_does_not_take_others_along(store: SqliteStore):
-    broken = Commit(nodes=[Node("broken", None, None)])  # type: ignore[arg-type]
+    broken = Commit(read_nodes=[Node("broken", None, None)])  # type: ignore[arg-type]
     commits = [outcome("a"), broken, outcome("b")]
     done = await asyncio.gather(*[store.commit(commit) for commit in commits], return_exceptions=True)
     assert [isinstance(answer, StoreError) for answer in done] == [False, True, False]
-    assert set(await store.find(["a", "b"])) == {"a", "b"}
+    assert set(await store.find_outcomes(["a", "b"])) == {"a", "b"}
 
 
 # --- locked, read-only, not ours ---------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ async def test_a_locked_store_can_be_read_and_works_again(tmp_path: Path):
             assert other.stdout.readline() == "locked\n"
             failed = await asyncio.gather(*[store.commit(outcome(f"k{i}")) for i in range(5)], return_exceptions=True)
             assert all(isinstance(error, StoreError) and "locked" in error.message for error in failed)
-            assert len(await store.find(["before"])) == 1
+            assert len(await store.find_outcomes(["before"])) == 1
             async with opened(path) as second:
                 assert second.store_id == store.store_id
             other.stdin.write("\n")
@@ -161,29 +161,29 @@ async def test_a_store_on_a_read_only_disk_is_read(disk: Path):
         await store.commit(outcome("a"))
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     async with reading(path) as reader:
-        assert len(await reader.find(["a"])) == 1
-        assert await reader.changed("c", 0, 0.0) == 0
+        assert len(await reader.find_outcomes(["a"])) == 1
+        assert await reader.wait_for_event("c", 0, 0.0) == 0
         with pytest.raises(StoreError, match=r"read-only|cannot be opened"):
             await reader.commit(outcome("b"))
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
         async with opened(path) as store:
             await store.commit(outcome("b"))
-            assert len(await reader.find(["a", "b"])) == 2
-        assert len(await reader.find(["a", "b"])) == 2
+            assert len(await reader.find_outcomes(["a", "b"])) == 2
+        assert len(await reader.find_outcomes(["a", "b"])) == 2
 
 
 async def test_a_reader_makes_no_file_and_sees_the_store_that_another_makes(tmp_path: Path):
     path = tmp_path / "store.db"
     async with reading(path) as reader:
-        assert (reader.store_id, await reader.runs(), await reader.find(["a"])) == ("", [], {})
+        assert (reader.store_id, await reader.list_runs(), await reader.find_outcomes(["a"])) == ("", [], {})
         with pytest.raises(StoreError, match="no store at"):
             await reader.commit(outcome("a"))
         assert list(tmp_path.iterdir()) == []
         path.touch()  # as a program leaves it that dies before it has written anything
-        assert await reader.find(["a"]) == {}
+        assert await reader.find_outcomes(["a"]) == {}
         async with opened(path) as store:
             await store.commit(outcome("a"))
-            assert len(await reader.find(["a"])) == 1
+            assert len(await reader.find_outcomes(["a"])) == 1
             await reader.commit(outcome("b"))
             assert reader.store_id == store.store_id
 
@@ -194,7 +194,7 @@ async def test_a_reader_writes_nothing(tmp_path: Path):
         await store.commit(outcome("a"))
     before = path.stat(), path.read_bytes()
     async with reading(path) as reader:
-        assert len(await reader.find(["a"])) == 1
+        assert len(await reader.find_outcomes(["a"])) == 1
     assert (path.stat().st_mtime_ns, path.read_bytes()) == (before[0].st_mtime_ns, before[1])
 
 
@@ -248,7 +248,7 @@ async def test_a_damaged_file(tmp_path: Path):
         file.write(os.urandom(size - 4096))
     with pytest.raises(StoreError, match=r"damaged|not laid out") as caught:
         async with opened(path) as store:
-            await store.find(["a"])
+            await store.find_outcomes(["a"])
     assert str(path) in caught.value.message
 
 
@@ -287,7 +287,7 @@ def test_processes_that_create_it_at_once_make_one_store(tmp_path: Path):
     async def check() -> None:
         async with opened(path) as store:
             assert {answers.get() for _ in processes} == {store.store_id}
-            assert len(await store.find([f"k{n}" for n in range(3)])) == 3
+            assert len(await store.find_outcomes([f"k{n}" for n in range(3)])) == 3
 
     asyncio.run(check())
 
@@ -308,7 +308,7 @@ async def test_altered_rows_are_found_out(tmp_path: Path):
     async with opened(path) as store:
         one, _ = Chain(store).extend(None, [Message.user("one")])
         two, _ = Chain(store).extend(one.hash, [Message.user("two")])
-        await store.commit(Commit(nodes=[one, two]))
+        await store.commit(Commit(read_nodes=[one, two]))
         for change in (
             "UPDATE nodes SET body = replace(body, 'one', 'eno')",  # the bytes come back as text
             "UPDATE nodes SET parent = (SELECT max(hash) FROM nodes)",  # a circle
@@ -335,11 +335,11 @@ async def test_a_removed_file_is_missed_and_found_again(store: SqliteStore):
     with pytest.raises(StoreError, match="removed"):
         await store.commit(outcome("c"))
     with pytest.raises(StoreError, match="removed"):
-        await store.find(["a"])
+        await store.find_outcomes(["a"])
     assert not store.path.exists()
     aside.rename(store.path)
     await store.commit(outcome("c"))
-    assert set(await store.find(["a", "b", "c"])) == {"a", "b", "c"}
+    assert set(await store.find_outcomes(["a", "b", "c"])) == {"a", "b", "c"}
 
 
 async def test_another_store_in_its_place_is_refused(store: SqliteStore, tmp_path: Path):
@@ -351,7 +351,7 @@ async def test_another_store_in_its_place_is_refused(store: SqliteStore, tmp_pat
     with pytest.raises(StoreMismatchError, match=store.store_id):
         await store.commit(outcome("a"))
     with pytest.raises(StoreMismatchError):
-        await store.find(["a"])
+        await store.find_outcomes(["a"])
 
 
 # --- threads -----------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ async def test_close_leaves_no_thread_and_open_may_follow(tmp_path: Path):
         await store.close()
         assert threads() == set()
     with pytest.raises(StoreError, match="not open"):
-        await store.find(["a"])
+        await store.find_outcomes(["a"])
     with pytest.raises(StoreError, match="no directory"):
         async with opened(tmp_path / "no" / "store.db"):
             pass
@@ -397,7 +397,7 @@ async def test_a_cancelled_commit_is_written(store: SqliteStore):
     gate.set()
     await held
     await store.commit(Commit())  # behind them in the queue
-    assert len(await store.find([f"k{i}" for i in range(3)])) == 3
+    assert len(await store.find_outcomes([f"k{i}" for i in range(3)])) == 3
 
 
 async def test_close_waits_for_what_was_handed_over(tmp_path: Path):
@@ -407,7 +407,7 @@ async def test_close_waits_for_what_was_handed_over(tmp_path: Path):
         await asyncio.sleep(0)
     await asyncio.gather(*commits)
     async with opened(path) as store:
-        assert len(await store.find([f"k{i}" for i in range(100)])) == 100
+        assert len(await store.find_outcomes([f"k{i}" for i in range(100)])) == 100
 
 
 async def test_several_event_loops_share_it(store: SqliteStore):
@@ -423,7 +423,7 @@ async def test_event_loops_that_read_at_once(store: SqliteStore):
     await store.commit(outcome("a"))
 
     async def read() -> bool:
-        return all([await store.find(["a"]) == {"a": b"xx"} for _ in range(300)])
+        return all([await store.find_outcomes(["a"]) == {"a": b"xx"} for _ in range(300)])
 
     assert all(await asyncio.gather(read(), *[asyncio.to_thread(lambda: asyncio.run(read())) for _ in range(3)]))
 

@@ -58,11 +58,11 @@ def watching() -> list[threading.Thread]:
 async def test_the_thread_begins_with_who_waits_and_ends_with_the_store(tmp_path: Path):
     store = make(tmp_path / "store.db")
     with pytest.raises(StoreError, match="not open"):
-        await store.changed("c", 0, 0)
+        await store.wait_for_event("c", 0, 0)
     for _ in range(2):
         await store.open()
         assert not watching()
-        waiting = await begun(*[store.changed("c", 10, 60) for _ in range(5)])
+        waiting = await begun(*[store.wait_for_event("c", 10, 60) for _ in range(5)])
         assert len(watching()) == 1
         await store.close()
         assert not watching()
@@ -72,13 +72,13 @@ async def test_the_thread_begins_with_who_waits_and_ends_with_the_store(tmp_path
 
 
 async def test_whoever_stops_waiting_leaves_nothing(store: SqliteStore):
-    waiting = await begun(store.changed("c", 0, 60), store.changed("d", 0, 60))
+    waiting = await begun(store.wait_for_event("c", 0, 60), store.wait_for_event("d", 0, 60))
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert not await store.changed("c", 0, 0.001)
-    assert store._watch is not None
-    assert not store._watch._waiters
+    assert not await store.wait_for_event("c", 0, 0.001)
+    assert store._watcher is not None
+    assert not store._watcher._waiters
 
 
 async def test_it_sleeps_when_nobody_waits_and_wakes(store: SqliteStore, monkeypatch: pytest.MonkeyPatch):
@@ -86,23 +86,23 @@ async def test_it_sleeps_when_nobody_waits_and_wakes(store: SqliteStore, monkeyp
     other = make(store.path)
     await other.open()
     for n in range(3):
-        [waiting] = await begun(store.changed("c", n, 60))
+        [waiting] = await begun(store.wait_for_event("c", n, 60))
         await other.append(ONE)
         assert await waiting
-        await eventually(lambda: store._watch is not None and store._watch._asleep)
+        await eventually(lambda: store._watcher is not None and store._watcher._is_asleep)
     await other.close()
 
 
 async def test_a_removed_file_is_told_and_found_again(store: SqliteStore):
     await store.append(ONE)
-    waiting = await begun(store.changed("c", 1, 60), store.changed("d", 0, 60))
+    waiting = await begun(store.wait_for_event("c", 1, 60), store.wait_for_event("d", 0, 60))
     with moved(store):
         for error in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(error, StoreError)
             assert "removed" in error.message
         with pytest.raises(StoreError, match="removed"):
-            await store.changed("c", 1, 60)
-    waiting = await begun(store.changed("c", 1, 60))
+            await store.wait_for_event("c", 1, 60)
+    waiting = await begun(store.wait_for_event("c", 1, 60))
     await store.append(ONE)
     assert await asyncio.gather(*waiting) == [2]
 
@@ -117,19 +117,19 @@ async def test_a_copy_in_its_place_is_followed(store: SqliteStore, tmp_path: Pat
     await elsewhere.open()
     await elsewhere.append(ONE)
     await elsewhere.close()
-    waiting = await begun(store.changed("c", 1, 60))
+    waiting = await begun(store.wait_for_event("c", 1, 60))
     for suffix in ("-wal", "-shm"):
         Path(f"{store.path}{suffix}").unlink()
     copy.replace(store.path)
     assert await asyncio.gather(*waiting) == [2]
-    assert [row.seq for row in await store.events("c")] == [1, 2]
+    assert [row.seq for row in await store.read_events("c")] == [1, 2]
 
 
 async def test_another_store_in_its_place_is_refused(store: SqliteStore, tmp_path: Path):
     other = make(tmp_path / "other.db")
     await other.open()
     await other.close()
-    waiting = await begun(store.changed("c", 0, 60))
+    waiting = await begun(store.wait_for_event("c", 0, 60))
     for suffix in ("-wal", "-shm"):
         Path(f"{store.path}{suffix}").unlink()
     other.path.replace(store.path)
@@ -138,8 +138,10 @@ async def test_another_store_in_its_place_is_refused(store: SqliteStore, tmp_pat
 
 
 async def test_several_event_loops_wait(store: SqliteStore):
-    loops = [asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(store.changed("c", 0, 60)))) for _ in range(3)]
-    [here] = await begun(store.changed("c", 0, 60))
-    await eventually(lambda: store._watch is not None and len(store._watch._waiters["c"]) == 4)
+    loops = [
+        asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(store.wait_for_event("c", 0, 60)))) for _ in range(3)
+    ]
+    [here] = await begun(store.wait_for_event("c", 0, 60))
+    await eventually(lambda: store._watcher is not None and len(store._watcher._waiters["c"]) == 4)
     await store.append(ONE)
     assert await asyncio.gather(here, *loops) == [1] * 4

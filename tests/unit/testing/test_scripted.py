@@ -259,7 +259,7 @@ def test_a_store_that_fails_for_a_while() -> None:
     class Failing(MemoryStore):
         away = 3
 
-        async def find(self, keys: Any) -> Any:
+        async def find_outcomes(self, keys: Any) -> Any:
             self.away -= 1
             if self.away >= 0:
                 raise StoreError("away")

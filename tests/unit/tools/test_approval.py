@@ -63,15 +63,15 @@ def test_a_rule_is_for_these_calls(rule: Any, name: str, arguments: dict[str, An
 )
 def test_what_may_become_the_pattern_elsewhere_is_asked_for(action: Any, pattern: Any, value: Any) -> None:
     rule = action("pay", x=pattern)
-    assert rule.matches("pay", CallArguments({"x": value}, loose=True)) is None
-    decides = find_rule([rule, allow("*")], "pay", CallArguments({"x": value}, loose=True))
+    assert rule.matches("pay", CallArguments({"x": value}, is_unvalidated=True)) is None
+    decides = find_rule([rule, allow("*")], "pay", CallArguments({"x": value}, is_unvalidated=True))
     assert decides is not None
     assert decides.action == ("allow" if action is allow else "ask")
     assert decides.arguments == ({} if action is allow else {"x": pattern})
 
 
 def test_where_it_cannot_be_told_a_later_denial_holds_and_a_later_permission_does_not() -> None:
-    seen, doubt = CallArguments({"x": "500"}, loose=True), deny("pay", x=500)
+    seen, doubt = CallArguments({"x": "500"}, is_unvalidated=True), deny("pay", x=500)
     for rules, action in (
         ([doubt, deny("*")], "deny"),
         ([doubt, ask("pay", x=1), deny("*")], "deny"),
@@ -223,7 +223,7 @@ def test_an_inline_tool_cannot_wait() -> None:
 
 
 def test_where_it_cannot_be_told_the_terms_of_all_that_may_match_hold() -> None:
-    seen = CallArguments({"x": "500"}, loose=True)
+    seen = CallArguments({"x": "500"}, is_unvalidated=True)
     strict, long = Approval(separate=True, expires="1d"), Approval(expires="7d", on_expiry="approve")
     for rules, terms in (
         ([deny("pay", x=500), ask("pay", strict)], strict),

@@ -25,12 +25,12 @@ async def test_answers_come_in_order_and_then_it_asks() -> None:
     ctx = ToolContext(answers=["savings", 3])
     assert await ctx.ask("Which account?") == "savings"
     assert await ctx.ask("How much?", float) == 3.0
-    assert ctx.questions.open is None
+    assert ctx.questions.open_question is None
     with pytest.raises(QuestionSuspension) as asked:
         await ctx.ask("Sure?", bool, expires="1h")
     assert not isinstance(asked.value, Exception)
     question = asked.value.question
-    assert ctx.questions.open == question
+    assert ctx.questions.open_question == question
     assert (question.text, question.form, question.expires) == ("Sure?", {"type": "boolean"}, 3600)
 
 
@@ -63,8 +63,8 @@ async def test_whatever_swallows_it_the_question_stands() -> None:
     ctx = ToolContext()
     with suppress(BaseException):
         await asyncio.gather(ctx.ask("First?"), ctx.ask("Second?"))
-    assert ctx.questions.open is not None
-    assert ctx.questions.open.text == "First?"
+    assert ctx.questions.open_question is not None
+    assert ctx.questions.open_question.text == "First?"
 
 
 def test_a_plain_function_uses_blocking() -> None:
@@ -89,4 +89,4 @@ def test_what_cannot_be_asked_is_an_error_at_once(text: Any, schema: Any, expire
     ctx = ToolContext(answers=[1])
     with pytest.raises((TypeError, ValueError), match=match):
         ctx.blocking.ask(text, schema, expires=expires)
-    assert ctx.questions.open is None
+    assert ctx.questions.open_question is None

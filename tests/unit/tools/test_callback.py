@@ -26,15 +26,15 @@ def test_parameters_are_a_type_or_a_schema_or_none() -> None:
     assert set(typed.parameters["properties"]) == {"path", "line"}
     assert (loose.parameters["type"], callback_tool("read", "Read.").parameters["properties"]) == ("object", {})
     assert (typed.form, loose.form) == ({"type": "string"}, None)
-    assert typed.ask({"path": "/"}) == CallbackCall(form={"type": "string"})
+    assert typed.build_disposition({"path": "/"}) == CallbackCall(form={"type": "string"})
     for one in (typed, loose):
         with pytest.raises(ArgumentsError, match="the arguments of show are not valid"):
-            one.ask({"path": 1})
+            one.build_disposition({"path": 1})
 
 
 def test_terms_are_part_of_the_call_and_not_of_the_definition() -> None:
     one = callback_tool("read", "Read.", expires="1h", on_expiry="Nobody reads.")
-    assert one.ask({}) == CallbackCall(expires=3600, on_expiry="Nobody reads.")
+    assert one.build_disposition({}) == CallbackCall(expires=3600, on_expiry="Nobody reads.")
     assert one.definition == callback_tool("read", "Read.").definition
     assert one.definition != callback_tool("read", "Read.", output=int).definition
 

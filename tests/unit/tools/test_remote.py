@@ -36,7 +36,7 @@ def test_what_is_wrong_is_said_where_it_is_defined(given: dict[str, Any], says: 
 
 def test_a_call_is_told_where_it_runs() -> None:
     far = remote_tool("price", {}, "prices", timeout=5, idempotent=True, retries=2)
-    how = far.ask({"any": 1})
+    how = far.build_disposition({"any": 1})
     assert how == RemoteCall(task_queue="prices", timeout=5, idempotent=True, retries=2)
     assert far.parameters == {"type": "object", "properties": {}}
     assert far.definition != remote_tool("price", {}, "prices", timeout=5).definition

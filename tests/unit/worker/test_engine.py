@@ -20,11 +20,11 @@ def asks(step: Any) -> None:
 async def test_a_hook_of_the_worker_that_asks_an_unknown_agent() -> None:
     engine = Engine([Agent("writer", "openai:gpt-5")], store=MemoryStore(), hooks=[asks])
     with pytest.raises(DefinitionError, match="the hook asks of the worker asks agent 'critic'") as failed:
-        async with engine.running():
+        async with engine.serve():
             pass
     assert "it serves: writer" in str(failed.value)
     engine.agents.add(Agent("critic", "openai:gpt-5"))  # as a folder does
-    async with engine.running():
+    async with engine.serve():
         pass
 
 

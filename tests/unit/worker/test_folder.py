@@ -164,9 +164,9 @@ def test_agents_change_all_at_once_or_not_at_all() -> None:
     a, b, other = (Agent(name, "openai:gpt-5") for name in ("a", "b", "b"))
     agents = Agents([a, b])
     with pytest.raises(DefinitionError, match="two agents are called 'b'"):
-        agents.change(gone=["a"], come=[other])
+        agents.replace_agents(gone=["a"], come=[other])
     assert list(agents) == [a, b]
-    agents.change(gone=["b"], come=[other])
+    agents.replace_agents(gone=["b"], come=[other])
     assert list(agents) == [a, other]
 
 

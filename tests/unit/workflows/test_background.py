@@ -42,9 +42,9 @@ async def hours(state: RunState, host: Any, until: float) -> list[float]:
     children, now = BackgroundChildren(state, Guard()), 0.0
     found: list[float] = []
     with use_host(host):
-        while (at := children.next_look(loop.Wait("approval"), now)) is not None and at <= until * HOUR:
+        while (at := children.compute_next_probe(loop.Wait("approval"), now)) is not None and at <= until * HOUR:
             now = at
-            await children.look(now)
+            await children.send_due_probes(now)
             found.append(at / HOUR)
     assert host.looks == len(found)
     return found

@@ -77,7 +77,7 @@ def test_a_change_that_fails_is_undone_and_the_run_pauses() -> None:
         state.op += 5
         raise KeyError("c9")
 
-    assert Guard().apply(state, "the outcome of a tool call", fails) is None
+    assert Guard().change_or_pause(state, "the outcome of a tool call", fails) is None
     assert state.pause is not None
     assert state.pause.reason.startswith("the outcome of a tool call failed: KeyError: 'c9'. Resume the run")
     assert loop.decide(state) == loop.Wait("resumed")
@@ -94,9 +94,9 @@ def test_a_refusal_is_passed_on_and_changes_nothing() -> None:
         raise InvalidInputError("no")
 
     with pytest.raises(InvalidInputError):
-        Guard().change(state, "it", refuses, InvalidInputError)
+        Guard().change_or_raise(state, "it", refuses, InvalidInputError)
     with pytest.raises(EngineError, match="it failed: InvalidInputError: no"):
-        Guard().change(state, "it", refuses)
+        Guard().change_or_raise(state, "it", refuses)
     assert state == before
 
 
@@ -105,7 +105,7 @@ def test_a_state_of_a_newer_engine_fails_the_task() -> None:
         raise NewerStateError("newer")
 
     with pytest.raises(NewerStateError):
-        Guard().apply(opened(), "it", newer)
+        Guard().change_or_pause(opened(), "it", newer)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_ending_that_fails_waits_too_and_is_not_tried_again_and_again(ending:
     def fails() -> None:
         raise TypeError("a fault")
 
-    assert Guard().apply(state, "the input of an ending", fails) is None
+    assert Guard().change_or_pause(state, "the input of an ending", fails) is None
     assert loop.decide(state) == loop.Wait("resumed")
     loop.resume_run(state)
     assert isinstance(loop.decide(state), loop.RecordClosing)

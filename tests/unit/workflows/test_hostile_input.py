@@ -275,7 +275,7 @@ def _signal(state: RunState, name: str, value: Any) -> None:
     workflow = AgentWorkflow()
     with use_host(cast(Host, Still())):
         getattr(workflow, name)(value)  # before the input is read
-        workflow._begin(state)
+        workflow._set_state(state)
         lives(state)
         getattr(workflow, name)(value)
         getattr(workflow, name)(value, value)
@@ -300,7 +300,7 @@ def _update(state: RunState, name: str, value: Any) -> None:
     with use_host(cast(Host, Still())):
         for begun in (False, True):
             if begun:
-                workflow._begin(state)
+                workflow._set_state(state)
             try:
                 getattr(workflow, check)(value)
             except ApplicationError as refused:
@@ -324,7 +324,7 @@ def test_no_start_fails_a_task(start: Any) -> None:
         workflow = AgentWorkflow()
         with use_host(cast(Host, Still())):
             try:
-                state = workflow._open(built(value))
+                state = workflow._open_run(built(value))
             except ApplicationError as refused:
                 is_refusal(refused, "InvalidInputError")
             else:

@@ -40,8 +40,8 @@ async def test_work_that_is_stopped_between_two_waits_does_not_end_the_run(turns
 
     async def drive() -> None:
         work = StepTasks(interrupted.is_set, Guard())
-        await work.through([waits_twice(arrived)])
-        said.append(work.stopping())
+        await work.run_all([waits_twice(arrived)])
+        said.append(work.is_stopping())
 
     with use_host(cast(Host, Ticking())):
         run = asyncio.create_task(drive())
@@ -67,8 +67,8 @@ async def test_an_ending_that_is_stopped_between_two_waits_does_not_end_the_run(
 
     async def drive() -> bool:
         work = StepTasks(lambda: False, Guard())
-        await work.finish(ending(), stop=True)
-        return work.cancelling()
+        await work.run_to_end(ending(), stop=True)
+        return work.is_cancelling()
 
     with use_host(cast(Host, Ticking())):
         run = asyncio.create_task(drive())
@@ -82,7 +82,7 @@ async def test_what_cancels_itself_is_not_taken_for_stopped() -> None:
         raise asyncio.CancelledError("by itself")
 
     async def drive() -> None:
-        await StepTasks(lambda: False, Guard()).through([gone()])
+        await StepTasks(lambda: False, Guard()).run_all([gone()])
 
     with use_host(cast(Host, Ticking())), pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(drive())
