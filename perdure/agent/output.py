@@ -20,7 +20,7 @@ from ..types.interface import FINISH_TOOL, FinishProtocol
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.wire import FinalAnswer
-from .xml import build_template, from_xml, parse_filled_template, to_xml
+from .xml import build_template, parse_filled_template, to_xml
 
 TEMPLATE_ROOT = "finish"
 """Root of the XML that a model may give its answer in, instead of a call."""

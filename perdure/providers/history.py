@@ -37,7 +37,7 @@ class _Format:
 _FORMATS = {
     "openai": _Format("messages", "openai_messages", "decode_chat"),
     "openai-responses": _Format("input", "openai_messages", "decode_responses"),
-    "anthropic": _Format("messages", "anthropic_messages", "decode"),
+    "anthropic": _Format("messages", "anthropic_messages", "decode_messages"),
     "google": _Format("contents", "google_messages", "decode", "base64"),
 }
 

@@ -241,7 +241,7 @@ UPDATES = {
     "decide_approval": "_check_approval",
     "answer_call": "_check_answer",
     "revoke_approval": "_check_revocation",
-    "read": "_read",
+    "read": "_answer_read",
 }
 """With their validators."""
 

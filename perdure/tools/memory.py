@@ -69,7 +69,7 @@ class Memory:
     @property
     def waits(self) -> bool:
         """Whether a read waits for a store that cannot be read."""
-        return bool(getattr(self._kept, "waits", False))
+        return bool(getattr(self._kept, "waiting_reads", 0))
 
     async def get(self, namespace: str, key: str, default: Any = None) -> Any:
         """The value, ``default`` where there is none. Raises ``InvalidInputError`` for what is no namespace or key."""

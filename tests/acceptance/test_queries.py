@@ -98,7 +98,7 @@ async def test_a_status_without_a_worker_is_what_the_store_and_temporal_know(
         run = await client.start("payer", "bob")
         await eventually(lambda: _waits(run))
         before = await run.status()
-    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))
+    monkeypatch.setattr("perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=1))
     status = await run.status()
     assert status.reason == "no worker answers on its task queue"
     assert (status.state, status.agent, status.iteration) == ("waiting", "payer", 1)
@@ -114,7 +114,7 @@ async def test_who_looks_at_a_run_without_a_worker_leaves_room_for_decisions(
         run = await client.start("payer", "bob")
         await eventually(lambda: _waits(run))
         (asked,) = (await run.status()).approvals
-    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))
+    monkeypatch.setattr("perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=1))
     looks = [run.status() for _ in range(12)] + [run.turn().status() for _ in range(12)]
     await asyncio.gather(*looks)
     deciding = asyncio.ensure_future(run.approve(asked.call_id, by="ana"))

@@ -122,7 +122,7 @@ async def test_live_and_afterwards(
 
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on: no worker is there to answer, and nobody need wait five seconds for it each time."""
-    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))
+    monkeypatch.setattr("perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=1))
 
 
 @pytest.mark.server

@@ -99,7 +99,7 @@ async def test_http_with_headers_of_the_run_and_a_server_that_is_started_anew(
 async def test_a_server_that_is_down_is_an_error_that_the_model_sees(
     engine: Engine, counts: Path, http: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.mcp.server.DELAYS", (0.0,))
+    monkeypatch.setattr("perdure.mcp.server.RETRY_DELAYS", (0.0,))
 
     def stop(_: ModelRequest) -> Any:
         http.kill()
@@ -138,8 +138,8 @@ async def test_a_server_says_that_its_tools_have_changed_and_is_told_of_an_inter
 async def test_a_program_that_never_says_hello_is_given_up_and_killed(
     counts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.mcp.connection.OPENING", 0.5)
-    monkeypatch.setattr("perdure.mcp.server.DELAYS", ())
+    monkeypatch.setattr("perdure.mcp.connection.OPEN_TIMEOUT", 0.5)
+    monkeypatch.setattr("perdure.mcp.server.RETRY_DELAYS", ())
     mute = MCPServer.stdio("sleep", ["1000"], env={"MCP_COUNTS": str(counts)})
     with pytest.raises(ToolError, match=r"MCP server 'sleep' did not open within 0\.5 s"):
         await mute.list(ToolContext())
@@ -170,7 +170,7 @@ async def test_a_server_that_hangs_is_given_up_and_opened_anew(counts: Path, mon
     (hung,) = processes(counts)
     os.kill(hung, signal.SIGSTOP)
     with monkeypatch.context() as patched:
-        patched.setattr("perdure.mcp.server.LISTING", 0.5)
+        patched.setattr("perdure.mcp.server.LIST_TIMEOUT", 0.5)
         with pytest.raises(ToolError, match=r"MCP server 'counter' did not answer within 0\.5 s"):
             await server.list(ToolContext())
     assert await server.list(ToolContext()) == tools

@@ -213,7 +213,7 @@ async def test_a_new_store_is_said(engine: Engine, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.server
 async def test_readers_make_no_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))  # no worker is there to give one
+    monkeypatch.setattr("perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=1))  # no worker is there to give one
     client = await engine.client()
     run = await client.start("a", "hi")
     assert (await run.status()).state == "running"

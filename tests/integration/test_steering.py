@@ -114,7 +114,9 @@ async def _refused(run: Any, count: int) -> Any:
 
 @pytest.mark.server
 async def test_the_status_says_why_a_run_is_stuck(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.client.run.ANSWER", timedelta(seconds=1))  # at first no worker is there to give one
+    monkeypatch.setattr(
+        "perdure.client.run.ANSWER_TIMEOUT", timedelta(seconds=1)
+    )  # at first no worker is there to give one
     ready = False
 
     def reply(request: ModelRequest) -> Any:

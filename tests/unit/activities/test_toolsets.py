@@ -77,7 +77,7 @@ def names(agent: Agent) -> list[str]:
 async def test_who_waits_for_a_server_that_hangs_waits_once_and_not_for_all_before(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.activities.toolsets.LISTING", 0.3)
+    monkeypatch.setattr("perdure.activities.toolsets.TOOLSET_TIMEOUT", 0.3)
     hangs = Listed()
     agent = Agent("a", "openai:gpt-5", toolsets=[hangs])
     found = await asyncio.gather(*(run.offered(agent) for _ in range(20)), return_exceptions=True)
@@ -95,7 +95,7 @@ async def test_a_function_that_never_says_whom_a_list_is_for_is_given_up(
             await asyncio.Event().wait()
             return "nobody"
 
-    monkeypatch.setattr("perdure.activities.toolsets.LISTING", 0.1)
+    monkeypatch.setattr("perdure.activities.toolsets.TOOLSET_TIMEOUT", 0.1)
     with pytest.raises(ToolsetError, match=r"cannot say whom it is for: it did not within 0\.1 s"):
         await run.offered(Agent("a", "openai:gpt-5", toolsets=[Undecided(ToolSpec("find", "Find.", {}))]))
 

@@ -74,7 +74,7 @@ def past(tree: ast.AST) -> Iterator[int]:
         if called == "self.wfile.write":  # the demo's model answers by HTTP
             continue
         if called in ("print", "os.write", "typer.echo", "typer.secho", "sys.excepthook") or (
-            called.endswith((".write", ".writelines")) and not (given.startswith("rendered(") or given == r"'\n'")
+            called.endswith((".write", ".writelines")) and not (given.startswith("render_text(") or given == r"'\n'")
         ):
             yield node.lineno
 
@@ -90,7 +90,7 @@ def test_no_command_prints_past_it() -> None:
     [
         ("print(x)", True),
         ("sys.stderr.write(f'{x}')", True),
-        ("self._text.write(rendered(x))", False),
+        ("self._text.write(render_text(x))", False),
         ("typer.echo(x)", True),
         ("print_line(x)", False),
     ],

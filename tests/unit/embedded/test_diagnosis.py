@@ -40,7 +40,7 @@ async def test_a_store_that_is_missing_is_a_warning_where_there_are_runs(
 
     Server.workflow_service.describe_namespace = nothing
     monkeypatch.setattr(diagnosis, "connect", connected)
-    monkeypatch.setattr(diagnosis, "failing_task", nothing)
+    monkeypatch.setattr(diagnosis, "find_failing_task", nothing)
     monkeypatch.setattr(diagnosis, "_check_search_attributes", attributes)
     if file:
         path.touch(mode=0o600)

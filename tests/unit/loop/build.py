@@ -103,7 +103,7 @@ def said(step: loop.CallModel | loop.RecordClosing) -> list[str]:
 
 def decision(state: RunState, call_id: str, decision: str = "approve", **more: Any) -> dict[str, Any]:
     """What a client sends that has looked at the call, or knows what was decided on it."""
-    status = loop.status(state)
+    status = loop.build_status(state)
     seen = [*status.approvals, *reversed(status.decided)] if decision == "approve" else []
     known = next(({"hash": one.hash} for one in seen if one.call_id == call_id), {})
     return {"call_id": call_id, "decision": decision, **known, **more}

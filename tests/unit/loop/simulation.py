@@ -127,7 +127,7 @@ class Simulation:
         before = self.state.model_dump_json()
         step = loop.decide(self.state)
         assert loop.decide(self.state) == step
-        loop.status(self.state)
+        loop.build_status(self.state)
         assert self.state.model_dump_json() == before
         return step
 
@@ -288,7 +288,7 @@ class Simulation:
 
     def answer(self, *, declined: bool) -> None:
         """Somebody answers the first call that waits for it."""
-        waits = next(one for one in loop.status(self.state).approvals if one.kind != "approval")
+        waits = next(one for one in loop.build_status(self.state).approvals if one.kind != "approval")
         said: dict[str, Any] = {"error": "no"} if declined else {"value": True}
         loop.answer_call(self.state, {"call_id": waits.call_id, "by": "ana", **said, "hash": waits.hash}, self.now)
         if waits.kind == "callback" and not declined and waits.call_id not in self.hooked:
@@ -297,7 +297,7 @@ class Simulation:
     def approval(self, decision: str) -> None:
         """Somebody decides on the first call that still waits; ``"always"`` approves all of its tool."""
         loop.update_approval_waits(self.state, self.now)
-        waits = [one for one in loop.status(self.state).approvals if one.kind == "approval"]
+        waits = [one for one in loop.build_status(self.state).approvals if one.kind == "approval"]
         if not waits:
             return
         always = {"always": True} if decision == "always" else {}
@@ -314,7 +314,7 @@ class Simulation:
         if decision != "approve":
             assert bool(self.state.standing) == (decision == "always")
         if always:
-            left = [one for one in loop.status(self.state).approvals if one.kind == "approval"]
+            left = [one for one in loop.build_status(self.state).approvals if one.kind == "approval"]
             assert not left, "all are of this tool"
 
     def later(self, seconds: float) -> None:
@@ -326,7 +326,7 @@ class Simulation:
                 self._remind()
 
     def _remind(self) -> None:
-        before = {one.call_id: one.reminded for one in loop.status(self.state).approvals}
+        before = {one.call_id: one.reminded for one in loop.build_status(self.state).approvals}
         told = loop.take_due_reminders(self.state, self.now)
         assert told.reminders
         assert told.has_waiting_call()

@@ -52,7 +52,7 @@ def test_a_call_that_nobody_has_looked_at_yet_does_not_run() -> None:
     state = opened()
     model(state, asks(waiting()))
     assert loop.decide(state) == loop.Wait("approval", None)
-    assert loop.status(state).doing == "approval"
+    assert loop.build_status(state).doing == "approval"
 
 
 def test_an_approved_call_runs_beside_one_that_waits() -> None:
@@ -162,4 +162,4 @@ def test_a_run_that_ends_takes_no_decision_and_closes_what_waits() -> None:
     with pytest.raises(RunClosedError):
         decide(state)
     assert isinstance(loop.decide(state), loop.RecordClosing)
-    assert loop.status(state).approvals == ()
+    assert loop.build_status(state).approvals == ()

@@ -154,7 +154,7 @@ def test_a_call_waits_without_being_run() -> None:
     loop.apply_result(state, step.calls[0].op, NewResult(call_id="c5", name="look", text="seen"))
     assert loop.decide(state) == loop.Wait("child")
     assert [row.handle for row in list_awaited_background_runs(state)] == ["b1", "b2"]
-    status = loop.status(state)
+    status = loop.build_status(state)
     assert (status.state, status.doing) == ("running", "tools")
     assert [one.context_id for one in status.calls] == ["context-1/1", "context-1/2"]
     end(state, "b2", content="two")
@@ -277,7 +277,7 @@ def test_a_budget_is_shared_with_all_that_may_run_and_the_parent() -> None:
     assert [(one.tokens, one.tool_calls) for one in parts] == [(10, 9), (10, 10)]
     assert [one.cost_usd for one in parts] == pytest.approx([0.1, 0.1])
     assert sum_reserved_budget(state, "tokens") == 20
-    assert next(use.used for use in loop.status(state).limits if use.name == "tokens") == 20
+    assert next(use.used for use in loop.build_status(state).limits if use.name == "tokens") == 20
     end(state, used={"usage": {"input_tokens": 4}})
     assert sum_reserved_budget(state, "tokens") == 10
     left = loop.compute_remaining_budget(state)

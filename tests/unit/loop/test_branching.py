@@ -249,7 +249,7 @@ def test_what_is_open_is_shown_and_survives_another_execution() -> None:
     state = stepping(ask(0), ask(1))
     answered(state)
     assert carried_over(state) == state
-    status = loop.status(state)
+    status = loop.build_status(state)
     assert (status.state, status.doing) == ("running", "branches")
     (one,) = status.calls
     assert (one.kind, one.name, one.call_id, one.context_id) == ("branch", "sub", "branch-4", "context-1/4")

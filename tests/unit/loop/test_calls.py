@@ -34,7 +34,7 @@ def begin(*said, op=4, **more):
 
 
 def reply(given, *ids, origin="gateway"):
-    return given.of_reply(called(*ids), origin)
+    return given.assign_reply_ids(called(*ids), origin)
 
 
 LONG = "s" * 41
@@ -77,41 +77,41 @@ def test_ours_are_others_in_another_reply_and_another_execution():
 @pytest.mark.parametrize("given", [("a", "b"), ("call_1", "b"), ("", ""), ("b", "b"), (LONG, "")])
 def test_a_call_keeps_the_id_that_its_first_piece_was_shown_with(given):
     known = begin("call_1")
-    shown = [known.streamed(index, one) for index, one in enumerate(given)]
-    assert [known.streamed(index, "") for index in range(2)] == shown
+    shown = [known.get_streamed_id(index, one) for index, one in enumerate(given)]
+    assert [known.get_streamed_id(index, "") for index in range(2)] == shown
     assert ids(reply(known, *given)) == shown
     assert len({*shown, "call_1"}) == 3
 
 
 def test_an_id_that_comes_after_the_first_piece_is_kept_beside_ours():
     known = begin()
-    shown = known.streamed(0, "")
-    known.streamed(0, "late")
+    shown = known.get_streamed_id(0, "")
+    known.get_streamed_id(0, "late")
     (part,) = reply(known, "late")
     assert (part.id, part.provider_id) == (shown, "late")
 
 
 def test_a_call_that_was_cut_off_takes_no_other_ones_id():
     known = begin()
-    shown = [known.streamed(index, one) for index, one in enumerate(("a", "b"))]
+    shown = [known.get_streamed_id(index, one) for index, one in enumerate(("a", "b"))]
     assert ids(reply(known, "b")) == [shown[1]]
 
 
 def test_what_a_failed_model_of_a_chain_has_streamed_names_nothing():
     known = begin()
-    known.streamed(0, "")
-    known.restart()
-    assert known.streamed(0, "a") == "a"
+    known.get_streamed_id(0, "")
+    known.discard_streamed()
+    assert known.get_streamed_id(0, "a") == "a"
 
 
 def test_calls_that_a_hook_puts_in_have_ids_of_their_own():
     known = begin("old")
     parts = reply(known, "a", LONG)
-    changed = known.of_hook([*parts, *called("a", "old", "new"), TextPart(text="so")])
+    changed = known.assign_hook_ids([*parts, *called("a", "old", "new"), TextPart(text="so")])
     assert changed[:2] == parts
     assert changed[4].id == "new"
     assert len({*ids(changed), "old"}) == 6
-    assert known.of_hook(changed) == changed
+    assert known.assign_hook_ids(changed) == changed
 
 
 def test_refusals_say_what_to_do():

@@ -28,7 +28,7 @@ def test_a_reply_that_says_so_is_followed_by_a_compaction_and_then_by_the_call()
     answer(state, compact=True)
     op, carry, usage = state.op, list(state.carry), state.usage
     assert loop.decide(state) == loop.CompactConversation(0)
-    assert loop.status(state).doing == "compacting"
+    assert loop.build_status(state).doing == "compacting"
     loop.apply_compaction(state, ModelOutput(head="h2", usage=Usage(input_tokens=7), cost_usd=0.5))
     assert (state.head, state.op, state.iterations) == ("h2", op + 1, 1)
     assert state.usage == usage + Usage(input_tokens=7)

@@ -110,14 +110,14 @@ def test_a_callback_is_looked_at_waits_and_is_looked_at_again() -> None:
         answer(state, value=1)
     step = loop.decide(state)
     assert isinstance(step, loop.RunToolCalls)
-    assert not loop.status(state).approvals
+    assert not loop.build_status(state).approvals
     clear(state, arguments={"path": "***"})
-    (waits,) = loop.status(state).approvals
+    (waits,) = loop.build_status(state).approvals
     assert (waits.arguments, waits.expires is not None) == ({"path": "***"}, True)
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 10)
     answer(state, value="secret", by="ana")
-    assert not loop.status(state).approvals
-    assert "secret" not in loop.status(state).model_dump_json()
+    assert not loop.build_status(state).approvals
+    assert "secret" not in loop.build_status(state).model_dump_json()
     step = loop.decide(state)
     assert isinstance(step, loop.RunToolCalls)
     assert [one.op for one in loop.select_joining_calls(state, {99})] == [state.calls[0].op], "also beside others"

@@ -106,7 +106,7 @@ def test_an_ending_records_what_is_left_once(point, left, how, head):
     )
     assert state.head == (head or before)
     assert ended(state) == how
-    assert loop.status(state).state == how
+    assert loop.build_status(state).state == how
     assert [*state.inbox, *state.carry, *state.calls] == []
 
 
@@ -148,7 +148,7 @@ def test_every_point_survives_continuing_as_new(point, left):
     again = carried_over(state)
     assert again == state
     assert loop.decide(again) == loop.decide(state)
-    assert loop.status(again, "now") == loop.status(state, "now")
+    assert loop.build_status(again, "now") == loop.build_status(state, "now")
 
 
 @points
@@ -156,7 +156,7 @@ def test_deciding_and_looking_change_nothing(point, left):
     state = point()
     before = state.model_copy(deep=True)
     assert loop.decide(state) == loop.decide(state)
-    loop.status(state)
+    loop.build_status(state)
     loop.build_response(state)
     loop.build_continuation_input(state, "run-1")
     assert state == before
@@ -169,7 +169,7 @@ def test_a_pause_stops_everything_until_it_is_over(point, left):
     loop.pause_run(state, "StoreVersionError: newer", "2026-01-01T00:00:00Z")
     loop.receive_message(state, "are you there?")
     assert loop.decide(state) == loop.Wait("resumed")
-    seen = loop.status(state, "2026-02-02T00:00:00Z")
+    seen = loop.build_status(state, "2026-02-02T00:00:00Z")
     assert (seen.state, seen.reason, seen.since) == ("paused", "StoreVersionError: newer", "2026-01-01T00:00:00Z")
     loop.resume_run(state)
     assert state.pause is None
@@ -231,7 +231,7 @@ def test_a_failed_turn_ends_a_session():
 
 def test_what_status_says_of_each_step():
     def shown(state):
-        seen = loop.status(state, "now")
+        seen = loop.build_status(state, "now")
         return seen.state, seen.doing, seen.queued, [one.call_id for one in seen.calls]
 
     assert shown(start()) == ("running", "model", 1, [])
@@ -242,7 +242,7 @@ def test_what_status_says_of_each_step():
     state = in_calls()
     loop.fail_run(state, "ToolError", "no")
     assert shown(state) == ("running", "closing", 0, [])
-    assert loop.status(state).reason == "ToolError: no"
+    assert loop.build_status(state).reason == "ToolError: no"
 
 
 def test_what_a_stopped_turn_was_told_is_recorded_in_parts_that_fit():

@@ -119,7 +119,8 @@ def test_what_waits_is_noted_as_status_shows_it() -> None:
     noted = loop.build_waiting_memo(state)
     assert noted is not None
     shown = [
-        one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True) for one in loop.status(state).approvals
+        one.model_dump(mode="json", exclude={"reminded"}, exclude_none=True)
+        for one in loop.build_status(state).approvals
     ]
     assert noted == shown
     assert [(one["kind"], one["call_id"]) for one in noted] == [

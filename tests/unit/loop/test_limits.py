@@ -26,7 +26,7 @@ def test_without_limits_nothing_is_counted_out():
     state = opened()
     model(state, asks(call("c1")))
     assert (compute_remaining_budget(state), count_calls_left(state), find_exceeded_limit(state)) == (None, None, None)
-    assert [use.name for use in loop.status(state).limits] == ["max_iterations"]
+    assert [use.name for use in loop.build_status(state).limits] == ["max_iterations"]
 
 
 def test_what_is_left_is_the_least_of_run_and_turn():
@@ -64,10 +64,10 @@ def test_what_is_wrong_with_a_raise_is_told_and_nothing_of_it_is_done():
     state = opened()
     loop.pause_run(state, "because", "2026-01-01T00:00:00Z")
     loop.resume_run(state, {"limits": {"tokens": 5, "mony": 7}})
-    assert "limits.mony" in loop.status(state).refused[0]
-    assert (state.raised, loop.status(state).state) == (None, "paused")
+    assert "limits.mony" in loop.build_status(state).refused[0]
+    assert (state.raised, loop.build_status(state).state) == (None, "paused")
     loop.resume_run(state, {"by": "ana"})
-    assert loop.status(state).state == "running"
+    assert loop.build_status(state).state == "running"
 
 
 def test_a_clock_that_goes_back_costs_nothing():
@@ -82,7 +82,7 @@ def test_a_number_that_no_clock_or_float_can_hold_is_refused_and_stops_no_run(li
     state = opened()
     model(state, asks(call("c1"), **spent()))
     loop.resume_run(state, {"limits": limits})
-    assert len(loop.status(state).refused) == 1
+    assert len(loop.build_status(state).refused) == 1
     assert not loop.receive_message(state, {"content": "hi", "override": {"limits": limits}})
     assert not loop.receive_message(state, {"content": "hi", "override": {"max_iterations": 10**400}})
     with pytest.raises(InvalidInputError, match="idle_timeout"):
@@ -119,7 +119,7 @@ def test_what_comes_too_late_for_an_answer_is_said(on_limit):
             loop.receive_message(state, {"content": f"again {sent}", "id": f"{sent}-2" if sent else None})
         loop.end_turn_at_budget(state)
         late = [f"{sent}-2" if sent else "" for sent in late]
-    assert list(loop.build_response(state).unanswered) == list(loop.status(state).unanswered) == late
+    assert list(loop.build_response(state).unanswered) == list(loop.build_status(state).unanswered) == late
     if on_limit == "error":
         assert state.turn.failure.message.endswith("5 messages that came meanwhile got no answer: n-0, n-1, n-2")
         return

@@ -83,7 +83,7 @@ class Counting(Simulation):
             self.closed_over = self.over_budget()
         if isinstance(step, loop.Wait) and step.until == "resumed" and self.state.pause is None:
             assert self.state.limits.on_limit == "pause"
-            assert "raises the limit" in loop.status(self.state).reason
+            assert "raises the limit" in loop.build_status(self.state).reason
         return step
 
     def pause(self, *args):
@@ -257,7 +257,7 @@ class Limited(Loop):
         for name, value in rest.model_dump(exclude_none=True).items() if rest else ():
             assert value >= 0
             if name == "tokens":
-                assert value <= max(use.allowed for use in loop.status(state).limits if use.name == name)
+                assert value <= max(use.allowed for use in loop.build_status(state).limits if use.name == name)
 
     def _run_out(self, run):
         """What has been raised ends some time; a run that waits for a person gets plenty, and then an answer."""

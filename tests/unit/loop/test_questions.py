@@ -42,7 +42,7 @@ def answer(state: RunState, id: str = "c1", at: float = 0, **said: Any) -> Any:
 
 def again(state: RunState, **said: Any) -> Any:
     """Answer what the only call that waits asks now, whatever it has asked before."""
-    (waits,) = loop.status(state).approvals
+    (waits,) = loop.build_status(state).approvals
     return answer(state, hash=waits.hash, **said)
 
 
@@ -53,7 +53,7 @@ def test_a_callback_waits_beside_the_others_and_its_answer_is_its_result() -> No
     assert [one.call.id for one in step.calls] == ["c2"]
     done(state, "c2")
     assert loop.decide(state) == loop.Wait("approval", None)
-    assert loop.status(state).doing == "answer"
+    assert loop.build_status(state).doing == "answer"
     assert answer(state, value={"a": 1}, by="ana").state == "answered"
     step = loop.decide(state)
     assert isinstance(step, loop.CallModel)
@@ -71,7 +71,7 @@ def test_a_call_that_asks_is_run_again_with_its_answers() -> None:
     (one,) = step.calls
     assert [(said.value, said.by) for said in one.answers] == [(True, "ana")]
     loop.apply_question(state, one.op, Question(text="Really?"), NOW)
-    (waits,) = loop.status(state).approvals
+    (waits,) = loop.build_status(state).approvals
     assert (waits.question, waits.form) == ("Really?", None)
     again(state, error="no", by="bea")
     (one,) = state.calls
@@ -89,7 +89,7 @@ def test_an_answered_call_begins_beside_others() -> None:
 
 def test_a_call_is_approved_before_it_is_answered() -> None:
     state = asked(waiting("c1", expires=5).model_copy(update={"disposition": CallbackCall(expires=10)}))
-    assert loop.status(state).doing == "approval"
+    assert loop.build_status(state).doing == "approval"
     assert loop.decide(state) == loop.Wait("approval", NOW.timestamp() + 5)
     with pytest.raises(InvalidInputError, match="waits for approval, not for an answer"):
         answer(state, value=1)
@@ -193,7 +193,7 @@ def test_what_is_asked_at_once_has_a_size() -> None:
     state = asked(*(call(f"c{n}") for n in range(40)))
     for pending in list(state.calls):
         loop.apply_question(state, pending.op, Question(text="?", form=form), NOW)
-    waits = loop.status(state).approvals
+    waits = loop.build_status(state).approvals
     assert len(waits) == 32
     results = [one.result for one in state.calls if one.result is not None]
     assert all(isinstance(one, NewResult) and "too much is asked at once" in str(one.text) for one in results)
@@ -223,7 +223,7 @@ def test_a_blob_of_another_store_is_refused() -> None:
 
 def test_who_comes_later_hears_who_was_quicker_and_who_repeats_himself_gets_it_back() -> None:
     state = questioned()
-    (first,) = loop.status(state).approvals
+    (first,) = loop.build_status(state).approvals
     past = answer(state, value=True, by="ana")
     with pytest.raises(ApprovalDecidedError, match="already answered by ana at 2026"):
         answer(state, value=False, by="bea")
@@ -254,7 +254,7 @@ def test_a_run_that_ends_takes_no_answer_and_closes_what_waits(error: type[Perdu
     with pytest.raises(error):
         answer(state, value=True)
     assert isinstance(loop.decide(state), loop.RecordClosing)
-    assert loop.status(state).approvals == ()
+    assert loop.build_status(state).approvals == ()
 
 
 def test_who_repeats_an_answer_to_a_run_that_ends_gets_it_back() -> None:

@@ -137,7 +137,7 @@ def test_an_empty_id_is_none():
 def test_what_cannot_be_understood_is_shown_and_changes_nothing_else(raw, names):
     state = opened(None)
     assert not loop.receive_message(state, raw)
-    assert names in loop.status(state).model_dump(mode="json")["refused"][0]
+    assert names in loop.build_status(state).model_dump(mode="json")["refused"][0]
     loop.build_continuation_input(state, "run-1")["state"]["refused"][0].encode()
     state.refused = []
     assert state == opened(None)
@@ -258,7 +258,7 @@ def test_calls_that_do_not_fit_into_one_task_begin_in_turn(context, at_once, mon
 
 
 def test_a_call_that_fits_nowhere_goes_alone(monkeypatch):
-    monkeypatch.setattr("perdure.loop.payload_limits.CALLS_BYTES", 10)
+    monkeypatch.setattr("perdure.loop.payload_limits.CALL_INPUTS_BYTES", 10)
     state = opened()
     model(state, asks(call("c1"), call("c2")))
     assert running(state) == [("c1", 1)]
@@ -385,7 +385,7 @@ def test_an_override_that_no_call_could_carry_is_refused():
 def test_parts_that_cannot_be_taken_are_named(content, why):
     state = opened(None)
     assert not loop.receive_message(state, {"content": content})
-    assert loop.status(state).refused[0].startswith(why)
+    assert loop.build_status(state).refused[0].startswith(why)
     with pytest.raises(InvalidInputError) as caught:
         loop.create_run_state({"agent": "a", "message": {"content": content}}, "c", "s")
     assert why in str(caught.value)
@@ -432,7 +432,7 @@ def test_everybody_who_asked_in_a_turn_is_remembered_until_there_are_too_many():
     assert len(state.turn.said_by) == 51
     state.turn.said_by += ABOVE[: MAX_SENDERS - 51]
     assert not loop.receive_message(state, {"content": "too", "by": "one more"})
-    assert "4,096 people have written in this turn" in loop.status(state).refused[-1]
+    assert "4,096 people have written in this turn" in loop.build_status(state).refused[-1]
     for take in (loop.accept_message, loop.check_message):
         with pytest.raises(InvalidInputError, match="4,096 people"):
             take(state, {"content": "too", "by": "one more"})
@@ -483,7 +483,7 @@ def test_a_run_that_two_messages_of_340_kb_cyrillic_are_sent_to_is_continued_whe
 
 
 def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr(import_module("perdure.loop.messages"), "SEEN_BYTES", 16 * 1024)
+    monkeypatch.setattr(import_module("perdure.loop.messages"), "MESSAGE_IDS_BYTES", 16 * 1024)
     state = opened(None)
     for n in range(100):
         loop.receive_message(state, {"content": None, "id": f"{n:04}" + "ж" * 60})

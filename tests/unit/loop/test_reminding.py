@@ -54,9 +54,9 @@ def test_it_waits_for_what_is_next_and_tells_each_once() -> None:
     assert loop.decide(state) == loop.Wait("approval", at(8).timestamp())
     assert told(state, 8) == [("c2", 2)]
     assert told(state, 12) == [("c1", 1), ("c2", 3)]
-    assert [one.reminded for one in loop.status(state).approvals] == [1, 3, 0]
+    assert [one.reminded for one in loop.build_status(state).approvals] == [1, 3, 0]
     loop.update_approval_waits(state, at(25))
-    assert [one.call_id for one in loop.status(state).approvals] == ["c2", "c3"]
+    assert [one.call_id for one in loop.build_status(state).approvals] == ["c2", "c3"]
 
 
 def test_without_reminders_it_waits_as_it_did() -> None:

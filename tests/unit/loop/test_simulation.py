@@ -73,7 +73,7 @@ def flying(kind):
 
 
 def _waits(run, *kinds):
-    return any(one.kind in kinds for one in loop.status(run.state).approvals)
+    return any(one.kind in kinds for one in loop.build_status(run.state).approvals)
 
 
 alive = precondition(lambda self: self.run.ended is None)
@@ -288,7 +288,7 @@ class Loop(RuleBasedStateMachine):
         if now is not None and now == self.waiting[0]:
             assert waits == self.waiting[1], "the memo would be out of date"
         if now is not None:
-            assert bool(now) == bool(loop.status(self.run.state).approvals)
+            assert bool(now) == bool(loop.build_status(self.run.state).approvals)
             self.waiting = now, waits
 
     def teardown(self):

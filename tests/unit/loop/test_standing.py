@@ -39,7 +39,7 @@ def decide(state: RunState, id: str = "c1", decision: str = "approve", at: float
 
 
 def waits(state: RunState) -> list[str]:
-    return [one.call_id for one in loop.status(state).approvals]
+    return [one.call_id for one in loop.build_status(state).approvals]
 
 
 def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() -> None:
@@ -54,7 +54,7 @@ def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() ->
     assert first == "c2"
     assert decided is not None
     assert (decided.state, decided.by, decided.standing) == ("approved", "ana", NOW.isoformat())
-    status = loop.status(state)
+    status = loop.build_status(state)
     assert [(one.tool, one.by, one.at) for one in status.standing] == [("look", "ana", NOW.isoformat())]
     assert [(one.call_id, one.always, bool(one.standing)) for one in status.decided] == [
         ("c1", True, False),
@@ -169,7 +169,7 @@ def test_a_revocation_that_fits_nothing_is_refused(raw: Any, match: str) -> None
 )
 def test_who_repeats_a_decision_gets_it_back(said: dict[str, Any]) -> None:
     state = asked(waiting())
-    hash = loop.status(state).approvals[0].hash  # noqa: A001
+    hash = loop.build_status(state).approvals[0].hash  # noqa: A001
     given = {**said, "hash": hash}
     first = decide(state, **given)
     before = state.model_dump()
@@ -289,5 +289,5 @@ def test_a_standing_approval_is_of_one_person_in_every_spelling() -> None:
     assert waits(state) == ["c3"]
     state.standing = []
     for name in ("cleo", "Cleo ", "CLEO"):
-        loop.approvals.stand(state, "look", name, "now")
+        loop.approvals.grant_standing_approval(state, "look", name, "now")
     assert [one.by for one in state.standing] == ["CLEO"]

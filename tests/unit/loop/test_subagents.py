@@ -97,7 +97,7 @@ def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
     start = started(asking(used=40))
     child = open_as_child(start, "c", "s")
     model(child, asks(call(), limits=AgentLimits(run=Bounds(tokens=30, cost_usd=5.0)), usage=Usage(input_tokens=1)))
-    assert {use.name: use.allowed for use in loop.status(child).limits} == {
+    assert {use.name: use.allowed for use in loop.build_status(child).limits} == {
         "tokens": 30,
         "cost_usd": 1.0,
         "wall_time": 60,

@@ -81,7 +81,7 @@ async def served(api: Api) -> AsyncIterator[MCPServer]:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.mcp.server.DELAYS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("perdure.mcp.server.RETRY_DELAYS", (0.0, 0.0, 0.0))
 
 
 async def test_a_call_is_not_sent_again_because_another_on_its_connection_was_refused() -> None:

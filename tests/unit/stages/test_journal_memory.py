@@ -26,7 +26,7 @@ def writing(answer: Any, writes: Sequence[MemoryWrite] = WRITES) -> Any:
     """An innermost call that writes into memory before it answers."""
 
     async def inner(call: Any) -> Any:
-        call.writes.extend(writes)
+        call.memory_writes.extend(writes)
         return await Inner(answer)(call)
 
     return inner
@@ -75,7 +75,7 @@ async def test_a_late_writer_changes_nothing(store: MemoryStore, kind: str) -> N
     entered = asyncio.Event()
 
     async def slow(call: Any) -> Any:
-        call.writes.append(MemoryWrite("n", "a", b"late"))
+        call.memory_writes.append(MemoryWrite("n", "a", b"late"))
         entered.set()
         await gate.wait()
         return await Inner("late")(call)

@@ -44,7 +44,7 @@ async def test_a_conversation_grows_by_one_node_a_call(store: MemoryStore) -> No
     inner = Inner(reply("Bye.", system="Be good."))
     second = await call(store, None, inner, op=1, head=first.output.head, message="and?")
     assert [message.text for message in inner.calls[0].prefix] == ["Be good.", "hi", "Hello."]
-    assert [message.text for message in inner.calls[0].fresh] == ["and?"]
+    assert [message.text for message in inner.calls[0].new_messages] == ["and?"]
     assert await said(store, second.output.head) == [
         ("system", "Be good."),
         ("user", "hi"),
@@ -92,12 +92,12 @@ async def test_results_are_read_from_the_journal_and_are_one_message(store: Memo
     )
     inner = Inner("ok")
     answer = await call(store, None, inner, new=new)
-    assert [m.role for m in inner.calls[0].fresh] == ["tool", "user", "user"]
-    assert [(r.call_id, r.content, r.is_error) for r in inner.calls[0].fresh[0].tool_results] == [
+    assert [m.role for m in inner.calls[0].new_messages] == ["tool", "user", "user"]
+    assert [(r.call_id, r.content, r.is_error) for r in inner.calls[0].new_messages[0].tool_results] == [
         ("c1", "42", False),
         ("c2", "tool not found: nope", True),
     ]
-    assert inner.calls[0].fresh[2].id == "m2"
+    assert inner.calls[0].new_messages[2].id == "m2"
     assert (await said(store, answer.output.head))[0] == ("tool", "42,tool not found: nope")
 
 
@@ -109,7 +109,7 @@ async def test_a_large_result_and_a_large_message_are_read_from_their_blobs(stor
     inner = Inner("ok")
     new = (NewResult(call_id="c1", name="pay", key=key), NewMessage(content=message.ref))
     answer = await call(store, None, inner, new=new)
-    result, user = inner.calls[0].fresh
+    result, user = inner.calls[0].new_messages
     assert len(result.tool_results[0].content) == len(user.text) == INLINE_BYTES + 1
     assert max(len(node.body) for node in store.all_nodes.values()) < 1000
     assert len((await said(store, answer.output.head))[0][1]) == INLINE_BYTES + 1
@@ -277,7 +277,7 @@ async def test_calls_that_a_terminated_run_left_open_are_closed(store: MemorySto
     await call(store, asked)
     inner = Inner(reply("Sorry."))
     await call(store, None, inner, scope="scope-2", resume=True, message="and?")
-    results, user = inner.calls[0].fresh
+    results, user = inner.calls[0].new_messages
     assert [result.call_id for result in results.tool_results] == ["c1", "c2"]
     assert all(result.content.startswith("OutcomeUnknown") for result in results.tool_results)
     assert user.text == "and?"
@@ -341,5 +341,5 @@ async def test_a_message_that_a_lost_attempt_recorded_is_not_said_twice(store: M
     await call(store, reply("Hello."), scope="scope-2", resume=True, new=(m1,))
     inner = Inner(reply("Yes?"))
     second = await call(store, None, inner, scope="scope-2", op=1000, resume=True, new=(m1, m2))
-    assert [message.text for message in inner.calls[0].fresh] == ["Stop."]
+    assert [message.text for message in inner.calls[0].new_messages] == ["Stop."]
     assert [text for _, text in await said(store, second.output.head)] == ["hi", "Hello.", "Stop.", "Yes?"]

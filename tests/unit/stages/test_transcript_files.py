@@ -34,7 +34,7 @@ def message(*parts: TextPart | FilePart, **more: Any) -> NewMessage:
 async def test_bytes_in_a_message_become_a_blob_of_the_same_commit(store: MemoryStore) -> None:
     inner = Inner(reply("A cat."))
     answer = await call(store, inner, new=(message(TextPart(text="What is it?"), DATA),))
-    (said,) = inner.calls[0].fresh
+    (said,) = inner.calls[0].new_messages
     assert said.parts == (TextPart(text="What is it?"), KEPT)
     assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
     assert (await Chain(store).load(answer.output.head))[0] == said
@@ -54,7 +54,7 @@ async def test_what_its_sender_put_into_the_store_is_found(store: MemoryStore) -
     inner = Inner(reply("A cat."))
     lied = KEPT.model_copy(update={"blob": BlobRef(hash=Blob.from_content(PNG).hash, size=7)})
     await call(store, inner, new=(message(TextPart(blob=Blob.from_content(long).ref), lied),))
-    assert inner.calls[0].fresh[0].parts == (TextPart(text=long), KEPT)
+    assert inner.calls[0].new_messages[0].parts == (TextPart(text=long), KEPT)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -62,7 +62,7 @@ async def test_a_file_that_is_not_there_is_said_to_be_missing(store: MemoryStore
     inner = Inner(reply("Which cat?"))
     where = {"store_id": "another"} if elsewhere else {}
     await call(store, inner, new=(message(TextPart(text="What is it?"), KEPT, **where),))
-    text, missing = inner.calls[0].fresh[0].parts
+    text, missing = inner.calls[0].new_messages[0].parts
     assert text == TextPart(text="What is it?")
     assert missing.text.startswith("[file cat.png of message m1 could not be read: ")
     assert ("in store another" in missing.text) == elsewhere
@@ -104,7 +104,7 @@ async def test_files_of_a_tool_result_are_one_commit_with_its_outcome(store: Mem
     assert [Blob.from_content(PNG)] == list(store.commits[0].read_blobs)
     inner = Inner(reply("A cat."))
     await call(store, inner, op=2, new=(NewResult(call_id="c1", name="draw", key=done.key),))
-    assert [result.files for result in inner.calls[0].fresh[0].tool_results] == [(KEPT,)]
+    assert [result.files for result in inner.calls[0].new_messages[0].tool_results] == [(KEPT,)]
     assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
 
 

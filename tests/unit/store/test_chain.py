@@ -51,7 +51,7 @@ class CountingStore(MemoryStore):
         self.queries: list[int] = []
 
     async def read_nodes(self, head, *, until=()):
-        found = await super().nodes(head, until=until)
+        found = await super().read_nodes(head, until=until)
         self.queries.append(len(found))
         return found
 

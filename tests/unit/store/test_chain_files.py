@@ -43,7 +43,7 @@ class CountingStore(MemoryStore):
 
     async def read_blobs(self, hashes):
         self.read += hashes
-        return await super().blobs(hashes)
+        return await super().read_blobs(hashes)
 
 
 async def said(store: MemoryStore, chain: Chain, *messages: Message) -> list[Message]:

@@ -22,7 +22,7 @@ class CountingStore(MemoryStore):
 
     async def find_outcomes(self, keys):
         self.asked.append(list(keys))
-        return await super().find(keys)
+        return await super().find_outcomes(keys)
 
 
 class Forgetting(MemoryStore):

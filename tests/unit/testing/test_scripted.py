@@ -263,7 +263,7 @@ def test_a_store_that_fails_for_a_while() -> None:
             self.away -= 1
             if self.away >= 0:
                 raise StoreError("away")
-            return await super().find(keys)
+            return await super().find_outcomes(keys)
 
     store = Failing()
     with scripted(agent, ["Hello."], store=store):

@@ -62,7 +62,7 @@ def test_what_is_not_plain_json_is_named(value: Any, why: str) -> None:
 def test_a_value_that_holds_itself_again_and_again_is_walked_through_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("perdure.types.plain_json.LARGEST", 64 * 1024)
+    monkeypatch.setattr("perdure.types.plain_json.MAX_VALUE_CHARS", 64 * 1024)
     assert "larger than" in (find_json_flaw(shared(MAX_LEVELS - 1)) or "")
     assert find_json_flaw(shared(8)) is None
 

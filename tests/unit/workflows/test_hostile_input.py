@@ -246,7 +246,7 @@ def is_refusal(error: ApplicationError, kind: str | None = None) -> None:
 
 def lives(state: RunState) -> None:
     """What a run does next works: it is looked at, handed on, read back, and decides the same."""
-    shown = loop.status(state, NOW.isoformat()).model_dump(mode="json")
+    shown = loop.build_status(state, NOW.isoformat()).model_dump(mode="json")
     json.dumps(shown).encode()
     loop.build_turn_status(state).model_dump(mode="json")
     carried = json.dumps(loop.build_continuation_input(state, "run-1"), allow_nan=False).encode()
