@@ -42,7 +42,7 @@
         └── NoWorkerError                        nobody polls the task queue
 
 An error that crosses Temporal keeps its class: it travels as ``ApplicationError(type=<class name>)`` and
-:func:`from_type` finds the class again.
+:func:`build_error` finds the class again.
 """
 
 from __future__ import annotations

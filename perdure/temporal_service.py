@@ -65,7 +65,7 @@ _CLOUD_HINT = "On Temporal Cloud: tcld namespace search-attributes add, or the n
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAttributes:
-    """What a namespace has of :data:`ATTRIBUTES`."""
+    """What a namespace has of :data:`SEARCH_ATTRIBUTES`."""
 
     names: tuple[str, ...]
     """Those that are there with their types."""

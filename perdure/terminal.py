@@ -29,7 +29,7 @@ def escape_line(line: str) -> str:
 
 
 def render_text(text: str) -> str:
-    """``text`` as it is written: escaped like :func:`printable`, its line feeds and tabs kept, in colours."""
+    """``text`` as it is written: escaped like :func:`escape_line`, its line feeds and tabs kept, in colours."""
     return _MARKED_STYLE.sub("\033[\\1m", _CONTROL_CHARS.sub(_escape_control, text.replace("\r\n", "\n")))
 
 

@@ -205,7 +205,7 @@ class AuthorLoop:
         ``timeout``: seconds that ``fn`` may take. They are counted from its first line, not from this call; then
         ``OverdueError`` is raised.
 
-        Cancelling this cancels an async ``fn`` at its next ``await`` and waits for it, ``CANCEL_WAIT`` seconds at
+        Cancelling this cancels an async ``fn`` at its next ``await`` and waits for it, ``CANCEL_TIMEOUT`` seconds at
         most; if it ends with a result all the same, that is returned. A sync one runs to its end in its thread, and
         its result is dropped. Of what it raises only an ``Exception`` gets here: ``sys.exit()`` in a tool, or a
         cancellation that is not ours, comes as ``RuntimeError``.
@@ -352,7 +352,8 @@ def _run_loop_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _watch_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event, lost: Future[str]) -> None:
-    """Probe the loop. Without an answer in time name the function that blocks it; after ``BLOCKED``, set ``lost``."""
+    """Probe the loop. Without an answer in time name the function that blocks it; after ``MAX_BLOCKED_TIME``, set
+    ``lost``."""
     while not stopping.is_set():
         answered = threading.Event()
         try:

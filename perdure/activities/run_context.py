@@ -24,7 +24,7 @@ RESOLVE_AUTH_TIMEOUT = 30.0
 
 
 class TokenOpener(Protocol):
-    """Keys: see :class:`perdure.encryption.Keys`."""
+    """Keys: see :class:`perdure.encryption.KeyRing`."""
 
     def open(self, token: str, abouts: Iterator[str]) -> bytes:
         """What the token was made of."""

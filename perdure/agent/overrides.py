@@ -44,7 +44,7 @@ class OverrideCache(dict[str, "Agent"]):
 
 
 def get_overridden_agent(agent: Agent, override: Override | Mapping[str, Any], worker: Toolbox | None = None) -> Agent:
-    """:func:`overridden`, and the same copy for the same changes."""
+    """:func:`apply_override`, and the same copy for the same changes."""
     plain = override.model_dump() if isinstance(override, Override) else override
     key = json.dumps(plain, sort_keys=True, default=repr)
     if worker is not None and (added := plain.get("add_tools")):

@@ -25,7 +25,7 @@ DRAIN_SECONDS = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Load, serve, and tell the parent: which files to watch, then ``serving`` or ``broken``."""
+    """Load, serve, and tell the parent: which files to watch, then ``serving`` or ``load_error``."""
     file, queue, address, namespace, store, *folder = arguments
     log_to_stderr()
     try:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class KeptMemory:
-    """:class:`perdure.tools.Memory` from outside: every write is kept when the method returns."""
+    """:class:`perdure.tools.SharedMemory` from outside: every write is kept when the method returns."""
 
     def __init__(self, store: Callable[..., Awaitable[Store]]) -> None:
         """``store`` is ``Client.store``."""

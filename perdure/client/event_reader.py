@@ -180,7 +180,8 @@ class EventReader:
         children: bool = True,
         patience: float = STORE_RETRY_SECONDS,
     ) -> None:
-        """``patience``: see :func:`insist`. Raises ``InvalidInputError`` for an ``after`` that is no number."""
+        """``patience``: see :func:`retry_store_read`. Raises ``InvalidInputError`` for an ``after`` that is no
+        number."""
         if not isinstance(after, int) or isinstance(after, bool):
             raise InvalidInputError(
                 f"after is the number of the last event that was seen, not {after!r:.100}",

@@ -91,8 +91,8 @@ class NotHeardYet(Exception):  # noqa: N818  # no error: it never leaves :func:`
 
 
 async def until_heard(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``attempt``, which is made again, for ``EARLY`` seconds, while it raises ``NotHeardYet`` or
-    ``NotWaitingYetError``. Raises that error in the end."""
+    """The result of ``attempt``, which is made again, for ``CATCH_UP_SECONDS`` seconds, while it raises ``NotHeardYet``
+    or ``NotWaitingYetError``. Raises that error in the end."""
     delay, until = _CATCH_UP_FIRST_DELAY, time.monotonic() + CATCH_UP_SECONDS
     while True:
         try:
@@ -319,7 +319,7 @@ async def follow_run(run: Run, after: int = 0, *, wait: bool = True, children: b
 async def follow_turn(turn: Turn, after: int = 0, *, wait: bool = True, children: bool = True) -> AsyncGenerator[Event]:
     """The events of one turn behind number ``after``, until it has ended; without ``wait`` those that are there.
 
-    Raises as :func:`follow`; ``RunNotFoundError`` for a turn that nobody knows, too.
+    Raises as :func:`follow_run`; ``RunNotFoundError`` for a turn that nobody knows, too.
     """
     store = await turn.run.store()
     if not await _resolve_task_id(turn):
@@ -452,7 +452,7 @@ async def _wait_for_turn_end(turn: Turn, store: Store, said: asyncio.Event, *, w
 
 
 async def list_child_runs(run: Run) -> dict[str, bool]:
-    """Ids in their order, with whether each goes on in background. Raises as :func:`perdure.client.follow`."""
+    """Ids in their order, with whether each goes on in background. Raises as :func:`perdure.client.follow_run`."""
     found: dict[str, bool] = {}
     async with aclosing(follow_run(run, wait=False, children=False)) as events:
         async for event in events:

@@ -288,7 +288,7 @@ async def build_user_message(
     facts: dict[str, Any],
     override: Override | Mapping[str, Any] | None = None,
 ) -> UserMessage:
-    """See ``Client.as_message``. ``facts`` are the message's other fields."""
+    """See ``Client.build_user_message``. ``facts`` are the message's other fields."""
     try:
         message = UserMessage.model_validate({"content": None, **facts})
     except ValidationError as error:

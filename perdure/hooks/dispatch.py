@@ -149,7 +149,7 @@ def _sees_messages(hook: Hook) -> bool:
 
 
 async def run_hook(run: AuthorRunner, hook: Hook, given: HookArguments) -> Any:
-    """What ``hook`` returns; None where it failed and only logs that. Raises as :func:`fire_all`."""
+    """What ``hook`` returns; None where it failed and only logs that. Raises as :func:`run_hooks`."""
     returned: list[Any] = []
 
     def take(_: Hook, value: Any, __: HookArguments) -> None:

@@ -81,7 +81,7 @@ def fail_background_start(state: RunState, row: BackgroundRun, error: str) -> No
 
 
 def apply_child_ended(state: RunState, raw: Any) -> None:
-    """One says how it ended (``ChildEnded``). It may say so twice; whoever else says it is refused."""
+    """One says how it ended (``ChildEnding``). It may say so twice; whoever else says it is refused."""
     try:
         said = ChildEnding.model_validate(raw)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """Views: what of a conversation a model is sent. They follow from the transcript alone, and change at steps.
 
-A :class:`Fold` reads a conversation message by message. What it leaves out or cuts at a message depends only on the
-messages up to there, so every worker comes to the same view, and the views of two calls begin alike but where a step
-lies between them: that is what a provider's cache lives on.
+A :class:`ConversationView` reads a conversation message by message. What it leaves out or cuts at a message depends
+only on the messages up to there, so every worker comes to the same view, and the views of two calls begin alike but
+where a step lies between them: that is what a provider's cache lives on.
 
 What is sent stays valid for every wire format: calls keep their results, it begins with a user's message, and a
 thinking block that is cut is sent no more as its provider's own.

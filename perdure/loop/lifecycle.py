@@ -157,7 +157,7 @@ def _close_open_calls(state: RunState, text: str) -> None:
 def request_interrupt(state: RunState, raw: Any = None) -> None:
     """Somebody interrupts, to say something (``raw``, a message) or to stop the turn (None, or an empty object).
 
-    Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`stopped`.
+    Only noted here: whoever drives the loop stops what is in flight, and then calls :func:`apply_interrupt`.
     """
     says = not (raw is None or raw == "" or (isinstance(raw, dict) and not (raw.get("content") or raw.get("input"))))
     running = state.turn is not None and (state.turn.answer is None or bool(state.inbox))
@@ -231,7 +231,7 @@ def is_continuation_input(raw: Any, continued_run_id: str | None) -> bool:
 
 
 def read_continued_state(raw: dict[str, Any], context_id: str) -> RunState:
-    """The state in the input of an execution that continues an earlier one (:func:`continues`).
+    """The state in the input of an execution that continues an earlier one (:func:`is_continuation_input`).
 
     Raises ``NewerStateError``, ``InvalidInputError``.
     """
@@ -276,7 +276,8 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
 
 
 def build_continuation_input(state: RunState, run_id: str) -> dict[str, Any]:
-    """The input of the execution that goes on from ``state`` of ``run_id``; read back by :func:`continue_state`."""
+    """The input of the execution that goes on from ``state`` of ``run_id``; read back by
+    :func:`read_continued_state`."""
     return {STATE_KEY: state.model_dump(mode="json", exclude_none=True), CONTINUED_RUN_KEY: run_id}
 
 

@@ -1,7 +1,7 @@
 """Limits: what a run and its turn have used, what they may, and what happens when that is not enough.
 
 Looked at before a model call, never within one: a limit is exceeded by the step that was in flight at most. Time is
-counted while the run is at work (:func:`tick`): the loop itself has no clock.
+counted while the run is at work (:func:`update_work_time`): the loop itself has no clock.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def accept_message(state: RunState, raw: Any) -> str:
 
 
 def check_message(state: RunState | None, raw: Any) -> UserMessage:
-    """What :func:`send` would take; None where the state is not known yet. Raises as it does."""
+    """What :func:`accept_message` would take; None where the state is not known yet. Raises as it does."""
     message = parse_message(raw)
     if state is None:
         return message

@@ -28,7 +28,7 @@ OVERRIDE_BYTES = 128 * 1024
 """Of what a run, or a turn, changes of its agent, which every model call is told."""
 INBOX_BYTES = 8 * 1024 * 1024
 """Of all messages that wait for a model call. A run with more than it can be continued as new with first has the model
-take some, ``MESSAGES_BYTES`` in a step."""
+take some, ``STEP_MESSAGES_BYTES`` in a step."""
 STEP_MESSAGES_BYTES = 512 * 1024
 """Of all that one step is given, unless a single message is larger. What waits beyond it comes next."""
 STEP_BYTES = MESSAGE_BYTES + STEP_MESSAGES_BYTES + 256 * 1024

@@ -69,7 +69,8 @@ def list_changed_search_attributes(
 
 
 def build_waiting_key(state: RunState) -> tuple[Hashable, ...] | None:
-    """Names what waits, for who only has to know whether it is something else by now: :func:`to_note` costs more.
+    """Names what waits, for who only has to know whether it is something else by now: :func:`build_waiting_memo` costs
+    more.
 
     None while a wait has only just begun, and the state does not say yet since when.
     """

@@ -163,7 +163,7 @@ def build_usage_details(state: RunState) -> dict[str, Any]:
 
 
 def parse_usage_details(details: Any) -> Response | None:
-    """What :func:`child_used` said."""
+    """What :func:`build_usage_details` said."""
     said = details[0] if details else None
     used = said.get("used") if isinstance(said, dict) else None
     return Response.model_validate(used) if isinstance(used, dict) else None

@@ -1,7 +1,7 @@
 """Calls that wait for a person: what each waits for, from when and until when, and its reminders.
 
 Approvals, questions and callbacks are three kinds of one wait. :class:`PendingWait` is that wait of a
-:class:`~perdure.types.state.PendingCall`; ``decide.Wait`` is the step in which the whole run waits.
+:class:`~perdure.types.state.ToolCallState`; ``decide.Wait`` is the step in which the whole run waits.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def get_callback_approval(pending: ToolCallState) -> ApprovalOutcome | None:
 
 
 def list_requesters(state: RunState) -> list[str]:
-    """``name_hash`` of who asked for what the run does now: who wrote to it in this turn, and to the runs above it."""
+    """``hash_name`` of who asked for what the run does now: who wrote to it in this turn, and to the runs above it."""
     above = state.parent.asked_by if state.parent else ()
     return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))
 

@@ -73,7 +73,7 @@ def build_batch_token(asked_at: str, attempt: int | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """A recorded event: see ``types.events.read_event``."""
+    """A recorded event: see ``types.events.decode_event``."""
 
     seq: int
     task_id: str | None
@@ -216,7 +216,7 @@ class Commit:
     memory: Sequence[MemoryWrite] = ()
     """In order; the last change of a key is what counts."""
     events: EventBatch | None = None
-    """Written with the first outcome, whatever its token: what is recorded has happened. See :class:`Batch`."""
+    """Written with the first outcome, whatever its token: what is recorded has happened. See :class:`EventBatch`."""
 
 
 @dataclass(frozen=True, slots=True)

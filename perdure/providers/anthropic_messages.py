@@ -47,7 +47,7 @@ def encode_message(message: Message, origin: str, files: Mapping[str, bytes], id
     """The message's blocks, joined by commas; empty where the API takes nothing of it.
 
     ``origin`` says whose opaque data may go out, ``files`` has the bytes of its blobs, ``ids`` the ids that calls have
-    there (:func:`provider_ids`).
+    there (:func:`map_provider_ids`).
     """
     key = f"anthropic:{origin}"
     known = message.wire(key)

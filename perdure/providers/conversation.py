@@ -72,8 +72,8 @@ class Conversation:
         self._drafts[-1].parts.append(result)
 
     def take_back_files(self, parts: list[TextPart | FilePart]) -> list[TextPart | FilePart]:
-        """Give the files in ``parts`` that were moved out of results (``encoding.moved_files``) back to these; the
-        rest."""
+        """Give the files in ``parts`` that were moved out of results (``encoding.build_moved_file_parts``) back to
+        these; the rest."""
         if not self._follows_results or not any(isinstance(part, FilePart) for part in parts):
             return parts
         draft = self._drafts[-1]

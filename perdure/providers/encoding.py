@@ -33,7 +33,7 @@ _encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), all
 
 
 def encode_json(value: object) -> bytes:
-    """Compact JSON in UTF-8; what texts cannot carry (:func:`clean`) is replaced.
+    """Compact JSON in UTF-8; what texts cannot carry (:func:`clean_text`) is replaced.
 
     Raises ``BadRequestError`` for numbers that JSON does not have, and for values that are nested too deep.
     """
@@ -83,7 +83,7 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def clean_json_value(value: Any) -> Any:
-    """``value`` (plain JSON) with every text in it :func:`clean`: for opaque data that is kept."""
+    """``value`` (plain JSON) with every text in it :func:`clean_text`: for opaque data that is kept."""
     text = json.dumps(value, ensure_ascii=False)
     cleaned = messages.clean_json_text(text)
     return value if cleaned == text else json.loads(cleaned)
@@ -219,13 +219,13 @@ def read_file_bytes(file: FilePart, files: Mapping[str, bytes]) -> bytes | None:
 
 
 def encode_file_base64(file: FilePart, files: Mapping[str, bytes]) -> str | None:
-    """The bytes of ``file`` in base64; else as :func:`file_bytes`."""
+    """The bytes of ``file`` in base64; else as :func:`read_file_bytes`."""
     content = read_file_bytes(file, files)
     return None if content is None else base64.b64encode(content).decode()
 
 
 def build_data_url(file: FilePart, files: Mapping[str, bytes]) -> str | None:
-    """The bytes of ``file`` as a ``data:`` URL; else as :func:`file_bytes`."""
+    """The bytes of ``file`` as a ``data:`` URL; else as :func:`read_file_bytes`."""
     content = encode_file_base64(file, files)
     return None if content is None else f"data:{file.media_type};base64,{content}"
 
@@ -266,7 +266,8 @@ def build_moved_file_parts(results: Iterable[ToolResultPart]) -> tuple[ContentPa
 def restore_moved_files(
     results: Iterable[ToolResultPart], content: Iterable[ContentPart]
 ) -> tuple[tuple[ToolResultPart, ...], tuple[ContentPart, ...]]:
-    """What :func:`moved_files` did, undone: ``results`` with their files, and what else is in ``content``."""
+    """What :func:`build_moved_file_parts` did, undone: ``results`` with their files, and what else is in
+    ``content``."""
     found = {result.call_id: result for result in results}
     rest: list[ContentPart] = []
     current: str | None = None

@@ -72,7 +72,8 @@ def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetup
 
 
 class Endpoint(ABC, Generic[ClientT]):
-    """Base of the adapters. An adapter sets the class variables, and has ``_new_client``, ``_translate``, ``stream``::
+    """Base of the adapters. An adapter sets the class variables, and has ``_create_client``, ``_translate_error``,
+    ``stream``::
 
         class Anthropic(Endpoint["AsyncAnthropic"]):
             format, extra = "anthropic", "anthropic"
@@ -95,8 +96,9 @@ class Endpoint(ABC, Generic[ClientT]):
                 except Exception as error:
                     raise self._failure(error, request, key, begun) from None
 
-    Every error leaves an adapter through ``_failure``, which removes the endpoint's secrets from its text: the key, the
-    values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's ``provider_options``.
+    Every error leaves an adapter through ``_build_provider_error``, which removes the endpoint's secrets from its text:
+    the key, the values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's
+    ``provider_options``.
 
     ``base_url`` is where a server speaks the format; without one the variable ``base_url_env``, or the vendor
     itself. The key is ``api_key``, or read with each call from the variable ``api_key_env``. ``timeout`` is how many

@@ -20,7 +20,7 @@ from .encoding import clean_json_value
 from .registry import wire_format
 
 LARGEST = 2 * MAX_FILE_BYTES
-"""Characters that one message may have: a file of ``MAX_BYTES`` in base64, and room beside it."""
+"""Characters that one message may have: a file of ``MAX_FILE_BYTES`` in base64, and room beside it."""
 _REASON_CHARS = 500
 
 

@@ -158,7 +158,7 @@ class ResponsesTarget:
     model: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
-    """:func:`provider_ids`."""
+    """:func:`map_provider_ids`."""
 
     def encode_call_id(self, call_id: str) -> str:
         """The id of a call as it goes out, the same for call and result."""

@@ -79,7 +79,8 @@ _ERROR_BY_CLASS: tuple[tuple[type[Exception], type[ProviderError]], ...] = (
     (exceptions.UnexpectedModelBehavior, MalformedReplyError),
     (exceptions.ConcurrencyLimitExceeded, OverloadedError),
 )
-"""The first that fits. Errors with an HTTP status are classified as every adapter's are, by :func:`by_status`."""
+"""The first that fits. Errors with an HTTP status are classified as every adapter's are, by
+:func:`build_status_error`."""
 
 
 def translate_error(error: Exception, *, begun: bool, endpoint: str) -> ProviderError | RuntimeSetupError:

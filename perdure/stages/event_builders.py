@@ -242,7 +242,8 @@ def build_external_call_events(
 
 
 def select_immediate_external_calls(task: ModelInput, output: ModelOutput) -> Iterator[Call]:
-    """The calls that are handed over as soon as the reply is recorded; limits count as the loop does (``admit``)."""
+    """The calls that are handed over as soon as the reply is recorded; limits count as the loop does
+    (``admit_calls``)."""
     bounds = [one.tool_calls for one in (output.limits.run, output.limits.turn) if one and one.tool_calls is not None]
     left = task.calls_left if task.calls_left is not None else min(bounds, default=math.inf)
     ways = [call.disposition for call in output.calls]

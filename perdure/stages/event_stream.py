@@ -56,7 +56,8 @@ from .retries import decide_retry, measure_agent_missing
 def build_event_batch(
     call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
 ) -> EventBatch:
-    """Of the conversation that ``call`` is of, where its events stand. See ``Batch`` for ``token`` and ``advances``."""
+    """Of the conversation that ``call`` is of, where its events stand. See ``EventBatch`` for ``token`` and
+    ``advances``."""
     return EventBatch(
         call.input.context_id, events, token, advances, call.input.lineage if call.input.is_child else None
     )

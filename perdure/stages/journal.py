@@ -230,7 +230,7 @@ class CachedReply(Data):
     call: str
     """Journal key of the call that paid for it."""
     request: str
-    """What was asked (:func:`request_key`)."""
+    """What was asked (:func:`hash_request`)."""
     message: Message
 
 

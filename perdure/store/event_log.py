@@ -1,4 +1,4 @@
-"""Writing events: numbers, fencing, retraction and pruning. See ``ports.events.Batch`` for what they keep.
+"""Writing events: numbers, fencing, retraction and pruning. See ``ports.events.EventBatch`` for what they keep.
 
 A run that a call of another agent has begun takes its numbers from the run at the top. It locks its own row first, and
 that of the top last, so nobody waits in a circle.
@@ -162,7 +162,7 @@ class _FeedState:
     first_delta: int
     """Number of the first delta in the table; 0 without."""
     path: str | None
-    """The way down to it, as it is recorded (``Ways``)."""
+    """The way down to it, as it is recorded (``PathHistory``)."""
     child: str | None
     """The id, of a run that stands in another one's stream."""
 

@@ -208,7 +208,7 @@ def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
 def claim_call(
     database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None = None
 ) -> Claim:
-    """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
+    """Record the intent to act; see :meth:`perdure.ports.Journal.claim_call`."""
     claim = _claim_journal_key(database, key, owner, again, now)
     if events is not None and claim.state == "new":
         event_log.append_batch(database, events, now)
@@ -266,7 +266,7 @@ def _write_turn(database: Database, turn: TurnRow, now: str) -> None:
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
-    """The chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.nodes`."""
+    """The chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
     known = set(until)
     if head in known:
         return []

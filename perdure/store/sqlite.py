@@ -199,15 +199,15 @@ class SqliteStore:
         return await self._run_read(sql.find_turn_of_message, context_id, message_id)
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
-        """See :class:`perdure.ports.Memory`."""
+        """See :class:`perdure.ports.SharedMemory`."""
         return await self._run_read(sql.recall, namespace, key)
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Memory`."""
+        """See :class:`perdure.ports.SharedMemory`."""
         return await self._run_read(sql.recall_all, namespace, prefix, limit)
 
     async def append(self, batch: EventBatch) -> bool:
-        """See :class:`perdure.ports.Events`."""
+        """See :class:`perdure.ports.EventLog`."""
         written = await self._run_write(event_log.append_batch, batch, self._now())
         self._notify_watcher(batch)
         return written
@@ -215,7 +215,7 @@ class SqliteStore:
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """See :class:`perdure.ports.Events`."""
+        """See :class:`perdure.ports.EventLog`."""
         few = min(limit, _QUICK_EVENTS)
         read = partial(event_log.read_events, children=children)
         found = self._try_on_loop(read, context_id, after, few, _QUICK_BYTES)
@@ -224,7 +224,7 @@ class SqliteStore:
         return await self._run_read(read, context_id, after, limit)
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.Events`."""
+        """See :class:`perdure.ports.EventLog`."""
         if self._watcher is None:
             raise StoreError(f"the store {self.path} is not open", hint="Call open() first.")
         return await self._watcher.wait_for_event(context_id, after, timeout)

@@ -279,7 +279,7 @@ class SqliteSession:
         self._database: SqliteDatabase | None = None
         self._file_identity: tuple[int, ...] | None = None
         self._is_snapshot = False
-        """Whether the connection does not see what others write (see :meth:`_read_only`)."""
+        """Whether the connection does not see what others write (see :meth:`_open_for_reading`)."""
         self.create = False
         """Whether a writer makes the file where there is none."""
         self.store_id = ""

@@ -19,7 +19,7 @@ from . import event_log
 from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
 
 BUSY_INTERVAL, QUIET_INTERVAL = 0.02, 0.05
-"""Seconds between two looks, while commits come in and ``CALM`` seconds after."""
+"""Seconds between two looks, while commits come in and ``BUSY_SECONDS`` seconds after."""
 BUSY_SECONDS = 2.0
 LINGER_SECONDS = 1.0
 """Seconds that it goes on when nobody waits: a follower that reads is back in no time, and need not wake it."""
@@ -55,7 +55,7 @@ class EventWatcher:
         self._last_change_at = self._last_waiter_at = 0.0
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.Events`."""
+        """See :class:`perdure.ports.EventLog`."""
         waiter = self._add_waiter(context_id, after)
         try:
             # Behind the entry: what is committed before this look is seen by it, what comes later by the thread.

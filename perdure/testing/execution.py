@@ -127,7 +127,7 @@ class InProcessChild(asyncio.Task[Any]):
         self._execution = execution
 
     async def signal(self, signal: str) -> None:
-        """See :class:`~perdure.workflows.host.Child`."""
+        """See :class:`~perdure.workflows.host.ChildHandle`."""
         if self._execution.ended is not None:
             raise ApplicationError("the child has ended", type=EXTERNAL_RUN_GONE)
         self._execution.signal(signal, [])

@@ -51,7 +51,8 @@ class MemoryFeed:
         return [row for row in self.stream.rows if row.child == self.context_id]
 
     def write(self, batch: EventBatch, now: str, *, recorded: bool = False) -> bool:
-        """See ``ports.events.Batch``; ``recorded`` for what comes with a recorded outcome. False for one too late."""
+        """See ``ports.events.EventBatch``; ``recorded`` for what comes with a recorded outcome. False for one too
+        late."""
         if batch.token and batch.token < self.token and not recorded:
             return False
         if batch.lineage is not None and batch.lineage.root == self.root:

@@ -107,7 +107,7 @@ class CallArguments:
     """The arguments of a call as rules see them: plain data."""
 
     arguments: Mapping[str, Any]
-    """What the tool's function is called with; in the place of a value that is no data, ``UNKNOWN``."""
+    """What the tool's function is called with; in the place of a value that is no data, ``UNKNOWN_ARGUMENT``."""
     is_unvalidated: bool = False
     """They are what the model said, and are read where the call is run: a text may become a number there."""
 

@@ -42,7 +42,7 @@ class Questions:
     """Of one run of a call: the answers that there are, and what is asked beyond them. Safe from every thread."""
 
     def __init__(self, answers: Iterable[Any] = ()) -> None:
-        """``answers`` in order: each an ``Answer``, or its value."""
+        """``answers`` in order: each an ``ToolAnswer``, or its value."""
         self._answers = [
             one if isinstance(one, ToolAnswer) else ToolAnswer(value=to_jsonable_python(one, by_alias=True))
             for one in answers
@@ -53,8 +53,9 @@ class Questions:
         """What was asked and has no answer. Kept here too: a tool may swallow whatever leaves it."""
 
     def ask(self, text: str, schema: Any, expires: float | str | timedelta | None) -> Any:
-        """The next answer that fits ``schema``. Raises ``Asking`` where there is none, ``QuestionDeclinedError`` where
-        somebody would not answer, ``ValueError`` and ``TypeError`` for what cannot be asked."""
+        """The next answer that fits ``schema``. Raises ``QuestionSuspension`` where there is none,
+        ``QuestionDeclinedError`` where somebody would not answer, ``ValueError`` and ``TypeError`` for what cannot be
+        asked."""
         question = Question(
             text=_validate_question_text(text),
             form=build_form(schema),

@@ -79,7 +79,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSignature:
-    """A callable as read by :func:`read`."""
+    """A callable as read by :func:`read_signature`."""
 
     name: str
     where: str

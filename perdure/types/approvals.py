@@ -41,7 +41,7 @@ class ApprovalTerms(Data):
     """A call that waits for somebody's approval: on what terms."""
 
     hash: str
-    """:func:`arguments_hash` of what is asked."""
+    """:func:`hash_arguments` of what is asked."""
     expires: float | None = None
     """Seconds; None waits for as long as it takes."""
     on_expiry: OnExpiry = "deny"
@@ -89,7 +89,7 @@ class ApprovalOutcome(Data):
     arguments: dict[str, Any] | None = None
     """What the call is made with instead of what the model said."""
     hash: str
-    """:func:`arguments_hash` of what was decided on: with ``arguments``, of these."""
+    """:func:`hash_arguments` of what was decided on: with ``arguments``, of these."""
     always: bool = Field(default=False, exclude_if=operator.not_)
     """Later calls of the tool are approved with it."""
     standing: str | None = Field(default=None, exclude_if=operator.not_)
@@ -184,7 +184,7 @@ class DecidedApproval(Data):
     changed: bool = False
     """The call was made with other arguments than the model's."""
     hash: str = Field(default="", exclude_if=operator.not_)
-    """As :class:`Decided` has it."""
+    """As :class:`ApprovalOutcome` has it."""
     always: bool = Field(default=False, exclude_if=operator.not_)
     standing: str | None = Field(default=None, exclude_if=operator.not_)
     """When ``by`` had approved all calls of the tool, where nobody was asked about this one."""

@@ -201,7 +201,7 @@ class Parent(Data):
     lineage: Lineage
     """The way down to it."""
     asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS, exclude_if=operator.not_)
-    """``name_hash`` of who wrote to the runs above it in their present turns: they asked for what it does too."""
+    """``hash_name`` of who wrote to the runs above it in their present turns: they asked for what it does too."""
 
 
 class Start(StrictInput):

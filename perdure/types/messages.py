@@ -283,7 +283,7 @@ _messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 def encode_canonical(messages: Sequence[Message]) -> bytes:
     """The bytes that are hashed and stored: JSON, keys sorted, no blanks, UTF-8, defaults left out.
 
-    Raises ``UnicodeEncodeError`` for a lone surrogate: :func:`clean` text before it becomes a message.
+    Raises ``UnicodeEncodeError`` for a lone surrogate: :func:`clean_text` text before it becomes a message.
     """
     plain = [message.model_dump(exclude_defaults=True) | {"role": message.role} for message in messages]
     for dumped, message in zip(plain, messages, strict=True):
@@ -325,5 +325,5 @@ def clean_text(text: str) -> str:
 
 
 def clean_json_text(text: str) -> str:
-    """``text``, JSON that was written without ASCII escapes, with every text in it :func:`clean`."""
+    """``text``, JSON that was written without ASCII escapes, with every text in it :func:`clean_text`."""
     return clean_text(_ESCAPED_NUL.sub("\\1\ufffd", text) if "\\u0000" in text else text)

@@ -2,7 +2,7 @@
 
 What passes is written and read back unchanged by Temporal's converter, by pydantic, by the store and by every provider,
 with what stands around it there. Readers count the levels around a value too, and pydantic's takes 200 of them, which
-is why ``LEVELS`` is less.
+is why ``MAX_LEVELS`` is less.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def find_json_flaw(value: Any, largest: int = MAX_VALUE_CHARS) -> str | None:
     """Why ``value`` is not plain JSON, as the end of a sentence; None if it is.
 
     Plain are null, booleans, texts without lone surrogates, finite numbers in the range of a double, and lists (or
-    tuples) and dictionaries of these whose keys are such texts, in at most ``LEVELS`` levels. Takes any depth.
-    ``largest`` is as :data:`LARGEST`.
+    tuples) and dictionaries of these whose keys are such texts, in at most ``MAX_LEVELS`` levels. Takes any depth.
+    ``largest`` is as :data:`MAX_VALUE_CHARS`.
     """
     level, walked = [value], 0
     for above in range(MAX_LEVELS + 1):

@@ -67,7 +67,7 @@ class Redaction:
         self._compiled = _compile_secrets(tuple(sorted(values, key=lambda value: (-len(value), value))))
 
     def redact_text(self, text: str) -> str:
-        """``text`` without the secrets, at most ``LONGEST`` characters of it."""
+        """``text`` without the secrets, at most ``MAX_TEXT_CHARS`` characters of it."""
         if len(text) > MAX_TEXT_CHARS:
             text = text[:MAX_TEXT_CHARS] + "…"
         pattern, forms = self._compiled

@@ -154,7 +154,7 @@ class TurnState(StatePart):
     denied: bool = False
     """A tool call was refused because no more were allowed."""
     said_by: list[str] = []
-    """``name_hash`` of everybody who sent it a message."""
+    """``hash_name`` of everybody who sent it a message."""
     unanswered: list[str] = Field(default=[], exclude_if=operator.not_)
     """Ids of messages that a limit has left without an answer, the last ones; empty for one without."""
 

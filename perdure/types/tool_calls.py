@@ -45,7 +45,7 @@ class BeforeExternalCall(Data):
 
     kind: Literal["before"] = "before"
     client: bool = Field(default=False, exclude_if=operator.not_)
-    """A client is to run it, and is asked in this form and time (``AsCallback``)."""
+    """A client is to run it, and is asked in this form and time (``CallbackCall``)."""
     form: dict[str, Any] | None = None
     expires: float | None = None
 
@@ -289,5 +289,5 @@ def encode_pinned_tools(tools: Sequence[PinnedTool]) -> bytes:
 
 
 def decode_pinned_tools(body: str | bytes) -> tuple[PinnedTool, ...]:
-    """The list that :func:`written` wrote. Raises ``ValidationError``."""
+    """The list that :func:`encode_pinned_tools` wrote. Raises ``ValidationError``."""
     return _pinned_tools_adapter.validate_json(body)

@@ -1,6 +1,6 @@
 """Text of a pydantic error, for people: where the input is wrong, and why. Short for input of any size, and without it.
 
-What a model is told of its arguments is ``tools.json_schema.explained``: that shows the values, too.
+What a model is told of its arguments is ``tools.json_schema.explain_validation_error``: that shows the values, too.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class WorkflowHandlers:
     @workflow.signal
     @accept_raw_argument
     def child_ended(self, ended: Any = None, *_: Any) -> None:
-        """A subagent in background has ended: a ``ChildEnded``. Only what it was given to prove itself counts."""
+        """A subagent in background has ended: a ``ChildEnding``. Only what it was given to prove itself counts."""
         self._apply_signal("child_ended", lambda state: loop.apply_child_ended(state, decode_argument(ended)))
 
     @workflow.signal
@@ -164,7 +164,7 @@ class WorkflowHandlers:
     @workflow.update
     @accept_raw_argument
     async def read(self, view: Any = None, *_: Any) -> None:
-        """Never accepted: its error has the answer in its details. See :meth:`_read`."""
+        """Never accepted: its error has the answer in its details. See :meth:`_answer_read`."""
 
     @read.validator
     @accept_raw_argument

@@ -1,6 +1,6 @@
 """What the workflow asks of whoever runs it: Temporal, or a test that drives the same code in its own process.
 
-The functions have the names and the meaning of ``temporalio.workflow``'s, which they are unless :func:`hosted` says
+The functions have the names and the meaning of ``temporalio.workflow``'s, which they are unless :func:`use_host` says
 otherwise. Everything here that has to do with time, waiting or the outside goes through this module, so that the kit
 for unit tests (``perdure.testing``) runs the code that production runs, and not a likeness of it.
 """
@@ -233,7 +233,7 @@ async def execute_activity(name: str, argument: dict[str, Any], **options: Any) 
 
 
 async def start_child_workflow(name: str, argument: dict[str, Any], **options: Any) -> asyncio.Task[Any]:
-    """Start a child, which is a task and a :class:`Child`. Raises ``ChildWorkflowError``."""
+    """Start a child, which is a task and a :class:`ChildHandle`. Raises ``ChildWorkflowError``."""
     if host := _current_host.get():
         return await host.start_child_workflow(name, argument, **options)
     with _record_wait(commands=True):

@@ -331,7 +331,7 @@ async def send_reminders_while_waiting(state: RunState, work: StepTasks, childre
 
 
 class _ToolCallSource:
-    """See :class:`~.work.More`."""
+    """See :class:`~.work.TaskSource`."""
 
     def __init__(self, state: RunState, work: StepTasks, children: BackgroundChildren) -> None:
         self._state = state

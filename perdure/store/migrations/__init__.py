@@ -48,7 +48,7 @@ def check_not_foreign(connection: Connection) -> None:
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the schema to ``CURRENT`` in the caller's transaction, which must exclude other writers.
+    """Bring the schema to ``CURRENT_VERSION`` in the caller's transaction, which must exclude other writers.
 
     Raises ``StoreVersionError`` for a newer schema, ``StoreError`` for a SQLite file of another program.
     """
