@@ -104,7 +104,7 @@ class Branches:
         raise NotAnsweredError
 
     async def wait_until_left(self) -> None:
-        """Wait until the policy is left. Raises as :meth:`check_awaited`."""
+        """Wait until the policy is left. Raises as :meth:`leave_policy`."""
         if self.is_left:  # it goes on in spite of being cancelled
             raise NotAnsweredError
         loop = asyncio.get_running_loop()
