@@ -208,7 +208,7 @@ def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
 def claim_call(
     database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None = None
 ) -> Claim:
-    """Record the intent to act; see :meth:`perdure.ports.Journal.claim_call`."""
+    """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
     claim = _claim_journal_key(database, key, owner, again, now)
     if events is not None and claim.state == "new":
         event_log.append_batch(database, events, now)

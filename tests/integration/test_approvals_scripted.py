@@ -59,7 +59,7 @@ def test_who_decides_looks_again_where_nobody_answered(monkeypatch: pytest.Monke
             raise wrong
         return await list_pending_calls_of_run(run)
 
-    monkeypatch.setattr(on_approval, "pending_of", looks)
+    monkeypatch.setattr(on_approval, "list_pending_calls_of_run", looks)
     with scripted(support, REPLIES):
         response = support.call_sync("Go.", on_approval="approve")
     assert failed

@@ -90,7 +90,7 @@ async def test_without_a_worker_it_says_so(engine: Engine, monkeypatch: pytest.M
     run_id = id and f"{id}-{uuid.uuid4().hex[:8]}"
     agent = Agent("plain", ScriptedProvider(["Hi."]))
     with monkeypatch.context() as impatient:
-        impatient.setattr(local_engine, "NO_WORKER", 0.5)
+        impatient.setattr(local_engine, "NO_WORKER_SECONDS", 0.5)
         with pytest.raises(NoWorkerError, match=f"no worker has polled task queue '{engine.task_queue}'") as caught:
             await agent.call("Hi.", id=run_id, client=client)
     if run_id is None:

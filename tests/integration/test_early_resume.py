@@ -60,7 +60,7 @@ async def test_a_run_is_resumed_before_it_has_heard_that_it_pauses(engine: Engin
 async def test_a_failure_that_temporal_does_not_hear_of_is_not_waited_for_for_ever(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.client.messages.EARLY", 0.1)
+    monkeypatch.setattr("perdure.client.messages.CATCH_UP_SECONDS", 0.1)
     held = Held("perdure.model", only="close")
     async with served(engine, held, [fail(BadRequestError("no"))]) as client:
         run = await client.start("clerk", "Go.")
@@ -87,7 +87,7 @@ async def test_a_failure_before_a_reset_is_none_of_the_run_that_goes_on(
             waited.append(run)
 
         monkeypatch.setattr(Run, "warn_without_worker", warn)
-        monkeypatch.setattr("perdure.client.messages.EARLY", 0.1)
+        monkeypatch.setattr("perdure.client.messages.CATCH_UP_SECONDS", 0.1)
         again = client.run(run.id)
         await again.resume()
         assert not waited

@@ -157,7 +157,7 @@ async def test_a_tool_that_is_harmless_for_some_alone_is_done_again_for_nobody(m
         asked.append(again)
         return CallToolResult(content=[]) if options == {} else next(lists)
 
-    monkeypatch.setattr(server, "_ask", answer)
+    monkeypatch.setattr(server, "_send_request", answer)
     for _ in range(2):
         await server.list(ToolContext())
     await server.call("act", {}, ToolContext())

@@ -131,7 +131,7 @@ async def test_a_reply_that_is_cut_off_is_written_on(engine: Engine, again: str,
 async def test_nobody_serves_it(here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from perdure import local_engine
 
-    monkeypatch.setattr(local_engine, "NO_WORKER", 0.5)
+    monkeypatch.setattr(local_engine, "NO_WORKER_SECONDS", 0.5)
     client = await here.client()
     with pytest.raises(NoWorkerError):
         await text_of(Agent("nobody", "openai:any").stream("Go.", client=client))

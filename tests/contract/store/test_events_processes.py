@@ -18,12 +18,12 @@ from tests.contract.store.conftest import Database
 
 WRITER = """
 import asyncio, sys
-from perdure.ports import Batch, Commit, NewEvent, Outcome
+from perdure.ports import EventBatch, Commit, NewEvent, Outcome
 from perdure.store import open_store
 from perdure.types.events import ModelCompleted, ModelDelta, ToolProgress, ToolStarted
 
 def batch(*events):
-    return Batch("c", [NewEvent(event) for event in events])
+    return EventBatch("c", [NewEvent(event) for event in events])
 
 async def main(url, name):
     store = open_store(url)
@@ -51,8 +51,8 @@ async def main(url, after):
     await store.open()
     print("ready", flush=True)
     while True:
-        if await store.changed("c", after, 60):
-            for row in await store.events("c", after=after):
+        if await store.wait_for_event("c", after, 60):
+            for row in await store.read_events("c", after=after):
                 after = row.seq
                 print(json.dumps([row.seq, row.type, row.body.decode(), row.spans]), flush=True)
 

@@ -11,13 +11,13 @@ from tests.contract.store.conftest import Database
 
 WRITER = """
 import asyncio, sys
-from perdure.ports import Batch, Commit, MemoryWrite, NewEvent, Outcome, RunRow, TurnRow
+from perdure.ports import EventBatch, Commit, MemoryWrite, NewEvent, Outcome, RunRow, TurnRow
 from perdure.store import Chain, open_store
 from perdure.types.events import LimitReached, ModelDelta
 from perdure.types.messages import Message
 
 async def talk(store, chain, name):
-    row = await store.run(name)
+    row = await store.get_run(name)
     head, i = (row.head, row.iterations) if row else (None, 0)
     while True:
         said = [Message.user("x" * (40_000 if i % 7 == 0 else 3_000))]
@@ -27,8 +27,8 @@ async def talk(store, chain, name):
         run = RunRow(name, "agent", "scope", head, "running", i)
         turn = TurnRow(name, "turn", "running", head, messages=[outcome.key])
         memory = [MemoryWrite(name, "count", b"%d" % i), MemoryWrite(name, outcome.key, b"1")]
-        events = Batch(name, [NewEvent(LimitReached(limit=i), outcome.key)])
-        await store.append(Batch(name, [NewEvent(ModelDelta(text="x"))]))
+        events = EventBatch(name, [NewEvent(LimitReached(limit=i), outcome.key)])
+        await store.append(EventBatch(name, [NewEvent(ModelDelta(text="x"))]))
         written = {"nodes": [node], "blobs": blobs, "outcome": outcome, "run": run, "turn": turn, "memory": memory}
         await store.commit(Commit(**written, events=events))
         print(name, i, flush=True)
