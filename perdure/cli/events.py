@@ -102,9 +102,8 @@ class EventPrinter:
                 yield from self._format_turn_event(event)
             case "message.injected":
                 if not self._brief:
-                    yield self._apply_style(
-                        f"user {event.by or ''}".rstrip() + f": {_format_excerpt(event.content) or '…'}", "cyan"
-                    )
+                    author = f"user {event.by or ''}".rstrip()
+                    yield self._apply_style(f"{author}: {_format_excerpt(event.content) or '…'}", "cyan")
             case "message.withheld":
                 yield self._apply_style(_format_withheld(event), "yellow")
             case "model.completed":
@@ -121,10 +120,8 @@ class EventPrinter:
                 waits = f"? {escape_line(event.name)}({escape_line(said)}) waits for approval: {event.call_id}"
                 yield self._apply_style(waits, "yellow")
             case "approval.reminded":
-                again = (
-                    f"? {escape_line(event.name)} still waits for approval: {event.call_id} (reminder {event.number})"
-                )
-                yield self._apply_style(again, "yellow")
+                waits = f"still waits for approval: {event.call_id} (reminder {event.number})"
+                yield self._apply_style(f"? {escape_line(event.name)} {waits}", "yellow")
             case "approval.decided":
                 yield self._apply_style(
                     f"({event.decision}: {escape_line(event.name)}{_format_decision_details(event)})", "yellow"

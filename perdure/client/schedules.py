@@ -372,10 +372,8 @@ class ScheduleClient:
         client = cast("Client", self)
         _check_schedule_arguments(id, message, auth_context, if_exists)
         note, paused = check_schedule_note(note), _check_schedule_paused(paused)
-        spec, policies = (
-            build_schedule_spec(cron, every, timezone),
-            api.SchedulePolicy(overlap=get_overlap_policy(overlap)),
-        )
+        spec = build_schedule_spec(cron, every, timezone)
+        policy = api.SchedulePolicy(overlap=get_overlap_policy(overlap))
         start = await build_start_input(
             client,
             agent,
@@ -393,7 +391,7 @@ class ScheduleClient:
         wanted = api.Schedule(
             action=build_schedule_action(id, start, task_queue=client.task_queue),
             spec=spec,
-            policy=policies,
+            policy=policy,
             state=api.ScheduleState(note=note, paused=paused),
         )
         return Schedule(client, await _create_schedule(client.temporal, id, wanted, if_exists))
